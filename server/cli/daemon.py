@@ -1,0 +1,51 @@
+"""What the daemon commands share: flags from the configuration dataclasses, `--config`, and the run itself."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from server.config import add_flags, check_environment, load, read_document
+from server.daemon import Endpoints, run
+from server.log import LogConfig
+from server.rpc.credentials import SecurityConfig
+
+C = TypeVar("C")
+SECTIONS = ("coordinator", "store", "capture", "pump", "gc-worker", "up", "spark", "security", "log")
+
+
+def run_daemon(
+    argv: Sequence[str],
+    name: str,
+    section: type[C],
+    opened: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
+) -> int:
+    """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`."""
+    parser = argparse.ArgumentParser(prog=f"tidemark {name}", allow_abbrev=False)
+    parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
+    parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
+    sections: dict[str, type[Any]] = {name: section, "security": SecurityConfig, "log": LogConfig}
+    for part in sections.values():
+        add_flags(parser, part)
+    flags = vars(parser.parse_args(list(argv)))
+    document = read_document(flags["config"], SECTIONS)
+    settings = {
+        key: load(part, key, document=document, environ=os.environ, flags=flags) for key, part in sections.items()
+    }
+    config: Any = settings[name]
+    _check_own_variables(sections)
+    return run(
+        name,
+        lambda: opened(config, settings["security"]),
+        log=settings["log"],
+        http_addr=config.http_addr,
+        follow_parent=flags["follow_parent"],
+    )
+
+
+def _check_own_variables(sections: dict[str, type[Any]]) -> None:
+    """Variables of other daemons are not our business; a misspelt one of ours is an error."""
+    prefixes = tuple(f"TIDEMARK_{key.upper().replace('-', '_')}_" for key in sections)
+    own = {variable: text for variable, text in os.environ.items() if variable.startswith(prefixes)}
+    check_environment(sections, own)

@@ -1,0 +1,46 @@
+"""`tidemark COMMAND …`: finds the command's module and runs it."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from server.daemon import EXIT_ERROR, EXIT_USAGE
+from storage.model.errors import TidemarkError
+
+COMMANDS = {
+    "up": "all daemons on this machine, for a laptop or a demo",
+    "coordinator": "cluster members, TSO, regions, GC safepoints (speaks PD's protocol)",
+    "store": "transactional MVCC store with a change feed (speaks TiKV's protocol)",
+    "capture": "pull, sort and hand out row changes",
+    "pump": "receive, match and serve TiDB binlogs",
+    "gc-worker": "resolve locks, delete ranges, do GC",
+    "spark": "the Spark job that keeps lake tables current: spark run",
+    "cli": "ask and steer a cluster: changefeeds, captures, GC, TSO",
+    "demo": "a bank workload through a foreign client, with proof that the lake equals the store",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"tidemark: no command {arguments[0]!r}\n\n{_usage()}", file=sys.stderr)
+        return EXIT_USAGE
+    module = importlib.import_module(f"server.cli.{arguments[0].replace('-', '_')}")
+    try:
+        return int(module.run(arguments[1:]))
+    except TidemarkError as err:
+        print(err, file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _usage() -> str:
+    lines = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
+    return f"usage: tidemark COMMAND [--help] …\n\n{lines}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Settings: frozen dataclasses filled from a TOML file, then the environment, then flags; unknown keys are errors.
+
+A section `[store]` with key `data-dir` is the environment variable TIDEMARK_STORE_DATA_DIR and the flag `--data-dir`.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from storage.model.errors import InvalidError
+
+T = TypeVar("T")
+_ENV_PREFIX = "TIDEMARK_"
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+class ConfigError(InvalidError):
+    """The configuration cannot be used; the message lists every fault."""
+
+    code = "ErrConfigInvalid"
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """A dataclass field with its one-line description (unit, source)."""
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
+    """One flag for each field of `section`, plus none of its own."""
+    for field in dataclasses.fields(section):
+        shown = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
+        parser.add_argument(f"--{_kebab(field.name)}", dest=field.name, default=None, help=shown)
+
+
+def load(
+    section: type[T],
+    name: str,
+    *,
+    document: Mapping[str, Any],
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+) -> T:
+    """Fill `section` from `document[name]`, the environment and the flags, the later winning.
+
+    Raises:
+        ConfigError: unknown keys (with the nearest known one) or values of the wrong type; all of them at once.
+    """
+    fields = {field.name: field for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    faults: list[str] = []
+    values: dict[str, Any] = {}
+    for key, value in document.get(name, {}).items():
+        field_name = key.replace("-", "_")
+        if field_name in fields and "_" not in key:
+            values[field_name] = value
+        else:
+            faults.append(_unknown(f"[{name}] {key}", key, [_kebab(known) for known in fields]))
+    prefix = f"{_ENV_PREFIX}{name.upper().replace('-', '_')}_"
+    for variable, text in environ.items():
+        if variable.startswith(prefix) and (field_name := variable.removeprefix(prefix).lower()) in fields:
+            values[field_name] = text
+    values |= {key: value for key, value in flags.items() if key in fields and value is not None}
+    checked = {key: _typed(fields[key], value, faults) for key, value in values.items()}
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return section(**checked)
+
+
+def read_document(path: str | None, sections: Sequence[str]) -> dict[str, Any]:
+    """Parse a TOML file; without a path the document is empty.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, or has an unknown section.
+    """
+    if path is None:
+        return {}
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"cannot read the configuration file {path}: {err.strerror}") from err
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{path} is not TOML: {err}") from err
+    faults = [_unknown(f"[{key}]", key, sections) for key in document if key not in sections]
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return document
+
+
+def check_environment(sections: Mapping[str, type[Any]], environ: Mapping[str, str] | None = None) -> None:
+    """Refuse TIDEMARK_ variables that no section knows, so that a misspelt one is not silently ignored.
+
+    Raises:
+        ConfigError: naming the nearest known variable.
+    """
+    known = [
+        f"{_ENV_PREFIX}{name.upper().replace('-', '_')}_{field.name.upper()}"
+        for name, section in sections.items()
+        for field in dataclasses.fields(section)
+    ]
+    seen = [variable for variable in (os.environ if environ is None else environ) if variable.startswith(_ENV_PREFIX)]
+    faults = [_unknown(variable, variable, known) for variable in seen if variable not in known]
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _unknown(shown: str, key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return (
+        f"unknown configuration key {shown}, did you mean {near[0]}?" if near else f"unknown configuration key {shown}"
+    )
+
+
+def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
+    wanted = type(field.default)
+    try:
+        if wanted is bool:
+            return _boolean(value)
+        if wanted in (int, float) and not isinstance(value, bool):
+            return wanted(value)
+        if wanted is str and isinstance(value, str):
+            return value
+    except ValueError:
+        pass
+    else:
+        if wanted is not str:
+            return value
+    faults.append(f"{_kebab(field.name)} must be {_TYPE_NAMES[wanted]}, not {value!r}")
+    return field.default
+
+
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(text)

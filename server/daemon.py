@@ -1,0 +1,83 @@
+"""The life of a daemon: configuration, logs, HTTP port, signals, the ready line, exit codes.
+
+Exit codes: 0 drained after SIGTERM or SIGINT, 1 an error that was printed as `[TM:ErrName] …`, 2 bad usage.
+A daemon started by `tidemark up` also ends, at once, when its parent is gone: the parent's death closes the pipe whose
+other end is this process's standard input.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+
+import structlog
+
+from server import http
+from server.log import LogConfig, configure
+from storage.model.errors import TidemarkError
+
+Endpoints: TypeAlias = Mapping[str, str]
+"""What a started daemon listens on: name -> host:port."""
+
+OpenDaemon: TypeAlias = Callable[[], AbstractAsyncContextManager[Endpoints]]
+"""Opens a daemon for the block: everything it owns runs in tasks of its own, and is drained on the way out."""
+
+EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
+
+_log = structlog.get_logger(__name__)
+
+
+def run(name: str, opened: OpenDaemon, *, log: LogConfig, http_addr: str, follow_parent: bool = False) -> int:
+    """Run one daemon until SIGTERM or SIGINT; returns the exit code."""
+    configure(log, name)
+    if follow_parent:
+        _exit_with_parent()
+    status = EXIT_OK
+    try:
+        asyncio.run(_serve(opened, http_addr))
+    except* TidemarkError as group:
+        for err in _leaves(group):
+            print(err, file=sys.stderr, flush=True)  # noqa: T201 - the one clear line for whoever started us
+            _log.error("daemon failed", code=err.code, kind=err.kind.value, error=err.message)
+        status = EXIT_ERROR
+    return status
+
+
+async def _serve(opened: OpenDaemon, http_addr: str) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    serving = False
+    with http.listen(http_addr, ready=lambda: serving and not stopping.is_set()) as http_bound:
+        async with opened() as endpoints:
+            serving = True
+            shown = {**endpoints, "http": http_bound}
+            _log.info("daemon ready", **shown)
+            print(json.dumps({"ready": True, "endpoints": shown}), flush=True)  # noqa: T201 - read by `tidemark up`
+            await stopping.wait()
+            _log.info("daemon draining")
+
+
+def _exit_with_parent() -> None:
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(EXIT_ERROR)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
+    found: list[TidemarkError] = []
+    for err in group.exceptions:
+        if isinstance(err, BaseExceptionGroup):
+            found += _leaves(err)
+        elif isinstance(err, TidemarkError) and str(err) not in {str(known) for known in found}:
+            found.append(err)
+    return found

@@ -1,0 +1,47 @@
+"""Logs: structlog to stderr, one JSON object a line (or readable text on a terminal); secrets never get here."""
+
+import logging
+import sys
+from dataclasses import dataclass
+
+import structlog
+
+from server.config import ConfigError, setting
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What is logged, and how."""
+
+    log_level: str = setting("info", "debug, info, warning or error")
+    log_format: str = setting("json", "json or text")
+
+
+def configure(config: LogConfig, daemon: str) -> None:
+    """Set up structlog for this process.
+
+    Raises:
+        ConfigError: an unknown level or format.
+    """
+    if config.log_level not in _LEVELS or config.log_format not in ("json", "text"):
+        raise ConfigError(
+            f"--log-level is one of {', '.join(_LEVELS)}, --log-format json or text; "
+            f"got {config.log_level!r} and {config.log_format!r}"
+        )
+    renderer: structlog.typing.Processor
+    renderer = structlog.processors.JSONRenderer() if config.log_format == "json" else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(daemon=daemon)

@@ -1,0 +1,1 @@
+"""The gRPC edge: servers, channels, batched unary calls, status codes, credentials."""

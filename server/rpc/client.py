@@ -1,0 +1,26 @@
+"""Channels to peers: one way to make them, with TLS, limits and keepalive."""
+
+import grpc.aio
+
+from server.rpc.credentials import SecurityConfig, channel_credentials
+from server.rpc.server import MAX_MESSAGE_BYTES
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+def connect(address: str, security: SecurityConfig | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`; connects lazily and reconnects by itself. A scheme in front is dropped."""
+    target = address.rpartition("//")[2]
+    credentials = channel_credentials(security or SecurityConfig())
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)

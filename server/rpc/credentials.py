@@ -1,0 +1,65 @@
+"""TLS and mTLS for every listener and every channel, from one `SecurityConfig`; plaintext only when nothing is set."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from server.config import setting
+from storage.model.errors import InvalidError
+
+
+class CredentialsError(InvalidError):
+    """The TLS files are incomplete or unreadable."""
+
+    code = "ErrCredentials"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """TLS files in PEM; all three for mTLS, which is then demanded of every client."""
+
+    ca_path: str = setting("", "file with the CA certificates that peers are checked against")
+    cert_path: str = setting("", "file with this node's certificate chain")
+    key_path: str = setting("", "file with this node's private key")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is encrypted."""
+        return bool(self.ca_path or self.cert_path or self.key_path)
+
+
+def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:
+    """Credentials for a listener; None means plaintext.
+
+    Raises:
+        CredentialsError: only some of the files are given, or one cannot be read.
+    """
+    if not security.enabled:
+        return None
+    if not (security.cert_path and security.key_path):
+        raise CredentialsError("TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)")
+    root = _read(security.ca_path) if security.ca_path else None
+    return grpc.ssl_server_credentials(
+        [(_read(security.key_path), _read(security.cert_path))],
+        root_certificates=root,
+        require_client_auth=root is not None,
+    )
+
+
+def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:
+    """Credentials for a channel to a peer; None means plaintext."""
+    if not security.enabled:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(security.ca_path) if security.ca_path else None,
+        private_key=_read(security.key_path) if security.key_path else None,
+        certificate_chain=_read(security.cert_path) if security.cert_path else None,
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as err:
+        raise CredentialsError(f"cannot read the TLS file {path}: {err.strerror}") from err

@@ -1,0 +1,1 @@
+"""Spark data source of Tidemark: `spark.readStream.format("tidemark")`."""

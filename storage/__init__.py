@@ -1,0 +1,1 @@
+"""What is on disk: ordered key-value stores, the value log, metadata, the MVCC store, Pump storage."""

@@ -1,0 +1,143 @@
+"""LevelDB behind the `storage.kv.KV` Protocol. A directory is opened by one process only; LevelDB's lock sees to it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import plyvel
+
+from storage.kv import WriteBatch
+from storage.model.errors import CorruptError, UnavailableError
+
+_DELETE_BATCH = 1024
+_WRITE_BUFFER_BYTES = 16 << 20
+
+
+class DirectoryLockedError(UnavailableError):
+    """Another process holds the directory."""
+
+    code = "ErrDataDirLocked"
+
+
+class DirectoryUnusableError(UnavailableError):
+    """The directory cannot be created or written."""
+
+    code = "ErrDataDirUnusable"
+
+
+class CorruptDatabaseError(CorruptError):
+    """LevelDB found a damaged file."""
+
+    code = "ErrDatabaseCorrupt"
+
+
+class _View:
+    """Reads of a plyvel DB or snapshot."""
+
+    def __init__(self, source: Any, directory: Path) -> None:
+        self._source = source
+        self._directory = directory
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `Reader.get`."""
+        try:
+            value: bytes | None = self._source.get(key)
+        except plyvel.CorruptionError as err:
+            raise _corrupt(self._directory, err) from err
+        return value
+
+    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """See `Reader.scan`; reads the state of the moment of the first step."""
+        try:
+            with self._source.iterator(start=lower, stop=upper or None, reverse=reverse) as pairs:
+                yield from pairs
+        except plyvel.CorruptionError as err:
+            raise _corrupt(self._directory, err) from err
+
+
+class LevelDBSnapshot(_View):
+    """A frozen state of a LevelDB."""
+
+    def close(self) -> None:
+        """Release the snapshot."""
+        self._source.close()
+
+
+class LevelDB(_View):
+    """One LevelDB directory."""
+
+    def __init__(self, directory: Path | str, *, write_buffer_bytes: int = _WRITE_BUFFER_BYTES) -> None:
+        """Open or create the directory.
+
+        Raises:
+            DirectoryLockedError: another process has it open.
+            DirectoryUnusableError: it cannot be created or written.
+            CorruptDatabaseError: LevelDB refuses the files in it.
+        """
+        path = Path(directory)
+        super().__init__(_open(path, write_buffer_bytes), path)
+
+    def snapshot(self) -> LevelDBSnapshot:
+        """See `KV.snapshot`."""
+        return LevelDBSnapshot(self._source.snapshot(), self._directory)
+
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        """See `KV.write`."""
+        try:
+            with self._source.write_batch(transaction=True, sync=sync) as writer:
+                for key, value in batch.ops.items():
+                    if value is None:
+                        writer.delete(key)
+                    else:
+                        writer.put(key, value)
+        except plyvel.CorruptionError as err:
+            raise _corrupt(self._directory, err) from err
+        except plyvel.IOError as err:
+            raise DirectoryUnusableError(
+                f"cannot write to {self._directory}: {err}; free some space or check the disk, then restart"
+            ) from err
+
+    def delete_range(self, lower: bytes, upper: bytes) -> int:
+        """See `KV.delete_range`."""
+        deleted = 0
+        batch = WriteBatch()
+        for key, _ in self.scan(lower, upper):
+            batch.delete(key)
+            if len(batch) >= _DELETE_BATCH:
+                self.write(batch, sync=False)
+                deleted += len(batch)
+                batch = WriteBatch()
+        if batch:
+            self.write(batch, sync=False)
+            deleted += len(batch)
+        if deleted:
+            self._source.compact_range(start=lower, stop=upper or None)
+        return deleted
+
+    def close(self) -> None:
+        """See `KV.close`."""
+        self._source.close()
+
+
+def _open(path: Path, write_buffer_bytes: int) -> Any:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return plyvel.DB(str(path), create_if_missing=True, write_buffer_size=write_buffer_bytes)
+    except plyvel.CorruptionError as err:
+        raise _corrupt(path, err) from err
+    except (plyvel.IOError, plyvel.Error, OSError) as err:
+        text = str(err)
+        if "lock" in text.lower():
+            raise DirectoryLockedError(
+                f"{path} is in use by another process; stop it or choose another --data-dir ({text})"
+            ) from err
+        if "corrupt" in text.lower() or "missing" in text.lower():
+            raise _corrupt(path, err) from err
+        raise DirectoryUnusableError(f"cannot use {path}: {text}; check that it exists and is writable") from err
+
+
+def _corrupt(path: Path, err: Exception) -> CorruptDatabaseError:
+    return CorruptDatabaseError(
+        f"the LevelDB in {path} is damaged: {err}; nothing was changed. Restore it from a backup, "
+        "or move the directory away to start empty"
+    )

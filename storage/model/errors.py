@@ -1,0 +1,75 @@
+"""The root of all errors: what went wrong (code), and what the caller does next (kind).
+
+Each package has its own subclasses; errors of third parties are wrapped once, where they enter.
+Only `server.rpc.errors` knows gRPC's status codes.
+"""
+
+import enum
+
+
+class Kind(enum.Enum):
+    """What the caller does next."""
+
+    INVALID = "invalid"  # correct the request; trying again as it is cannot help
+    NOT_FOUND = "not_found"  # the named thing does not exist: create it, or correct the name
+    CONFLICT = "conflict"  # somebody else was first: read again, then decide
+    UNAVAILABLE = "unavailable"  # try again later, with back-off
+    CLOSED = "closed"  # this object is gone: open a new one
+    CORRUPT = "corrupt"  # data on disk cannot be trusted: the daemon stops
+    INTERNAL = "internal"  # a defect of ours
+
+
+class TidemarkError(Exception):
+    """Base of every error of this project; `str()` gives `[TM:ErrName] message`."""
+
+    kind: Kind = Kind.INTERNAL
+    code: str = "ErrInternal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"[TM:{self.code}] {self.message}"
+
+
+class InvalidError(TidemarkError):
+    """The request can never succeed as it is."""
+
+    kind = Kind.INVALID
+    code = "ErrInvalidArgument"
+
+
+class NotFoundError(TidemarkError):
+    """The named thing does not exist."""
+
+    kind = Kind.NOT_FOUND
+    code = "ErrNotFound"
+
+
+class ConflictError(TidemarkError):
+    """Somebody else changed the same thing first."""
+
+    kind = Kind.CONFLICT
+    code = "ErrConflict"
+
+
+class UnavailableError(TidemarkError):
+    """Not now; trying again later can succeed."""
+
+    kind = Kind.UNAVAILABLE
+    code = "ErrUnavailable"
+
+
+class ClosedError(TidemarkError):
+    """The object was closed."""
+
+    kind = Kind.CLOSED
+    code = "ErrClosed"
+
+
+class CorruptError(TidemarkError):
+    """Data on disk or on the wire is not what was written."""
+
+    kind = Kind.CORRUPT
+    code = "ErrCorrupt"
