@@ -120,7 +120,7 @@ def _unknown(shown: str, key: str, known: Sequence[str]) -> str:
 
 
 def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
-    wanted = type(field.default)
+    wanted: type[Any] = type(field.default)
     try:
         if wanted is bool:
             return _boolean(value)

@@ -1,11 +1,14 @@
 """`tidemark COMMAND …`: finds the command's module and runs it."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
-from server.daemon import EXIT_ERROR, EXIT_USAGE
-from storage.model.errors import TidemarkError
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core prints to stderr; our errors say it better
+
+from server.daemon import EXIT_ERROR, EXIT_USAGE  # noqa: E402
+from storage.model.errors import TidemarkError  # noqa: E402
 
 COMMANDS = {
     "up": "all daemons on this machine, for a laptop or a demo",

@@ -15,6 +15,7 @@ import structlog
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from server.rpc.credentials import SecurityConfig, server_credentials
@@ -50,7 +51,7 @@ class RpcServer:
         self._server = grpc.aio.server(options=_OPTIONS)
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def add_service(
@@ -95,19 +96,13 @@ class RpcServer:
     def _bind(self, addr: str) -> int:
         try:
             if self._credentials is None:
-                port = self._server.add_insecure_port(addr)
-            else:
-                port = self._server.add_secure_port(addr, self._credentials)
+                return self._server.add_insecure_port(addr)
+            return self._server.add_secure_port(addr, self._credentials)
         except RuntimeError as err:
-            port, cause = 0, err
-        else:
-            cause = None
-        if port == 0:
             raise PortInUseError(
                 f"cannot listen on {addr}: it is in use or not an address of this machine; "
                 "stop the other process or choose another address"
-            ) from cause
-        return port
+            ) from err
 
 
 def _batched(route: Route) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
