@@ -16,13 +16,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 import structlog
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from server import http
 from server.log import LogConfig, configure
 from storage.model.errors import TidemarkError
 
 Endpoints: TypeAlias = Mapping[str, str]
-"""What a started daemon listens on: name -> host:port."""
+"""What a started daemon listens on: name -> host:port; `cluster_id`, where known, is shown beside them."""
 
 OpenDaemon: TypeAlias = Callable[[], AbstractAsyncContextManager[Endpoints]]
 """Opens a daemon for the block: everything it owns runs in tasks of its own, and is drained on the way out."""
@@ -32,14 +33,22 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 _log = structlog.get_logger(__name__)
 
 
-def run(name: str, opened: OpenDaemon, *, log: LogConfig, http_addr: str, follow_parent: bool = False) -> int:
+def run(
+    name: str,
+    opened: OpenDaemon,
+    *,
+    log: LogConfig,
+    http_addr: str,
+    follow_parent: bool = False,
+    registry: CollectorRegistry = REGISTRY,
+) -> int:
     """Run one daemon until SIGTERM or SIGINT; returns the exit code."""
     configure(log, name)
     if follow_parent:
         _exit_with_parent()
     status = EXIT_OK
     try:
-        asyncio.run(_serve(opened, http_addr))
+        asyncio.run(_serve(opened, http_addr, registry))
     except* TidemarkError as group:
         for err in _leaves(group):
             print(err, file=sys.stderr, flush=True)  # noqa: T201 - the one clear line for whoever started us
@@ -48,20 +57,26 @@ def run(name: str, opened: OpenDaemon, *, log: LogConfig, http_addr: str, follow
     return status
 
 
-async def _serve(opened: OpenDaemon, http_addr: str) -> None:
+async def _serve(opened: OpenDaemon, http_addr: str, registry: CollectorRegistry) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     serving = False
-    with http.listen(http_addr, ready=lambda: serving and not stopping.is_set()) as http_bound:
+    with http.listen(http_addr, ready=lambda: serving and not stopping.is_set(), registry=registry) as http_bound:
         async with opened() as endpoints:
             serving = True
             shown = {**endpoints, "http": http_bound}
             _log.info("daemon ready", **shown)
-            print(json.dumps({"ready": True, "endpoints": shown}), flush=True)  # noqa: T201 - read by `tidemark up`
+            print(_ready_line(shown), flush=True)  # noqa: T201 - read by `tidemark up` and by whoever scripts us
             await stopping.wait()
             _log.info("daemon draining")
+
+
+def _ready_line(shown: Mapping[str, str]) -> str:
+    facts = {"cluster_id": int(shown["cluster_id"])} if "cluster_id" in shown else {}
+    endpoints = {name: address for name, address in shown.items() if name != "cluster_id"}
+    return json.dumps({"ready": True, **facts, "endpoints": endpoints})
 
 
 def _exit_with_parent() -> None:

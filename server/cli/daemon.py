@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from server.config import add_flags, check_environment, load, read_document
 from server.daemon import Endpoints, run
 from server.log import LogConfig
@@ -20,6 +22,8 @@ def run_daemon(
     name: str,
     section: type[C],
     opened: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
+    *,
+    registry: CollectorRegistry = REGISTRY,
 ) -> int:
     """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`."""
     parser = argparse.ArgumentParser(prog=f"tidemark {name}", allow_abbrev=False)
@@ -41,6 +45,7 @@ def run_daemon(
         log=settings["log"],
         http_addr=config.http_addr,
         follow_parent=flags["follow_parent"],
+        registry=registry,
     )
 
 

@@ -1,0 +1,113 @@
+"""One daemon as a child process: start, wait for its ready line, restart when it dies, drain.
+
+The child holds the read end of a pipe as its standard input (`--follow-parent`): when this process dies, however it
+dies, the pipe closes and the child ends at once. So `kill -9` of the parent is a crash of the whole tree.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from storage.model.errors import UnavailableError
+
+READY_SECONDS = 60.0
+DRAIN_SECONDS = 15.0
+_BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+_log = structlog.get_logger(__name__)
+
+
+class ChildFailedError(UnavailableError):
+    """A daemon of the tree ended before it was ready; the message holds what it said."""
+
+    code = "ErrDaemonFailed"
+
+
+class Child:
+    """One daemon of the tree."""
+
+    def __init__(self, name: str, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.endpoints: dict[str, str] = {}
+        self._arguments = list(arguments)
+        self._process: Process | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is running."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start the process and wait until it says that it is ready.
+
+        Raises:
+            ChildFailedError: it ended, or said nothing in time.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "server.cli.main", self.name, "--follow-parent", *self._arguments),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=None,
+        )
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                self.endpoints = await self._ready_line(self._process)
+            self._arguments = _pinned(self._arguments, self.name, self.endpoints)
+        except TimeoutError:
+            self._process.kill()
+            raise ChildFailedError(f"{self.name} was not ready within {READY_SECONDS:.0f} s; see its log") from None
+
+    async def run(self) -> None:
+        """Keep the daemon alive until cancelled: restart it, on the same addresses, whenever it dies."""
+        failures = 0
+        while True:
+            assert self._process is not None
+            status = await self._process.wait()
+            _log.error("daemon died, restarting", child=self.name, status=status)
+            await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+            try:
+                await self.start()
+                failures = 0
+            except ChildFailedError as err:
+                failures += 1
+                _log.error("daemon did not restart", child=self.name, error=err.message)
+
+    async def drain(self) -> None:
+        """SIGTERM, then SIGKILL if it takes too long."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            _log.warning("daemon did not drain in time, killing it", child=self.name)
+            self._process.kill()
+            await self._process.wait()
+
+    async def _ready_line(self, process: Process) -> dict[str, str]:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            status = await process.wait()
+            raise ChildFailedError(f"{self.name} ended with status {status} before it was ready; its error is above")
+        endpoints: dict[str, str] = json.loads(line)["endpoints"]
+        return endpoints
+
+
+def _pinned(arguments: Sequence[str], name: str, endpoints: Mapping[str, str]) -> list[str]:
+    """The same arguments with the bound addresses, so that a restarted daemon is found where it was (port 0)."""
+    bound = {"--addr": endpoints.get(name), "--http-addr": endpoints.get("http")}
+    bound |= {f"--{other}-addr": address for other, address in endpoints.items() if other not in (name, "http")}
+    pinned = list(arguments)
+    for position, flag in enumerate(arguments[:-1]):
+        if address := bound.get(flag):
+            pinned[position + 1] = address
+    return pinned
