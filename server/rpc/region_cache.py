@@ -1,0 +1,66 @@
+"""Which region, and which store, holds a key: what the coordinator said last, corrected by what stores answer.
+
+Invariants: cached regions never overlap; a region is never replaced by an older epoch of the same key range.
+Keys are memcomparable-encoded throughout, as the coordinator sends them. Pure: no I/O.
+"""
+
+import bisect
+
+from kvproto import metapb_pb2 as metapb
+
+from server.rpc.pd import RegionRoute
+
+
+def covers(region: metapb.Region, key: bytes) -> bool:
+    """Whether `key` lies in `[start_key, end_key)`; an empty end is no end."""
+    return region.start_key <= key and (not region.end_key or key < region.end_key)
+
+
+class RegionCache:
+    """Regions ordered by start key."""
+
+    def __init__(self) -> None:
+        self._starts: list[bytes] = []
+        self._routes: list[RegionRoute] = []
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def find(self, key: bytes) -> RegionRoute | None:
+        """The cached region that covers `key`."""
+        index = bisect.bisect_right(self._starts, key) - 1
+        if index < 0 or not covers(self._routes[index].region, key):
+            return None
+        return self._routes[index]
+
+    def insert(self, route: RegionRoute) -> bool:
+        """Take `route` in place of all it overlaps; False, and nothing changed, if one of those is newer."""
+        first, last = self._overlapped(route.region)
+        if any(_newer(old.region, route.region) for old in self._routes[first:last]):
+            return False
+        self._routes[first:last] = [route]
+        self._starts[first:last] = [route.region.start_key]
+        return True
+
+    def drop(self, region: metapb.Region) -> None:
+        """Forget everything this region overlaps, unless what is cached is newer than `region`."""
+        first, last = self._overlapped(region)
+        for index in reversed(range(first, last)):
+            if not _newer(self._routes[index].region, region):
+                del self._routes[index], self._starts[index]
+
+    def _overlapped(self, region: metapb.Region) -> tuple[int, int]:
+        first = max(bisect.bisect_right(self._starts, region.start_key) - 1, 0)
+        if first < len(self._routes) and _ends_before(self._routes[first].region, region.start_key):
+            first += 1
+        last = bisect.bisect_left(self._starts, region.end_key) if region.end_key else len(self._starts)
+        return first, max(first, last)
+
+
+def _ends_before(region: metapb.Region, key: bytes) -> bool:
+    return bool(region.end_key) and region.end_key <= key
+
+
+def _newer(left: metapb.Region, right: metapb.Region) -> bool:
+    mine, other = left.region_epoch, right.region_epoch
+    return (mine.version, mine.conf_ver) > (other.version, other.conf_ver)
