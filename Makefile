@@ -1,42 +1,121 @@
 # Tidemark. `make run` sets up and runs the demo; `make test` sets up and passes all tests.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell cd proto && find kvproto etcdpb tipb tidemarkpb -name '*.proto' | sort)
-PACKAGES := server storage sorter sink gcsafepoint
-export PYTHONPATH := $(CURDIR):$(CURDIR)/proto/gen:$(CURDIR)/sink/spark
+TEST_JOBS ?= 2
+DATA ?= ./data
+LAKE ?= delta
+ARGS ?=
+IMAGE ?= tidemark:local
+BASE_IMAGE ?= python:3.11-slim-bookworm
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .PHONY: help
 help: ## List all targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  %-18s %s\n", name[1], $$2}'
+
+.PHONY: setup
+setup: $(VENV)/.setup ## Create .venv from the hash-pinned lock, with the tidemark command and the Delta jars
+
+$(VENV)/.locked: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "[TM:ErrPython] Python 3.11 is needed; pass PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/gen/.generated
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . -e sink/spark
+	@touch $@
+
+.PHONY: jars
+jars: $(VENV)/.jars ## Fetch the jars that Delta needs (not needed for LAKE=parquet)
+
+$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py
+	$(BIN)/python -m pyspark_tidemark.jars
+	@touch $@
+
+.PHONY: run
+run: setup $(if $(filter delta,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
+	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
 
 .PHONY: proto
-proto: $(VENV)/.dev ## Generate the gRPC stubs into proto/gen
+proto: $(VENV)/.locked ## Generate the gRPC stubs into proto/gen
 	rm -rf proto/gen && mkdir -p proto/gen
 	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=gen --mypy_out=quiet:gen --grpc_python_out=gen --mypy_grpc_out=quiet:gen $(PROTOS)
 	find proto/gen -mindepth 1 -type d -exec touch {}/__init__.py {}/py.typed \;
+	cd proto && sha256sum $(PROTOS) > gen/.generated
+
+proto/gen/.generated: $(addprefix proto/,$(PROTOS)) | $(VENV)/.locked
+	@cd proto && sha256sum --quiet --check gen/.generated 2>/dev/null && touch gen/.generated || $(MAKE) -C .. --no-print-directory proto
 
 .PHONY: proto-check
 proto-check: proto ## Regenerate the stubs and fail if the committed ones differ
-	git diff --exit-code --stat -- proto/gen && test -z "$$(git ls-files --others --exclude-standard proto/gen)"
+	@git diff --exit-code --stat -- proto/gen && test -z "$$(git ls-files --others --exclude-standard proto/gen)"
 
 .PHONY: fmt
-fmt: $(VENV)/.dev ## Format the code
+fmt: setup ## Format the code
 	$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 .PHONY: lint
-lint: $(VENV)/.dev ## Style (ruff)
+lint: setup ## Style (ruff)
 	$(BIN)/ruff format --check -q . && $(BIN)/ruff check .
 
 .PHONY: types
-types: $(VENV)/.dev ## Types (mypy strict)
+types: setup ## Types (mypy, strict)
 	$(BIN)/mypy && $(BIN)/mypy -p pyspark_tidemark
 
 .PHONY: layers
-layers: $(VENV)/.dev ## Import contracts
-	$(BIN)/lint-imports
+layers: setup ## Import contracts
+	PYTHONPATH=proto/gen:sink/spark $(BIN)/lint-imports
 
 .PHONY: check
 check: lint types layers proto-check ## All static checks
+
+.PHONY: test-unit
+test-unit: setup ## Unit and property tests
+	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit
+
+.PHONY: test-integration
+test-integration: setup jars ## Real daemons, real sockets, real etcd, real Spark
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/integration
+
+.PHONY: test-e2e
+test-e2e: setup jars ## The whole way, in small
+	$(BIN)/pytest -q tests/e2e -m "not docker"
+
+.PHONY: test-docker
+test-docker: setup ## The whole way as containers (needs a Docker daemon, or root and dockerd)
+	$(BIN)/pytest -q tests/e2e -m docker
+
+.PHONY: test
+test: check test-unit test-integration test-e2e ## Everything that runs without Docker
+
+.PHONY: image
+image: ## Build the image (BASE_IMAGE=… for another Debian 12 with Python 3.11)
+	docker build --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) --target tidemark -t $(IMAGE) .
+
+.PHONY: images
+images: image ## Build the image and the etcd and Prometheus that deploy/compose.yaml starts beside it
+	docker build --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) --target etcd -t $(IMAGE)-etcd .
+	docker build --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) --target prometheus -t $(IMAGE)-prometheus .
+
+.PHONY: up
+up: images ## Start the cluster as containers
+	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml up -d
+
+.PHONY: down
+down: ## Stop the containers (their volumes stay; ARGS="-v" removes them)
+	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml down $(ARGS)
+
+.PHONY: lock
+lock: ## Renew the lock files from pyproject.toml (needs uv)
+	uv lock
+	uv export -q --frozen --no-emit-project --all-extras --all-groups --no-header --no-annotate -o requirements.lock
+	uv export -q --frozen --no-emit-project --all-extras --no-dev --no-header --no-annotate -o deploy/requirements.lock
+
+.PHONY: clean
+clean: ## Remove what was built or recorded, not .venv
+	rm -rf build dist data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
