@@ -1,0 +1,56 @@
+"""Reads at one timestamp, past the locks of dead transactions; a live transaction's lock is waited for."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from server.rpc.backoff import Backoff
+from server.rpc.key_error import LockedError
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.tikv import KvClient, Pairs
+
+T = TypeVar("T")
+
+
+class Snapshot:
+    """The store as of `ts`: every read sees exactly what was committed at or before it."""
+
+    def __init__(self, kv: KvClient, resolver: LockResolver, ts: int, *, timeout_s: float) -> None:
+        self.ts = ts
+        self._kv = kv
+        self._resolver = resolver
+        self._timeout_s = timeout_s
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of `key`.
+
+        Raises:
+            GaveUpError: a live transaction kept it locked for too long, or no store answered.
+        """
+        return await self._unlocked(lambda: self._kv.get(key, self.ts))
+
+    async def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The values of those `keys` that exist. Raises as `get`."""
+        wanted = list(keys)
+        return await self._unlocked(lambda: self._kv.batch_get(wanted, self.ts))
+
+    async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
+        """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end. Raises as `get`."""
+        return await self._unlocked(lambda: self._kv.scan(start_key, end_key, self.ts, limit))
+
+    async def _unlocked(self, read: Callable[[], Awaitable[T]]) -> T:
+        backoff = Backoff(self._timeout_s)
+        while True:
+            try:
+                return await read()
+            except LockedError as err:
+                await clear_or_wait(self._resolver, err, self.ts, backoff)
+
+
+async def clear_or_wait(resolver: LockResolver, err: LockedError, caller_start_ts: int, backoff: Backoff) -> None:
+    """Resolve the locks of `err`; sleep before the next attempt if one of them lives.
+
+    Raises:
+        GaveUpError: the deadline of `backoff` passed.
+    """
+    if await resolver.resolve(err.locks, caller_start_ts) > 0 or backoff.remaining_s == 0:
+        await backoff.wait(err)

@@ -1,0 +1,289 @@
+"""Our own transaction client: Percolator's two phases over KvClient, optimistic and pessimistic.
+
+The demo uses it where tikv-client has no wheel; method names are tikv-client's. Writes are buffered until `commit`;
+committing the primary key decides, everything after that is tidying up which readers or GC would do as well.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import structlog
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from server.demo.snapshot import Snapshot, clear_or_wait
+from server.rpc.backoff import Backoff, GaveUpError
+from server.rpc.credentials import SecurityConfig
+from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.pd import PdClient
+from server.rpc.tikv import KvClient, Pairs
+from storage.model.errors import ClosedError, ConflictError, TidemarkError
+
+_OPTIMISTIC_TTL_MS = 3_000
+_PESSIMISTIC_TTL_MS = 20_000
+_HEARTBEAT_S = 10.0
+_LOCK_WAIT_MS = 1_000
+
+_log = structlog.get_logger(__name__)
+
+
+class UndeterminedError(ConflictError):
+    """The answer to the deciding commit was lost: read the keys to learn whether it happened."""
+
+    code = "ErrUndetermined"
+
+
+class TransactionEndedError(ClosedError):
+    """The transaction was committed or rolled back already."""
+
+    code = "ErrTransactionEnded"
+
+
+class TransactionClient:
+    """A cluster to run transactions on; made by `open`."""
+
+    def __init__(self, pd: PdClient, kv: KvClient, *, timeout_s: float) -> None:
+        self.pd = pd
+        self.kv = kv
+        self.timeout_s = timeout_s
+        self.resolver = LockResolver(pd, kv)
+        self._beating: set[Transaction] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, coordinator: str, security: SecurityConfig | None = None, *, timeout_s: float = 40.0
+    ) -> AsyncIterator["TransactionClient"]:
+        """Connect for the block; one read or write waits at most `timeout_s` seconds for locks and stores."""
+        async with (
+            PdClient.open(coordinator, security) as pd,
+            KvClient.open(pd, security) as kv,
+            asyncio.TaskGroup() as tasks,
+        ):
+            client = cls(pd, kv, timeout_s=timeout_s)
+            heart = tasks.create_task(client._beat(), name="transaction heartbeats")
+            try:
+                yield client
+            finally:
+                heart.cancel()
+
+    async def current_timestamp(self) -> int:
+        """A fresh timestamp."""
+        return await self.pd.tso()
+
+    async def begin(self, *, pessimistic: bool = False) -> "Transaction":
+        """A transaction that reads as of now; it must be ended by `commit` or `rollback`."""
+        transaction = Transaction(self, await self.pd.tso(), pessimistic=pessimistic)
+        if pessimistic:
+            self._beating.add(transaction)
+        return transaction
+
+    def snapshot(self, ts: int) -> Snapshot:
+        """Reads as of `ts`."""
+        return Snapshot(self.kv, self.resolver, ts, timeout_s=self.timeout_s)
+
+    def forget(self, transaction: "Transaction") -> None:
+        """Let the transaction's locks expire from now on."""
+        self._beating.discard(transaction)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            for transaction in list(self._beating):
+                await transaction.heartbeat()
+
+
+class Transaction:
+    """One transaction; not to be used by several tasks at a time."""
+
+    def __init__(self, client: TransactionClient, start_ts: int, *, pessimistic: bool) -> None:
+        self.start_ts = start_ts
+        self._client = client
+        self._kv = client.kv
+        self._snapshot = client.snapshot(start_ts)
+        self._pessimistic = pessimistic
+        self._began = asyncio.get_running_loop().time()
+        self._writes: dict[bytes, kvrpcpb.Mutation] = {}
+        self._locked: set[bytes] = set()  # pessimistically, in the store
+        self._lock_only: set[bytes] = set()
+        self._for_update_ts = 0
+        self._primary: bytes | None = None
+        self._ended = False
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of `key`, own writes included."""
+        if key in self._writes:
+            return _written(self._writes[key])
+        return await self._snapshot.get(key)
+
+    async def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The values of those `keys` that exist, own writes included."""
+        wanted = set(keys)
+        found = await self._snapshot.batch_get(wanted - self._writes.keys())
+        own = {key: _written(self._writes[key]) for key in wanted & self._writes.keys()}
+        return found | {key: value for key, value in own.items() if value is not None}
+
+    async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
+        """At most `limit` pairs of `[start_key, end_key)` in key order, own writes included; an empty end is no end."""
+        own = {
+            key: _written(mutation)
+            for key, mutation in self._writes.items()
+            if start_key <= key and (not end_key or key < end_key)
+        }
+        found: dict[bytes, bytes | None] = dict(await self._snapshot.scan(start_key, end_key, limit + len(own)))
+        merged = sorted((found | own).items())
+        return [(key, value) for key, value in merged if value is not None][:limit]
+
+    async def get_for_update(self, key: bytes) -> bytes | None:
+        """Lock `key` and return its newest value (own writes first); a pessimistic transaction's read before a write.
+
+        Raises:
+            GaveUpError: others kept it locked for too long.
+            DeadlockError: waiting would never end; roll back.
+        """
+        newest = await self._lock([key])
+        return _written(self._writes[key]) if key in self._writes else newest.get(key)
+
+    async def lock_keys(self, keys: Iterable[bytes]) -> None:
+        """Lock `keys` without writing them: now if pessimistic, at commit if optimistic. Raises as `get_for_update`."""
+        wanted = list(keys)
+        if self._pessimistic:
+            await self._lock(wanted)
+        self._lock_only.update(wanted)
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        """Set `key`; a pessimistic transaction locks it first, and raises as `get_for_update`."""
+        await self._write(kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value))
+
+    async def insert(self, key: bytes, value: bytes) -> None:
+        """Set `key`, which must not exist; `commit` raises AlreadyExistError if it does."""
+        await self._write(kvrpcpb.Mutation(op=kvrpcpb.Insert, key=key, value=value))
+
+    async def delete(self, key: bytes) -> None:
+        """Remove `key`; a pessimistic transaction locks it first, and raises as `get_for_update`."""
+        await self._write(kvrpcpb.Mutation(op=kvrpcpb.Del, key=key))
+
+    async def commit(self) -> int:
+        """Two-phase commit; returns the commit_ts (0 if nothing was written). Durable when it returns.
+
+        Raises:
+            ConflictError: somebody else was first; everything is rolled back, begin again.
+            UndeterminedError: the deciding answer was lost.
+        """
+        self._end()
+        for key in (self._locked | self._lock_only) - self._writes.keys():
+            self._writes[key] = kvrpcpb.Mutation(op=kvrpcpb.Lock, key=key)
+        if not self._writes:
+            return 0
+        primary = self._primary or min(self._writes)
+        try:
+            await self._prewrite(primary)
+            commit_ts = await self._commit_primary(primary)
+        except UndeterminedError:
+            raise
+        except TidemarkError:
+            await self._undo()
+            raise
+        await self._commit_secondaries(self._writes.keys() - {primary}, commit_ts)
+        return commit_ts
+
+    async def rollback(self) -> None:
+        """Forget the writes and release the locks."""
+        self._end()
+        await self._undo()
+
+    async def heartbeat(self) -> None:
+        """Keep the locks of a long pessimistic transaction alive."""
+        if self._primary is None or self._ended:
+            return
+        try:
+            await self._kv.heartbeat(self._primary, self.start_ts, self._ttl_ms())
+        except TidemarkError as err:
+            _log.warning("transaction heartbeat failed", start_ts=self.start_ts, code=err.code, error=err.message)
+
+    async def _write(self, mutation: kvrpcpb.Mutation) -> None:
+        if self._ended:
+            raise TransactionEndedError("the transaction has ended; begin another one")
+        if self._pessimistic and mutation.key not in self._locked:
+            await self._lock([mutation.key])
+        self._writes[mutation.key] = mutation
+
+    async def _lock(self, keys: list[bytes]) -> dict[bytes, bytes]:
+        if self._ended:
+            raise TransactionEndedError("the transaction has ended; begin another one")
+        self._primary = self._primary or min(keys)
+        self._locked.update(keys)  # before it is known: a lost answer must be rolled back as well
+        backoff = Backoff(self._client.timeout_s)
+        while True:
+            self._for_update_ts = await self._client.pd.tso()
+            try:
+                return await self._kv.pessimistic_lock(
+                    keys,
+                    primary=self._primary,
+                    start_version=self.start_ts,
+                    for_update_ts=self._for_update_ts,
+                    lock_ttl_ms=self._ttl_ms(),
+                    wait_ms=_LOCK_WAIT_MS,
+                )
+            except LockedError as err:
+                await clear_or_wait(self._client.resolver, err, 0, backoff)
+            except WriteConflictError as err:
+                await backoff.wait(err)
+
+    async def _prewrite(self, primary: bytes) -> None:
+        backoff = Backoff(self._client.timeout_s)
+        while True:
+            try:
+                return await self._kv.prewrite(
+                    self._writes.values(),
+                    primary=primary,
+                    start_version=self.start_ts,
+                    lock_ttl_ms=self._ttl_ms(),
+                    for_update_ts=self._for_update_ts,
+                    pessimistic_keys=frozenset(self._locked),
+                )
+            except LockedError as err:
+                await clear_or_wait(self._client.resolver, err, 0, backoff)
+
+    async def _commit_primary(self, primary: bytes) -> int:
+        while True:
+            commit_ts = await self._client.pd.tso()
+            try:
+                await self._kv.commit([primary], self.start_ts, commit_ts)
+            except CommitTsExpiredError:
+                continue
+            except GaveUpError as err:
+                raise UndeterminedError(f"the commit of {self.start_ts} may or may not have happened: {err}") from err
+            return commit_ts
+
+    async def _commit_secondaries(self, keys: Iterable[bytes], commit_ts: int) -> None:
+        try:
+            await self._kv.commit(keys, self.start_ts, commit_ts)
+        except TidemarkError as err:
+            _log.warning("secondary locks left behind", start_ts=self.start_ts, code=err.code, error=err.message)
+
+    async def _undo(self) -> None:
+        try:
+            if self._locked:
+                await self._kv.pessimistic_rollback(self._locked, self.start_ts, self._for_update_ts)
+            if self._writes:
+                await self._kv.batch_rollback(self._writes, self.start_ts)
+        except TidemarkError as err:
+            _log.warning("locks left behind", start_ts=self.start_ts, code=err.code, error=err.message)
+
+    def _ttl_ms(self) -> int:
+        """Counted from start_ts, as stores do."""
+        elapsed_s = asyncio.get_running_loop().time() - self._began
+        return int(elapsed_s * 1000) + (_PESSIMISTIC_TTL_MS if self._pessimistic else _OPTIMISTIC_TTL_MS)
+
+    def _end(self) -> None:
+        if self._ended:
+            raise TransactionEndedError("the transaction has ended; begin another one")
+        self._ended = True
+        self._client.forget(self)
+
+
+def _written(mutation: kvrpcpb.Mutation) -> bytes | None:
+    """What a read of one's own write gives."""
+    return mutation.value if mutation.op in (kvrpcpb.Put, kvrpcpb.Insert) else None

@@ -1,0 +1,140 @@
+"""What becomes of a lock whose owner may be dead: ask its primary, then commit or roll back what it left.
+
+The primary decides alone, except for async commit, where the transaction is committed once every secondary is locked.
+Source: Percolator (Peng and Dabek, OSDI 2010) §2.2; TiKV's async commit design.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from server.rpc.key_error import TxnNotFoundError
+from server.rpc.tikv import KvClient
+from storage.model.errors import ConflictError
+from storage.model.ts import MAX_TS, physical_ms
+
+
+class LockRemainsError(ConflictError):
+    """A lock that had to go did not."""
+
+    code = "ErrLockRemains"
+
+
+class Clock(Protocol):
+    """Who hands out timestamps: `PdClient`."""
+
+    async def tso(self, count: int = 1) -> int:
+        """A new timestamp."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A transaction's fate: committed at `commit_ts`, rolled back (0), or alive for `ttl_ms` more."""
+
+    commit_ts: int = 0
+    ttl_ms: int = 0
+
+
+def async_commit_ts(
+    primary_min_commit_ts: int, answers: Sequence[tuple[Sequence[bytes], kvrpcpb.CheckSecondaryLocksResponse]]
+) -> int | None:
+    """The commit_ts of an async-commit transaction (0: rolled back); None if it fell back to an ordinary commit."""
+    commit_ts = primary_min_commit_ts
+    for keys, answer in answers:
+        if len(answer.locks) < len(keys):
+            return answer.commit_ts
+        if not all(lock.use_async_commit for lock in answer.locks):
+            return None
+        commit_ts = max(commit_ts, *(lock.min_commit_ts for lock in answer.locks))
+    return commit_ts
+
+
+class LockResolver:
+    """Resolves the locks that reads and writes run into; `decide` alone also serves the GC worker."""
+
+    def __init__(self, clock: Clock, kv: KvClient) -> None:
+        self._clock = clock
+        self._kv = kv
+
+    async def resolve(self, locks: Iterable[kvrpcpb.LockInfo], caller_start_ts: int) -> float:
+        """Remove the locks of dead transactions; returns seconds until the first live one expires, 0 if none lives.
+
+        `caller_start_ts` is the reader's timestamp, 0 for a writer.
+        """
+        now = await self._clock.tso()
+        by_txn: dict[int, list[kvrpcpb.LockInfo]] = defaultdict(list)
+        for lock in locks:
+            by_txn[lock.lock_version].append(lock)
+        remaining_ms: list[int] = []
+        for start_ts, group in by_txn.items():
+            outcome = await self._ask(group[0], now, caller_start_ts)
+            if outcome.ttl_ms:
+                remaining_ms.append(outcome.ttl_ms)
+            else:
+                await self._clear(group, start_ts, outcome.commit_ts)
+        return min(remaining_ms, default=0) / 1e3
+
+    async def decide(self, lock: kvrpcpb.LockInfo) -> int:
+        """End the lock's transaction now, expired or not; returns its commit_ts, 0 if it is rolled back.
+
+        Raises:
+            LockRemainsError: the store keeps it alive in spite of that.
+        """
+        outcome = await self._status(lock, MAX_TS, 0, rollback_if_not_exist=True)
+        if outcome.ttl_ms:
+            raise LockRemainsError(f"the transaction {lock.lock_version} is still alive on {lock.primary_lock.hex()}")
+        return outcome.commit_ts
+
+    async def rollback_pessimistic(self, lock: kvrpcpb.LockInfo) -> None:
+        """Remove one pessimistic lock: it holds no data, so its transaction's fate does not matter."""
+        await self._kv.pessimistic_rollback([lock.key], lock.lock_version, lock.lock_for_update_ts or lock.lock_version)
+
+    async def _ask(self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int) -> Outcome:
+        try:
+            return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=False)
+        except TxnNotFoundError:
+            # the primary may not be written yet, as prewrites run in parallel: believe in its absence after the TTL
+            left_ms = physical_ms(lock.lock_version) + lock.lock_ttl - physical_ms(now)
+            if left_ms > 0:
+                return Outcome(ttl_ms=left_ms)
+            return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=True)
+
+    async def _status(
+        self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int, *, rollback_if_not_exist: bool
+    ) -> Outcome:
+        request = kvrpcpb.CheckTxnStatusRequest(
+            primary_key=lock.primary_lock,
+            lock_ts=lock.lock_version,
+            caller_start_ts=caller_start_ts,
+            current_ts=now,
+            rollback_if_not_exist=rollback_if_not_exist,
+            resolving_pessimistic_lock=lock.lock_type == kvrpcpb.PessimisticLock and now != MAX_TS,
+        )
+        answer = await self._kv.check_txn_status(request)
+        if answer.HasField("lock_info") and answer.lock_info.use_async_commit:
+            primary = answer.lock_info
+            left_ms = physical_ms(lock.lock_version) + primary.lock_ttl - physical_ms(now)
+            if left_ms > 0 and now != MAX_TS:
+                return Outcome(ttl_ms=left_ms)
+            asked = await self._kv.check_secondary_locks(primary.secondaries, lock.lock_version)
+            decided = async_commit_ts(primary.min_commit_ts, asked)
+            if decided is not None:
+                return Outcome(commit_ts=decided)
+            request.force_sync_commit = True
+            answer = await self._kv.check_txn_status(request)
+        if answer.lock_ttl:
+            left_ms = physical_ms(lock.lock_version) + answer.lock_ttl - physical_ms(now)
+            return Outcome(ttl_ms=max(1, left_ms))
+        return Outcome(commit_ts=answer.commit_version)
+
+    async def _clear(self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, commit_ts: int) -> None:
+        pessimistic = [lock for lock in locks if lock.lock_type == kvrpcpb.PessimisticLock]
+        for lock in pessimistic:
+            await self.rollback_pessimistic(lock)
+        if len(pessimistic) < len(locks):
+            keys = [lock.key for lock in locks if lock.lock_type != kvrpcpb.PessimisticLock]
+            await self._kv.resolve_lock(keys, start_ts, commit_ts)
