@@ -1,0 +1,110 @@
+"""How far a span is pulled: the minimum over its sub-ranges, served by a region or being located. Pure.
+
+The span is always tiled by pieces without hole or overlap. A piece is owned by one subscription, or is a gap; a gap
+keeps the timestamp it had when its subscription ended, so a split, a merge or a lost leader never moves the span back
+nor lets it run ahead. Keys are memcomparable-encoded, as regions bound them; `end == b""` means no end.
+"""
+
+import bisect
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """`[start, end)`; `end == b""` means no end."""
+
+    start: bytes
+    end: bytes
+
+    def clip(self, other: "KeyRange") -> "KeyRange | None":
+        """The part of `other` inside this range, or None."""
+        start = max(self.start, other.start)
+        end = min((end for end in (self.end, other.end) if end), default=b"")
+        return KeyRange(start, end) if not end or start < end else None
+
+
+@dataclass(slots=True)
+class _Piece:
+    start: bytes
+    end: bytes
+    ts: int
+    owner: int | None = None
+
+
+class Frontier:
+    """The pieces of one span and their timestamps."""
+
+    def __init__(self, span: KeyRange, start_ts: int) -> None:
+        self._pieces = [_Piece(span.start, span.end, start_ts)]
+        self._owned: dict[int, _Piece] = {}
+
+    @property
+    def resolved_ts(self) -> int:
+        """Every change up to here has been received. O(pieces); never goes back."""
+        return min(piece.ts for piece in self._pieces)
+
+    def __len__(self) -> int:
+        """Owned pieces."""
+        return len(self._owned)
+
+    def gaps(self) -> list[KeyRange]:
+        """What no subscription covers, neighbours joined, in key order."""
+        found: list[KeyRange] = []
+        touching = False
+        for piece in self._pieces:
+            if piece.owner is not None:
+                touching = False
+                continue
+            start = found.pop().start if touching else piece.start
+            found.append(KeyRange(start, piece.end))
+            touching = True
+        return found
+
+    def assign(self, part: KeyRange, owner: int) -> int:
+        """Give a part of a gap to subscription `owner`; returns the timestamp to pull from.
+
+        That is the lowest of what it covers: some of it may come twice, nothing is left out.
+        """
+        assert owner not in self._owned, f"subscription {owner} already has a piece"
+        self._split(part.start)
+        if part.end:
+            self._split(part.end)
+        first = self._index(part.start)
+        after = self._index(part.end) if part.end else len(self._pieces)
+        covered = self._pieces[first:after]
+        assert covered, "an empty part was assigned"
+        assert all(piece.owner is None for piece in covered), "the part is not a gap"
+        piece = _Piece(part.start, part.end, min(piece.ts for piece in covered), owner)
+        self._pieces[first:after] = [piece]
+        self._owned[owner] = piece
+        return piece.ts
+
+    def advance(self, owner: int, ts: int) -> None:
+        """Raise the piece of `owner`; an unknown owner (already released) and a lower ts change nothing."""
+        piece = self._owned.get(owner)
+        if piece is not None and ts > piece.ts:
+            piece.ts = ts
+
+    def release(self, owner: int) -> None:
+        """Make the piece of `owner` a gap; it keeps its timestamp."""
+        piece = self._owned.pop(owner, None)
+        if piece is not None:
+            piece.owner = None
+
+    def _index(self, start: bytes) -> int:
+        index = bisect.bisect_left(self._pieces, start, key=lambda piece: piece.start)
+        assert index == len(self._pieces) or self._pieces[index].start == start, "not a border"
+        return index
+
+    def _split(self, key: bytes) -> None:
+        """Make `key` a border between pieces."""
+        index = bisect.bisect_right(self._pieces, key, key=lambda piece: piece.start) - 1
+        assert index >= 0, "the key lies before the span"
+        piece = self._pieces[index]
+        if piece.start == key or (piece.end and key >= piece.end):
+            return
+        assert piece.owner is None, "the part is not a gap"
+        self._pieces[index : index + 1] = [
+            _Piece(piece.start, key, piece.ts),
+            _Piece(key, piece.end, piece.ts),
+        ]
