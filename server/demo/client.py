@@ -1,0 +1,218 @@
+"""The bank's way to the store: `tikv-client`, which nobody here wrote, or our own client where its wheels do not exist.
+
+Both raise `ConflictError` for whatever a bank would answer by trying again: conflicts, expired locks, lost connections.
+A commit that raised it may still have happened (the answer was lost); the bank's invariants hold either way.
+"""
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from server.demo import transaction as own
+from storage.model.errors import ConflictError, InvalidError
+
+FOREIGN, OWN = "tikv-client", "own"
+_PAGE = 4096
+_CALL_SECONDS = 30.0
+T = TypeVar("T")
+
+
+class TransactionFailedError(ConflictError):
+    """The store or the client refused; try the whole transaction again."""
+
+    code = "ErrTransactionFailed"
+
+
+class ClientMissingError(InvalidError):
+    """The asked-for client cannot be imported."""
+
+    code = "ErrClientMissing"
+
+
+class Transaction(Protocol):
+    """One transaction of the bank; end it with `commit` or `rollback`."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value at the transaction's snapshot; pessimistic transactions lock the key and read the newest."""
+        ...
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        """Buffer a write."""
+        ...
+
+    async def delete(self, key: bytes) -> None:
+        """Buffer a delete."""
+        ...
+
+    async def commit(self) -> None:
+        """Two-phase commit."""
+        ...
+
+    async def rollback(self) -> None:
+        """Give up, releasing locks."""
+        ...
+
+
+class BankClient(Protocol):
+    """A connection to the cluster."""
+
+    name: str
+
+    async def begin(self, *, pessimistic: bool) -> Transaction:
+        """Start a transaction at a fresh timestamp."""
+        ...
+
+    async def now(self) -> int:
+        """A fresh timestamp."""
+        ...
+
+    async def scan(self, start: bytes, end: bytes, ts: int) -> dict[bytes, bytes]:
+        """All pairs in `[start, end)` as of `ts`."""
+        ...
+
+
+def default_client() -> str:
+    """`tikv-client` where it is installed, else our own."""
+    return FOREIGN if importlib.util.find_spec("tikv_client") else OWN
+
+
+@asynccontextmanager
+async def connect(kind: str, coordinator: str) -> AsyncIterator[BankClient]:
+    """Connect to the cluster behind `coordinator` (host:port) for the block.
+
+    Raises:
+        ClientMissingError: tikv-client is asked for and not installed.
+    """
+    if kind == OWN:
+        async with own.TransactionClient.open(coordinator) as inner:
+            yield OwnClient(inner)
+        return
+    if importlib.util.find_spec("tikv_client") is None:
+        raise ClientMissingError("tikv-client has no wheel for this platform; run with --client own")
+    from tikv_client import asynchronous
+
+    yield ForeignClient(await guarded(asynchronous.TransactionClient.connect([coordinator])))
+
+
+class ForeignClient:
+    """`tikv-client` 0.0.4: the Rust client behind Python's asyncio."""
+
+    name = "tikv-client 0.0.4 (foreign)"
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def begin(self, *, pessimistic: bool) -> "ForeignTransaction":
+        """See `BankClient.begin`."""
+        return ForeignTransaction(await guarded(self._inner.begin(pessimistic)), pessimistic=pessimistic)
+
+    async def now(self) -> int:
+        """See `BankClient.now`."""
+        return int(await guarded(self._inner.current_timestamp()))
+
+    async def scan(self, start: bytes, end: bytes, ts: int) -> dict[bytes, bytes]:
+        """See `BankClient.scan`."""
+        found: dict[bytes, bytes] = {}
+        while True:
+            snapshot = self._inner.snapshot(ts, False)  # noqa: FBT003 - the foreign signature
+            page = await guarded(snapshot.scan(start, end, _PAGE))
+            found.update((bytes(key), bytes(value)) for key, value in page)
+            if len(page) < _PAGE:
+                return found
+            start = bytes(page[-1][0]) + b"\x00"
+
+
+class ForeignTransaction:
+    """One transaction of `tikv-client`."""
+
+    def __init__(self, inner: Any, *, pessimistic: bool) -> None:
+        self._inner = inner
+        self._pessimistic = pessimistic
+
+    async def get(self, key: bytes) -> bytes | None:
+        """See `Transaction.get`."""
+        read = self._inner.get_for_update if self._pessimistic else self._inner.get
+        value = await guarded(read(key))
+        return None if value is None else bytes(value)
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        """See `Transaction.put`."""
+        await guarded(self._inner.put(key, value))
+
+    async def delete(self, key: bytes) -> None:
+        """See `Transaction.delete`."""
+        await guarded(self._inner.delete(key))
+
+    async def commit(self) -> None:
+        """See `Transaction.commit`."""
+        await guarded(self._inner.commit())
+
+    async def rollback(self) -> None:
+        """See `Transaction.rollback`."""
+        await guarded(self._inner.rollback())
+
+
+class OwnClient:
+    """Our own client (server/demo/transaction.py), for platforms without a `tikv-client` wheel."""
+
+    name = "our own transaction client"
+
+    def __init__(self, inner: own.TransactionClient) -> None:
+        self._inner = inner
+
+    async def begin(self, *, pessimistic: bool) -> "OwnTransaction":
+        """See `BankClient.begin`."""
+        return OwnTransaction(await guarded(self._inner.begin(pessimistic=pessimistic)), pessimistic=pessimistic)
+
+    async def now(self) -> int:
+        """See `BankClient.now`."""
+        return await guarded(self._inner.current_timestamp())
+
+    async def scan(self, start: bytes, end: bytes, ts: int) -> dict[bytes, bytes]:
+        """See `BankClient.scan`."""
+        found: dict[bytes, bytes] = {}
+        while True:
+            page = await guarded(self._inner.snapshot(ts).scan(start, end, _PAGE))
+            found.update(page)
+            if len(page) < _PAGE:
+                return found
+            start = page[-1][0] + b"\x00"
+
+
+class OwnTransaction:
+    """One transaction of our own client."""
+
+    def __init__(self, inner: own.Transaction, *, pessimistic: bool) -> None:
+        self._inner = inner
+        self._pessimistic = pessimistic
+
+    async def get(self, key: bytes) -> bytes | None:
+        """See `Transaction.get`."""
+        return await guarded(self._inner.get_for_update(key) if self._pessimistic else self._inner.get(key))
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        """See `Transaction.put`."""
+        await guarded(self._inner.put(key, value))
+
+    async def delete(self, key: bytes) -> None:
+        """See `Transaction.delete`."""
+        await guarded(self._inner.delete(key))
+
+    async def commit(self) -> None:
+        """See `Transaction.commit`."""
+        await guarded(self._inner.commit())
+
+    async def rollback(self) -> None:
+        """See `Transaction.rollback`."""
+        await guarded(self._inner.rollback())
+
+
+async def guarded(call: Awaitable[T]) -> T:
+    """Await a client's call; the foreign one raises bare `Exception`s, and a bank tries again after any error."""
+    try:
+        async with asyncio.timeout(_CALL_SECONDS):
+            return await call
+    except Exception as err:
+        raise TransactionFailedError(f"{type(err).__name__}: {err}") from err

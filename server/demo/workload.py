@@ -1,0 +1,113 @@
+"""The bank's day: transfers between accounts from several tellers, some rolled back, some old transfers deleted."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from server.demo.bank import Bank
+from server.demo.client import BankClient, Transaction
+from storage.model.errors import ConflictError
+
+_TRIES = 20
+_RETRY_SECONDS = 0.02
+_ROLLBACK_SHARE = 0.05
+_PESSIMISTIC_SHARE = 0.5
+_DELETE_SHARE = 0.1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the tellers have done so far."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    retried: int = 0
+    row_changes: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class Teller:
+    """One sequence of transfers, deterministic for a seed but for what other tellers do to the same accounts."""
+
+    def __init__(self, bank: Bank, client: BankClient, seed: int, first_transfer: int, tally: Tally) -> None:
+        self._bank = bank
+        self._client = client
+        self._random = random.Random(seed)
+        self._next_transfer = first_transfer
+        self._own_transfers: list[int] = []
+        self._tally = tally
+
+    async def work(self, transactions: int) -> None:
+        """Do that many transfers, each tried again until it commits, is rolled back on purpose, or fails for good."""
+        for _ in range(transactions):
+            await self._transfer()
+
+    async def _transfer(self) -> None:
+        pessimistic = self._random.random() < _PESSIMISTIC_SHARE
+        source, target = sorted(self._random.sample(range(1, self._bank.accounts + 1), 2))
+        if self._random.random() < 0.5 and not pessimistic:
+            source, target = target, source  # pessimistic tellers lock in key order: no deadlocks
+        amount = self._random.randint(1, 100)
+        for attempt in range(_TRIES):
+            try:
+                transaction = await self._client.begin(pessimistic=pessimistic)
+                await self._book(transaction, source, target, amount)
+            except ConflictError as err:
+                self._tally.retried += 1
+                self._tally.failures.append(err.message)
+                del self._tally.failures[:-10]
+                await asyncio.sleep(_RETRY_SECONDS * (attempt + 1) * self._random.random())
+            else:
+                return
+
+    async def _book(self, transaction: Transaction, source: int, target: int, amount: int) -> None:
+        try:
+            changes = await self._write(transaction, source, target, amount)
+        except ConflictError:
+            await _release(transaction)
+            raise
+        if self._random.random() < _ROLLBACK_SHARE:
+            await transaction.rollback()
+            self._tally.rolled_back += 1
+            return
+        transfer = self._next_transfer
+        self._next_transfer += 1
+        await transaction.commit()
+        self._own_transfers.append(transfer)
+        self._tally.committed += 1
+        self._tally.row_changes += changes
+
+    async def _write(self, transaction: Transaction, source: int, target: int, amount: int) -> int:
+        bank, stamp = self._bank, self._next_transfer
+        for account, change in ((source, -amount), (target, amount)):
+            key = bank.account_key(account)
+            row = await transaction.get(key)
+            if row is None:
+                raise ConflictError(f"account {account} is missing")
+            await transaction.put(key, bank.moved(row, change, stamp))
+        await transaction.put(bank.transfer_key(stamp), bank.transfer_row(source, target, amount))
+        if self._own_transfers and self._random.random() < _DELETE_SHARE:
+            doomed = self._own_transfers.pop(self._random.randrange(len(self._own_transfers)))
+            await transaction.delete(bank.transfer_key(doomed))
+            return 4
+        return 3
+
+
+async def _release(transaction: Transaction) -> None:
+    """Roll back what can still be rolled back; locks that stay are resolved by whoever meets them."""
+    try:
+        await transaction.rollback()
+    except ConflictError:
+        return
+
+
+async def open_accounts(bank: Bank, client: BankClient) -> bool:
+    """Write all accounts in one transaction unless they are there; returns whether they were written."""
+    transaction = await client.begin(pessimistic=False)
+    if await transaction.get(bank.account_key(1)) is not None:
+        await transaction.rollback()
+        return False
+    for account in range(1, bank.accounts + 1):
+        await transaction.put(bank.account_key(account), bank.account_row(account))
+    await transaction.commit()
+    return True
