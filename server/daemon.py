@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
@@ -46,15 +46,31 @@ def run(
     configure(log, name)
     if follow_parent:
         _exit_with_parent()
-    status = EXIT_OK
     try:
         asyncio.run(_serve(opened, http_addr, registry))
-    except* TidemarkError as group:
-        for err in _leaves(group):
-            print(err, file=sys.stderr, flush=True)  # noqa: T201 - the one clear line for whoever started us
-            _log.error("daemon failed", code=err.code, kind=err.kind.value, error=err.message)
-        status = EXIT_ERROR
-    return status
+    except TidemarkError as err:
+        return failed([err])
+    except BaseExceptionGroup as group:
+        ours, others = group.split(TidemarkError)
+        if others is not None:
+            raise
+        assert ours is not None
+        return failed(leaves(ours))
+    return EXIT_OK
+
+
+def failed(errors: Sequence[TidemarkError]) -> int:
+    """Say each error once, for people on stderr and for machines in the log; returns the exit code."""
+    for err in {str(err): err for err in errors}.values():
+        print(err, file=sys.stderr, flush=True)  # noqa: T201 - the one clear line for whoever started us
+        _log.error("daemon failed", code=err.code, kind=err.kind.value, error=err.message)
+    return EXIT_ERROR
+
+
+def leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
+    """Our errors in a group of groups, in order."""
+    nested = [leaves(err) if isinstance(err, BaseExceptionGroup) else [err] for err in group.exceptions]
+    return [err for errors in nested for err in errors if isinstance(err, TidemarkError)]
 
 
 async def _serve(opened: OpenDaemon, http_addr: str, registry: CollectorRegistry) -> None:
@@ -86,13 +102,3 @@ def _exit_with_parent() -> None:
         os._exit(EXIT_ERROR)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
-    found: list[TidemarkError] = []
-    for err in group.exceptions:
-        if isinstance(err, BaseExceptionGroup):
-            found += _leaves(err)
-        elif isinstance(err, TidemarkError) and str(err) not in {str(known) for known in found}:
-            found.append(err)
-    return found
