@@ -1,0 +1,142 @@
+"""TiDB's column types as Arrow's, and cells as Arrow arrays: the types Spark reads, with no value changed on the way.
+
+Two kinds of value have no Arrow form of their type: dates no calendar has (0000-00-00, 2023-00-10) become null, and
+DECIMALs of more than 38 digits are strings.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage.tidb.cell import Value, decode_cell, decode_text, of_integer
+from storage.tidb.cells import Cells
+from storage.tidb.mysql import INTEGERS, TEXTS, Type
+from storage.tidb.schema import Column
+from storage.tidb.time import CoreTime, duration_text
+
+DECIMAL_PRECISION_MAX = 38
+_BIGINT_UNSIGNED = pa.decimal128(20, 0)
+_SIGNED = {
+    Type.TINY: pa.int8(),
+    Type.SHORT: pa.int16(),
+    Type.INT24: pa.int32(),
+    Type.LONG: pa.int32(),
+    Type.LONGLONG: pa.int64(),
+}
+_UNSIGNED = {
+    Type.TINY: pa.int16(),
+    Type.SHORT: pa.int32(),
+    Type.INT24: pa.int32(),
+    Type.LONG: pa.int64(),
+    Type.LONGLONG: _BIGINT_UNSIGNED,
+}
+_OTHERS = {
+    Type.YEAR: pa.int16(),
+    Type.FLOAT: pa.float32(),
+    Type.DOUBLE: pa.float64(),
+    Type.DATE: pa.date32(),
+    Type.DATETIME: pa.timestamp("us"),
+    Type.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Type.BIT: pa.binary(),
+}
+_SIGN = np.uint64(1 << 63)
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The Arrow type in which the column's values reach Spark."""
+    if column.type in INTEGERS:
+        return (_UNSIGNED if column.unsigned else _SIGNED)[column.type]
+    if column.type is Type.NEWDECIMAL and column.flen <= DECIMAL_PRECISION_MAX:
+        return pa.decimal128(column.flen, max(column.decimal, 0))
+    if column.type in TEXTS and not column.is_text:
+        return pa.binary()
+    return _OTHERS.get(column.type, pa.string())
+
+
+def arrow_value(column: Column, value: Value) -> Any:
+    """What `pa.array(..., arrow_type(column))` takes for `value`."""
+    if isinstance(value, CoreTime):
+        return _moment(column, value)
+    if column.type is Type.TIME and isinstance(value, int):
+        return duration_text(value, column.decimal)
+    if isinstance(value, Decimal) and column.flen > DECIMAL_PRECISION_MAX:
+        return f"{value:.{column.decimal}f}"
+    return value
+
+
+def arrow_array(column: Column, cells: Cells) -> pa.Array:
+    """The column's values, null where `cells` has none."""
+    kind = column.type
+    if kind in TEXTS:
+        return _texts(column, cells)
+    if kind in {Type.FLOAT, Type.DOUBLE}:
+        return _floats(column, cells)
+    if kind in {Type.NEWDECIMAL, Type.JSON}:
+        return _scalars(column, cells)
+    if kind in INTEGERS or kind is Type.YEAR:
+        return arrow_integers(column, cells.uint64() if column.unsigned else cells.int64(), ~cells.present)
+    numbers = cells.int64() if kind is Type.TIME else cells.uint64()
+    return _distinct(column, numbers, cells.present)
+
+
+def arrow_integers(column: Column, numbers: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """An integer column's values from 64-bit numbers, signed as the column is."""
+    target = arrow_type(column)
+    if target == _BIGINT_UNSIGNED:
+        return _decimals_of(numbers.view(np.uint64), absent)
+    return pa.array(numbers.astype(target.to_pandas_dtype()), target, mask=absent)
+
+
+def _decimals_of(numbers: npt.NDArray[np.uint64], absent: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """decimal128(20, 0) is 16 little-endian bytes: the number, and eight zeros."""
+    words = np.zeros((len(numbers), 2), np.uint64)
+    words[:, 0] = numbers
+    valid = None if absent is None else pa.array(~absent).buffers()[1]
+    return pa.Array.from_buffers(_BIGINT_UNSIGNED, len(numbers), [valid, pa.py_buffer(words)])
+
+
+def _floats(column: Column, cells: Cells) -> pa.Array:
+    bits = cells.uint64_be()
+    values = np.where(bits & _SIGN, bits & ~_SIGN, ~bits).view(np.float64)
+    target = arrow_type(column)
+    return pa.array(values, mask=~cells.present).cast(target)
+
+
+def _texts(column: Column, cells: Cells) -> pa.Array:
+    found = cells.binary()
+    if not column.is_text:
+        return found
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8 somewhere: find the nearest text, value by value
+        texts = [None if data is None else decode_text(column, data) for data in found.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+def _scalars(column: Column, cells: Cells) -> pa.Array:
+    found = cells.binary().to_pylist()
+    return _array(column, [None if cell is None else decode_cell(column, cell) for cell in found])
+
+
+def _distinct(column: Column, numbers: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> pa.Array:
+    """Decode each distinct number once: times, enums, sets and bits repeat, or decode slowly."""
+    distinct, places = np.unique(np.where(present, numbers, 0), return_inverse=True)
+    used = np.isin(distinct, numbers[present])
+    values = [of_integer(column, int(number)) if known else None for number, known in zip(distinct, used, strict=True)]
+    return _array(column, values).take(pa.array(places, mask=~present))
+
+
+def _array(column: Column, values: Sequence[Value]) -> pa.Array:
+    return pa.array([arrow_value(column, value) for value in values], arrow_type(column))
+
+
+def _moment(column: Column, value: CoreTime) -> date | datetime | None:
+    moment = value.to_datetime()
+    if moment is None or column.type is Type.DATETIME:
+        return moment
+    return moment.date() if column.type is Type.DATE else moment.replace(tzinfo=UTC)

@@ -1,0 +1,181 @@
+"""Binary JSON, TiDB's value format of JSON columns: a type byte, then the value; decoded to the text TiDB prints.
+
+    object := count u32, size u32, count * (key_at u32, key_size u16), count * entry, keys, values
+    array  := count u32, size u32, count * entry, values
+    entry  := type u8, and 4 bytes: a literal inline, or the value's offset from the begin of its container
+
+All numbers are little-endian. Keys are in order of length, then bytes. Source: TiDB types/json_binary.go.
+"""
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, Final
+
+from storage.model.errors import CorruptError
+from storage.tidb.time import CoreTime, duration_text
+from storage.tidb.varint import decode_uvarint, encode_uvarint
+
+OBJECT: Final = 0x01
+ARRAY: Final = 0x03
+LITERAL: Final = 0x04
+INT64: Final = 0x09
+UINT64: Final = 0x0A
+FLOAT64: Final = 0x0B
+STRING: Final = 0x0C
+OPAQUE: Final = 0x0D
+DATE: Final = 0x0E
+DATETIME: Final = 0x0F
+TIMESTAMP: Final = 0x10
+DURATION: Final = 0x11
+
+_LITERALS = ("null", "true", "false")
+_HEAD = struct.Struct("<II")
+_KEY = struct.Struct("<IH")
+_ENTRY = struct.Struct("<BI")
+_U64 = struct.Struct("<Q")
+_I64 = struct.Struct("<q")
+_F64 = struct.Struct("<d")
+_FSP_MAX = 6
+_DEPTH_MAX = 100
+_PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e21  # Go's encoding/json writes floats outside of these with an exponent
+
+
+def decode_json(data: bytes) -> str:
+    """The JSON text of a cell, as TiDB prints it.
+
+    Raises:
+        CorruptError: the bytes are not binary JSON.
+    """
+    try:
+        return _text(data[0], data, 1, _DEPTH_MAX)
+    except (IndexError, struct.error, UnicodeDecodeError, ValueError) as err:
+        raise CorruptError(f"binary JSON of {len(data)} bytes is broken: {err}") from err
+
+
+def encode_json(text: str) -> bytes:
+    """Binary JSON of `text`; numbers without point or exponent become 64-bit integers if they fit, else floats."""
+    code, value = _encode(json.loads(text))
+    return bytes((code,)) + value
+
+
+def _text(code: int, data: bytes, at: int, depth: int) -> str:
+    if depth == 0:
+        raise CorruptError(f"binary JSON is nested deeper than {_DEPTH_MAX}")
+    if code == OBJECT:
+        return "{" + ", ".join(_members(data, at, depth)) + "}"
+    if code == ARRAY:
+        count, _ = _HEAD.unpack_from(data, at)
+        entries = range(at + _HEAD.size, at + _HEAD.size + count * _ENTRY.size, _ENTRY.size)
+        return "[" + ", ".join(_entry(data, at, entry, depth) for entry in entries) + "]"
+    if code in _SCALARS:
+        return _SCALARS[code](data, at)
+    raise CorruptError(f"binary JSON has an unknown type {code}")
+
+
+def _members(data: bytes, at: int, depth: int) -> Iterator[str]:
+    count, _ = _HEAD.unpack_from(data, at)
+    keys = at + _HEAD.size
+    entries = keys + count * _KEY.size
+    for number in range(count):
+        key_at, size = _KEY.unpack_from(data, keys + number * _KEY.size)
+        key = _slice(data, at + key_at, size).decode()
+        yield f"{_quote(key)}: {_entry(data, at, entries + number * _ENTRY.size, depth)}"
+
+
+def _entry(data: bytes, container: int, at: int, depth: int) -> str:
+    code, offset = _ENTRY.unpack_from(data, at)
+    return _literal(data, at + 1) if code == LITERAL else _text(code, data, container + offset, depth - 1)
+
+
+def _literal(data: bytes, at: int) -> str:
+    return _LITERALS[data[at]]
+
+
+def _float(data: bytes, at: int) -> str:
+    return _float_text(_F64.unpack_from(data, at)[0])
+
+
+def _float_text(value: float) -> str:
+    if not math.isfinite(value):
+        raise CorruptError(f"binary JSON holds the number {value}")
+    text = repr(value)
+    if value != 0 and not _PLAIN_MIN <= abs(value) < _PLAIN_MAX:
+        return text.replace("e-0", "e-")
+    return f"{Decimal(text):f}".removesuffix(".0")
+
+
+def _string(data: bytes, at: int) -> str:
+    size, at = decode_uvarint(data, at)
+    return _quote(_slice(data, at, size).decode())
+
+
+def _opaque(data: bytes, at: int) -> str:
+    size, begin = decode_uvarint(data, at + 1)
+    return f'"base64:type{data[at]}:{base64.b64encode(_slice(data, begin, size)).decode()}"'
+
+
+def _moment(data: bytes, at: int) -> str:
+    return f'"{CoreTime.from_bits(_U64.unpack_from(data, at)[0]).text(_FSP_MAX)}"'
+
+
+def _slice(data: bytes, at: int, size: int) -> bytes:
+    if at + size > len(data):
+        raise CorruptError(f"binary JSON of {len(data)} bytes ends within a value at {at}")
+    return data[at : at + size]
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+_SCALARS: dict[int, Callable[[bytes, int], str]] = {
+    LITERAL: _literal,
+    INT64: lambda data, at: str(_I64.unpack_from(data, at)[0]),
+    UINT64: lambda data, at: str(_U64.unpack_from(data, at)[0]),
+    FLOAT64: _float,
+    STRING: _string,
+    OPAQUE: _opaque,
+    DATE: lambda data, at: f'"{CoreTime.from_bits(_U64.unpack_from(data, at)[0]).date_text()}"',
+    DATETIME: _moment,
+    TIMESTAMP: _moment,
+    DURATION: lambda data, at: f'"{duration_text(_I64.unpack_from(data, at)[0], _FSP_MAX)}"',
+}
+
+
+def _encode(value: Any) -> tuple[int, bytes]:
+    match value:
+        case None | True | False:
+            return LITERAL, bytes((_LITERALS.index(json.dumps(value)),))
+        case int() if -(1 << 63) <= value < 1 << 63:
+            return INT64, _I64.pack(value)
+        case int() if 0 <= value < 1 << 64:
+            return UINT64, _U64.pack(value)
+        case int() | float():
+            return FLOAT64, _F64.pack(value)
+        case str():
+            return STRING, encode_uvarint(len(value.encode())) + value.encode()
+        case list():
+            return ARRAY, _encode_container([], value)
+        case _:
+            members = sorted((key.encode(), member) for key, member in value.items())
+            members.sort(key=lambda member: len(member[0]))
+            return OBJECT, _encode_container([key for key, _ in members], [member for _, member in members])
+
+
+def _encode_container(keys: list[bytes], values: list[Any]) -> bytes:
+    at = _HEAD.size + len(keys) * _KEY.size + len(values) * _ENTRY.size
+    index, bodies = bytearray(), bytearray()
+    for key in keys:
+        index += _KEY.pack(at + len(bodies), len(key))
+        bodies += key
+    for code, body in map(_encode, values):
+        if code == LITERAL:
+            index += bytes((code,)) + body.ljust(4, b"\0")
+            continue
+        index += _ENTRY.pack(code, at + len(bodies))
+        bodies += body
+    return _HEAD.pack(len(values), at + len(bodies)) + bytes(index) + bytes(bodies)

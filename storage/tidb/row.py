@@ -1,0 +1,60 @@
+"""Row format v2: `128 flags u16 not_null u16 null, ids, end offsets, cells`, the value of a record key.
+
+Ids are one byte and offsets two, or four bytes each in a large row; ids of non-null columns come first, ascending, then
+those of null columns. A column in neither list was added later, or is NULL and has no default.
+See docs/format/tidb-rows.md.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from storage.model.errors import CorruptError
+
+VERSION: Final = 128
+LARGE: Final = 1
+"""Flag: ids and offsets are four bytes wide. Other flags announce a checksum after the cells; it is not read."""
+HEAD_BYTES: Final = 6
+_HEAD = struct.Struct("<BBHH")
+_SMALL_ID_MAX = 0xFF
+_SMALL_BYTES_MAX = 0xFFFF
+
+
+def encode_row(cells: Mapping[int, bytes | None]) -> bytes:
+    """Encode cells by column id; None is NULL. The form is large only if an id or the size demands it."""
+    present = sorted((column_id, cell) for column_id, cell in cells.items() if cell is not None)
+    nulls = sorted(column_id for column_id, cell in cells.items() if cell is None)
+    ids = [column_id for column_id, _ in present] + nulls
+    ends, size = [], 0
+    for _, cell in present:
+        size += len(cell)
+        ends.append(size)
+    large = size > _SMALL_BYTES_MAX or max(ids, default=0) > _SMALL_ID_MAX
+    head = _HEAD.pack(VERSION, LARGE if large else 0, len(present), len(nulls))
+    id_form, end_form = ("I", "I") if large else ("B", "H")
+    index = struct.pack(f"<{len(ids)}{id_form}", *ids) + struct.pack(f"<{len(ends)}{end_form}", *ends)
+    return b"".join((head, index, *(cell for _, cell in present)))
+
+
+def decode_row(row: bytes) -> dict[int, bytes | None]:
+    """The cells by column id, None for NULL.
+
+    Raises:
+        CorruptError: `row` is not a whole row of format v2.
+    """
+    try:
+        version, flags, not_null, null = _HEAD.unpack_from(row)
+        id_form, end_form = ("I", "I") if flags & LARGE else ("B", "H")
+        ids = struct.unpack_from(f"<{not_null + null}{id_form}", row, HEAD_BYTES)
+        ends_at = HEAD_BYTES + len(ids) * struct.calcsize(id_form)
+        ends = struct.unpack_from(f"<{not_null}{end_form}", row, ends_at)
+    except struct.error as err:
+        raise CorruptError(f"row of {len(row)} bytes ends within its header") from err
+    data = ends_at + not_null * struct.calcsize(end_form)
+    bounds = (0, *ends)
+    if version != VERSION or data + bounds[-1] > len(row) or list(bounds) != sorted(bounds):
+        raise CorruptError(f"row of {len(row)} bytes is not of format v2: {row[:HEAD_BYTES].hex()}")
+    cells: dict[int, bytes | None] = dict.fromkeys(ids[not_null:])
+    for column_id, begin, end in zip(ids, bounds, ends, strict=False):
+        cells[column_id] = row[data + begin : data + end]
+    return cells

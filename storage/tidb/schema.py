@@ -1,0 +1,318 @@
+"""Table schemas: TiDB's model.TableInfo JSON, read into values, and built for tables of our own.
+
+A row names its columns by id, so a schema serves all rows since the columns it lists existed: columns that an older row
+lacks take `origin_default`. Only public, stored, visible columns can be read from rows (`TableInfo.stored_columns`).
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from storage.model.errors import InvalidError
+from storage.tidb.mysql import INTEGERS, NO_FLAGS, TEXTS, Flag, Type
+
+PUBLIC = 5  # model.StatePublic
+_BINARY = "binary"
+_KEY_FLAGS = Flag.PRIMARY_KEY | Flag.NOT_NULL | Flag.NO_DEFAULT
+_UNSPECIFIED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column: `model.ColumnInfo` with its `FieldType`."""
+
+    name: str
+    type: Type
+    id: int = 0
+    offset: int = 0
+    flags: Flag = NO_FLAGS
+    flen: int = _UNSPECIFIED
+    """Display width in digits, characters or bits."""
+    decimal: int = _UNSPECIFIED
+    """Digits after the point; fractional second digits for times."""
+    charset: str = _BINARY
+    collate: str = _BINARY
+    elems: tuple[str, ...] = ()
+    """The names of an ENUM's or SET's members."""
+    origin_default: str | bytes | None = None
+    """What rows written before the column was added hold; a BIT's are bytes."""
+    default: str | bytes | None = None
+    generated: str = ""
+    generated_stored: bool = False
+    hidden: bool = False
+    state: int = PUBLIC
+
+    @classmethod
+    def bigint(cls, name: str, flags: Flag = NO_FLAGS) -> "Column":
+        """A BIGINT column of a table of our own."""
+        return cls(name=name, type=Type.LONGLONG, flags=flags, flen=20, decimal=0)
+
+    @classmethod
+    def varchar(cls, name: str, flen: int) -> "Column":
+        """A VARCHAR column of `flen` UTF-8 characters."""
+        return cls(name=name, type=Type.VARCHAR, flen=flen, decimal=0, charset="utf8mb4", collate="utf8mb4_bin")
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether the type is UNSIGNED (BIT, ENUM and SET are stored unsigned whatever this says)."""
+        return Flag.UNSIGNED in self.flags
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are characters, not bytes."""
+        return self.type in TEXTS and self.charset != _BINARY
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether rows hold the column and readers may see it."""
+        return self.state == PUBLIC and not self.hidden and (not self.generated or self.generated_stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index: `model.IndexInfo`."""
+
+    id: int
+    name: str
+    column_offsets: tuple[int, ...]
+    unique: bool
+    primary: bool
+    public: bool
+    whole: bool
+    """Whether no column is indexed by a prefix only."""
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One table's schema: `model.TableInfo`."""
+
+    id: int
+    name: str
+    columns: tuple[Column, ...]
+    indices: tuple[Index, ...] = ()
+    pk_is_handle: bool = False
+    is_common_handle: bool = False
+    partition_ids: tuple[int, ...] = ()
+    is_view: bool = False
+    is_sequence: bool = False
+
+    @cached_property
+    def stored_columns(self) -> tuple[Column, ...]:
+        """The columns a row can give, in the table's order."""
+        return tuple(column for column in self.columns if column.is_stored)
+
+    @cached_property
+    def handle_column(self) -> Column | None:
+        """The integer primary key whose value is the handle and not in the row, if the table has one."""
+        keys = (column for column in self.columns if self.pk_is_handle and Flag.PRIMARY_KEY in column.flags)
+        return next(keys, None)
+
+    @cached_property
+    def common_handle_columns(self) -> tuple[Column, ...]:
+        """The columns of the clustered primary key, in key order; empty without one."""
+        primary = next((index for index in self.indices if index.primary), None)
+        return self._columns_of(primary) if self.is_common_handle and primary else ()
+
+    @cached_property
+    def key_columns(self) -> tuple[Column, ...]:
+        """What identifies a row: the primary key, else the first unique key over NOT NULL columns, else nothing."""
+        if self.handle_column:
+            return (self.handle_column,)
+        for index in sorted(self.indices, key=lambda index: (not index.primary, index.id)):
+            columns = self._columns_of(index)
+            required = all(column.is_stored and Flag.NOT_NULL in column.flags for column in columns)
+            if index.public and index.unique and index.whole and required:
+                return columns
+        return ()
+
+    @property
+    def key_is_handle(self) -> bool:
+        """Whether the key columns are the record key: then an update never changes them."""
+        return self.pk_is_handle or self.is_common_handle
+
+    @property
+    def physical_ids(self) -> tuple[int, ...]:
+        """The ids under which rows are stored: the partitions' ids, or the table's own."""
+        return self.partition_ids or (self.id,)
+
+    def column(self, name: str) -> Column:
+        """The column called `name`, whatever its case.
+
+        Raises:
+            InvalidError: there is none.
+        """
+        for column in self.columns:
+            if column.name.lower() == name.lower():
+                return column
+        raise InvalidError(f"table {self.name} has no column {name!r}")
+
+    def _columns_of(self, index: Index) -> tuple[Column, ...]:
+        return tuple(self.columns[offset] for offset in index.column_offsets)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "TableInfo":
+        """Read model.TableInfo JSON; unknown members are ignored.
+
+        Raises:
+            InvalidError: the text is not a TableInfo.
+        """
+        try:
+            return _table(json.loads(text))
+        except (KeyError, TypeError, ValueError) as err:
+            raise InvalidError(f"not a TiDB TableInfo: {err!r}; pass the JSON that TiDB's schema API gives") from err
+
+    @classmethod
+    def build(cls, table_id: int, name: str, columns: Sequence[Column]) -> "TableInfo":
+        """A table of our own: columns get ids and offsets in order; the first one, an integer, is its primary key.
+
+        Raises:
+            InvalidError: the first column cannot be a handle.
+        """
+        if not columns or columns[0].type not in INTEGERS:
+            raise InvalidError(f"the first column of {name} must be an integer: it is the primary key")
+        numbered = [replace(column, id=number + 1, offset=number) for number, column in enumerate(columns)]
+        numbered[0] = replace(numbered[0], flags=numbered[0].flags | _KEY_FLAGS)
+        return cls(table_id, name, tuple(numbered), pk_is_handle=True)
+
+    def to_json(self) -> str:
+        """The model.TableInfo JSON of this table, in the shape TiDB writes and `parse` reads."""
+        return json.dumps(_table_json(self), separators=(",", ":"))
+
+
+def _table(doc: Mapping[str, Any]) -> TableInfo:
+    partition = doc.get("partition") or {}
+    definitions = (partition.get("definitions") or []) if partition.get("enable") else []
+    return TableInfo(
+        id=int(doc["id"]),
+        name=doc["name"]["O"],
+        columns=tuple(sorted(map(_column, doc.get("cols") or []), key=lambda column: column.offset)),
+        indices=tuple(map(_index, doc.get("index_info") or [])),
+        pk_is_handle=bool(doc["pk_is_handle"]),
+        is_common_handle=bool(doc.get("is_common_handle")),
+        partition_ids=tuple(int(definition["id"]) for definition in definitions),
+        is_view=bool(doc.get("view")),
+        is_sequence=bool(doc.get("sequence")),
+    )
+
+
+def _column(doc: Mapping[str, Any]) -> Column:
+    field = doc["type"]
+    return Column(
+        id=int(doc["id"]),
+        name=doc["name"]["O"],
+        type=Type(field["Tp"]),
+        offset=int(doc["offset"]),
+        flags=Flag(field["Flag"]),
+        flen=int(field["Flen"]),
+        decimal=int(field["Decimal"]),
+        charset=field["Charset"],
+        collate=field["Collate"],
+        elems=tuple(field.get("Elems") or ()),
+        origin_default=_default(doc, "origin_default"),
+        default=_default(doc, "default"),
+        generated=doc.get("generated_expr_string") or "",
+        generated_stored=bool(doc.get("generated_stored")),
+        hidden=bool(doc.get("hidden")),
+        state=int(doc["state"]),
+    )
+
+
+def _default(doc: Mapping[str, Any], member: str) -> str | bytes | None:
+    bits = doc.get(f"{member}_bit")
+    return base64.b64decode(bits) if bits is not None else doc.get(member)
+
+
+def _index(doc: Mapping[str, Any]) -> Index:
+    columns = doc["idx_cols"]
+    return Index(
+        id=int(doc["id"]),
+        name=doc["idx_name"]["O"],
+        column_offsets=tuple(int(column["offset"]) for column in columns),
+        unique=bool(doc["is_unique"]),
+        primary=bool(doc["is_primary"]),
+        public=doc["state"] == PUBLIC,
+        whole=all(column["length"] == _UNSPECIFIED for column in columns),
+    )
+
+
+def _name_json(name: str) -> dict[str, str]:
+    return {"O": name, "L": name.lower()}
+
+
+def _table_json(table: TableInfo) -> dict[str, Any]:
+    definitions = [{"id": number, "name": _name_json(f"p{number}")} for number in table.partition_ids]
+    return {
+        "id": table.id,
+        "name": _name_json(table.name),
+        "charset": "utf8mb4",
+        "collate": "utf8mb4_bin",
+        "cols": [_column_json(column) for column in table.columns],
+        "index_info": [_index_json(index, table) for index in table.indices] or None,
+        "state": PUBLIC,
+        "pk_is_handle": table.pk_is_handle,
+        "is_common_handle": table.is_common_handle,
+        "common_handle_version": int(table.is_common_handle),
+        "max_col_id": max((column.id for column in table.columns), default=0),
+        "max_idx_id": max((index.id for index in table.indices), default=0),
+        "partition": {"enable": True, "definitions": definitions} if definitions else None,
+        "view": {} if table.is_view else None,
+        "sequence": {} if table.is_sequence else None,
+        "version": 5,
+    }
+
+
+def _column_json(column: Column) -> dict[str, Any]:
+    return {
+        "id": column.id,
+        "name": _name_json(column.name),
+        "offset": column.offset,
+        **_default_json("origin_default", column.origin_default),
+        **_default_json("default", column.default),
+        "default_is_expr": False,
+        "generated_expr_string": column.generated,
+        "generated_stored": column.generated_stored,
+        "dependences": None,
+        "type": {
+            "Tp": int(column.type),
+            "Flag": int(column.flags),
+            "Flen": column.flen,
+            "Decimal": column.decimal,
+            "Charset": column.charset,
+            "Collate": column.collate,
+            "Elems": list(column.elems) or None,
+            "ElemsIsBinaryLit": None,
+            "Array": False,
+        },
+        "state": column.state,
+        "comment": "",
+        "hidden": column.hidden,
+        "change_state_info": None,
+        "version": 2,
+    }
+
+
+def _default_json(member: str, value: str | bytes | None) -> dict[str, Any]:
+    bits = base64.b64encode(value).decode() if isinstance(value, bytes) else None
+    return {member: value if isinstance(value, str) else None, f"{member}_bit": bits}
+
+
+def _index_json(index: Index, table: TableInfo) -> dict[str, Any]:
+    columns = [table.columns[offset] for offset in index.column_offsets]
+    length = _UNSPECIFIED if index.whole else 1
+    return {
+        "id": index.id,
+        "idx_name": _name_json(index.name),
+        "tbl_name": _name_json(""),
+        "idx_cols": [
+            {"name": _name_json(column.name), "offset": column.offset, "length": length} for column in columns
+        ],
+        "state": PUBLIC if index.public else 0,
+        "comment": "",
+        "index_type": 1,
+        "is_unique": index.unique,
+        "is_primary": index.primary,
+        "is_invisible": False,
+    }
