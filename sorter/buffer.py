@@ -1,0 +1,97 @@
+"""A table's rows in memory: pending batches as they came, and resolved rows, sorted. Pure.
+
+Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the runs in `ready`
+follow one another without overlap. Rows above it wait in `pending` in the order of their arrival.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sorter import order
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows with the range of their commit_ts."""
+
+    batch: pa.RecordBatch
+    min_commit_ts: int
+    max_commit_ts: int
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> "Rows":
+        """Measure a batch of at least one row."""
+        timestamps = order.commit_ts(batch)
+        return cls(batch, int(timestamps.min()), int(timestamps.max()))
+
+
+class Buffer:
+    """The unwritten rows of one table; the caller serialises the calls."""
+
+    def __init__(self) -> None:
+        self.pending: list[Rows] = []
+        self.ready: list[Rows] = []
+        self.pending_bytes = 0
+        self.ready_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """What the rows take in memory."""
+        return self.pending_bytes + self.ready_bytes
+
+    def add(self, rows: Rows) -> None:
+        """Take rows above the resolved_ts."""
+        self.pending.append(rows)
+        self.pending_bytes += rows.batch.nbytes
+
+    def settle(self, resolved_ts: int) -> None:
+        """Sort what `resolved_ts` has completed into `ready`."""
+        complete: list[pa.RecordBatch] = []
+        waiting: list[Rows] = []
+        for rows in self.pending:
+            if rows.max_commit_ts <= resolved_ts:
+                complete.append(rows.batch)
+            elif rows.min_commit_ts > resolved_ts:
+                waiting.append(rows)
+            else:
+                below, above = order.split(rows.batch, resolved_ts)
+                complete.append(below)
+                waiting.append(Rows.of(above))
+        if complete:
+            self.pending = waiting
+            self.pending_bytes = _size(waiting)
+            self._append_ready(order.sort(complete))
+
+    def take_ready(self) -> pa.RecordBatch | None:
+        """Take out the resolved rows, sorted."""
+        taken = [rows.batch for rows in self.ready]
+        self.ready, self.ready_bytes = [], 0
+        return pa.concat_batches(taken) if taken else None
+
+    def take_pending(self) -> pa.RecordBatch | None:
+        """Take out the unresolved rows, sorted; later ones may overlap them."""
+        taken = [rows.batch for rows in self.pending]
+        self.pending, self.pending_bytes = [], 0
+        return order.sort(taken) if taken else None
+
+    def put_back_ready(self, batch: pa.RecordBatch) -> None:
+        """Undo `take_ready`, for the rows that could not be written."""
+        self._append_ready(batch)
+
+    def put_back_pending(self, batch: pa.RecordBatch) -> None:
+        """Undo `take_pending`, for the rows that could not be written."""
+        self.add(Rows.of(batch))
+
+    def drop_up_to(self, commit_ts: int) -> None:
+        """Forget ready runs without a row above `commit_ts`."""
+        self.ready = [rows for rows in self.ready if rows.max_commit_ts > commit_ts]
+        self.ready_bytes = _size(self.ready)
+
+    def _append_ready(self, batch: pa.RecordBatch) -> None:
+        self.ready.append(Rows.of(batch))
+        self.ready_bytes += batch.nbytes
+
+
+def _size(rows: list[Rows]) -> int:
+    return sum(part.batch.nbytes for part in rows)

@@ -1,0 +1,220 @@
+"""The sorter: pullers add row changes of many tables in any order, the sink manager fetches them sorted.
+
+Rows wait in memory until a table's resolved rows fill a block, or memory is short; then they go to disk. `resolve`
+costs next to nothing and sorts nothing by itself. The files are a cache of the upstream: nothing survives a restart,
+the capture pulls again from the checkpoint. Source: TiCDC's SortEngine (seed 002), columnar.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from sorter import metrics
+from sorter.buffer import Rows
+from sorter.errors import EventBatchError, SorterClosedError, TableExistsError, TableNotFoundError
+from sorter.stats import Counters, SorterStats
+from sorter.store import BlockStore
+from sorter.table import Extent, Table
+from storage.model.event import RAW_SCHEMA, Position
+from storage.model.span import Span
+
+ResolveHook = Callable[[Span, int], None]
+
+
+class Sorter:
+    """Sorts the tables of one capture; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        memory_bytes: int = 128 << 20,
+        segment_bytes: int = 64 << 20,
+        block_bytes: int = 512 << 10,
+        clean_interval_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open in `directory`, forgetting whatever an earlier process left there.
+
+        `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a table's resolved
+        rows are written, `segment_bytes` the size of a file, `clean_interval_s` the least time between two deletions
+        of a table's blocks (TiCDC: 5 s), `clock` gives monotonic seconds.
+
+        Raises:
+            DirectoryLockedError: another process uses the directory.
+            DirectoryUnusableError: it cannot be created or written.
+        """
+        self._counters = Counters()
+        self._store = BlockStore(
+            directory, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
+        )
+        self._memory_bytes = memory_bytes
+        self._block_bytes = block_bytes
+        self._clean_interval_s = clean_interval_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._spilling = threading.Lock()
+        self._unique_ids = itertools.count(1)
+        self._tables: dict[Span, Table] = {}
+        self._hooks: list[ResolveHook] = []
+        self._closed = False
+
+    def add_table(self, span: Span, start_ts: int) -> None:
+        """Begin to sort a table whose rows all have a commit_ts > `start_ts`; rows of an earlier life are never seen.
+
+        Raises:
+            TableExistsError: it is there already.
+        """
+        with self._lock:
+            self._check_open()
+            if span in self._tables:
+                raise TableExistsError(f"table {span.table_id} is being sorted already; remove it first")
+            self._tables[span] = Table(span, next(self._unique_ids), start_ts, self._store, self._counters)
+        metrics.TABLES.inc()
+
+    def remove_table(self, span: Span) -> None:
+        """Drop a table and all its rows; fetches under way finish. A table that is not there is no error."""
+        with self._lock:
+            self._check_open()
+            table = self._tables.pop(span, None)
+        if table is not None:
+            table.remove()
+            metrics.TABLES.dec()
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """Take rows (RAW_SCHEMA) in any order, all above the table's resolved_ts; writes to disk when memory is short.
+
+        After a SorterDiskError the rows are in memory; adding them again is harmless.
+
+        Raises:
+            EventBatchError: another schema, or nulls where it allows none.
+            EventBelowResolvedError: a row at or below the resolved_ts; nothing of the batch was taken.
+            SorterDiskError: memory is short and the disk takes nothing; try again later.
+        """
+        table = self._table(span)
+        _check_batch(batch)
+        if not batch.num_rows:
+            return
+        table.add(Rows.of(batch))
+        self._counters.took(batch.num_rows)
+        if self._counters.memory_bytes > self._memory_bytes:
+            self._spill()
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """Promise that all rows with commit_ts <= `ts` have been added; they can be fetched when the hooks are called.
+
+        Raises:
+            ResolvedRegressedError: `ts` is below an earlier promise.
+            SorterDiskError: a full block cannot be written; its rows stay in memory and can be fetched.
+        """
+        table = self._table(span)
+        table.resolve(ts)
+        for hook in self._hooks:
+            hook(span, ts)
+        table.flush(self._block_bytes)
+        table.forget_cleaned(self._clock(), self._clean_interval_s)
+
+    def on_resolve(self, hook: ResolveHook) -> None:
+        """Call `hook(span, ts)` after every `resolve`, in its thread; it must not wait."""
+        self._hooks.append(hook)
+
+    def fetch(self, span: Span, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
+        """Rows within `[lower, upper]`, sorted by (commit_ts, start_ts, op, key), without duplicates.
+
+        A transaction may cross the borders of batches. The range is fixed when this returns; cleaning does not
+        disturb it. The batches may be mapped from files: drop them when done.
+
+        Raises:
+            NotResolvedError: `upper` is above the resolved_ts.
+            RangeCleanedError: `lower` is not above what was cleaned (at first: the table's start_ts).
+            BlockCorruptError: while iterating, a block is damaged.
+        """
+        return self._table(span).fetch(lower, upper, 2 * self._block_bytes)
+
+    def extents(self, span: Span, lower_ts: int, upper_ts: int) -> list[Extent]:
+        """Where rows with commit_ts in `[lower_ts, upper_ts]` lie, without reading them.
+
+        Extents at the edges reach beyond the range; duplicates are counted each time they came.
+
+        Raises:
+            NotResolvedError, RangeCleanedError: as `fetch`.
+        """
+        return self._table(span).extents(lower_ts, upper_ts)
+
+    def clean(self, span: Span, upper: Position) -> None:
+        """Give up rows at or below `upper` (inclusive): at once for `fetch`, within `clean_interval_s` on disk.
+
+        Raises:
+            NotResolvedError: `upper` is above the resolved_ts.
+        """
+        self._table(span).clean(upper, self._clock(), self._clean_interval_s)
+
+    def resolved_ts(self, span: Span) -> int:
+        """The last promise for the table; at first its start_ts."""
+        return self._table(span).resolved_ts
+
+    def stats(self) -> SorterStats:
+        """State and totals of this moment."""
+        segments, disk_bytes = self._store.sizes()
+        metrics.DISK_BYTES.set(disk_bytes)
+        counters = self._counters
+        return SorterStats(
+            tables=len(self._tables),
+            memory_bytes=counters.memory_bytes,
+            segments=segments,
+            disk_bytes=disk_bytes,
+            live_blocks=counters.live_blocks,
+            rows_in=counters.rows_in,
+            rows_out=counters.rows_out,
+            blocks_written=counters.blocks_written,
+            bytes_written=counters.bytes_written,
+            blocks_read=counters.blocks_read,
+            blocks_skipped_by_table=counters.skipped_by_table,
+            blocks_skipped_by_range=counters.skipped_by_range,
+        )
+
+    def close(self) -> None:
+        """Drop everything; fetches under way finish. Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            tables, self._tables = list(self._tables.values()), {}
+            self._closed = True
+        for table in tables:
+            table.remove()
+        metrics.TABLES.dec(len(tables))
+        self._store.close()
+
+    def _spill(self) -> None:
+        """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here."""
+        with self._spilling:
+            enough = self._memory_bytes * 3 // 4
+            if self._counters.memory_bytes <= self._memory_bytes:
+                return
+            for table in sorted(self._tables.values(), key=lambda table: table.memory_bytes, reverse=True):
+                table.spill()
+                if self._counters.memory_bytes <= enough:
+                    return
+
+    def _table(self, span: Span) -> Table:
+        table = self._tables.get(span)
+        if table is None:
+            self._check_open()
+            raise TableNotFoundError(f"table {span.table_id} is not being sorted here; add it first")
+        return table
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SorterClosedError("the sorter is closed; open a new one")
+
+
+def _check_batch(batch: pa.RecordBatch) -> None:
+    if not batch.schema.equals(RAW_SCHEMA):
+        raise EventBatchError(f"rows need the schema\n{RAW_SCHEMA}\nbut have\n{batch.schema}")
+    for field in RAW_SCHEMA:
+        if not field.nullable and batch.column(field.name).null_count:
+            raise EventBatchError(f"column {field.name!r} holds nulls; every change has a {field.name}")

@@ -1,0 +1,71 @@
+"""What can go wrong in the sorter, by what the caller does next."""
+
+from storage.model.errors import (
+    ClosedError,
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    TidemarkError,
+    UnavailableError,
+)
+
+
+class TableNotFoundError(NotFoundError):
+    """The span was never added, or it was removed."""
+
+    code = "ErrTableNotFound"
+
+
+class TableExistsError(ConflictError):
+    """The span is already being sorted."""
+
+    code = "ErrTableExists"
+
+
+class EventBatchError(InvalidError):
+    """The batch does not have RAW_SCHEMA, or holds nulls where it must not."""
+
+    code = "ErrEventBatchInvalid"
+
+
+class EventBelowResolvedError(TidemarkError):
+    """A row came after its time: `resolve` had promised that there is none."""
+
+    code = "ErrEventBelowResolved"
+
+
+class ResolvedRegressedError(InvalidError):
+    """The resolved_ts went back."""
+
+    code = "ErrResolvedTsRegressed"
+
+
+class NotResolvedError(UnavailableError):
+    """The range ends above the resolved_ts: its rows are not complete yet."""
+
+    code = "ErrNotResolved"
+
+
+class RangeCleanedError(InvalidError):
+    """The range starts at or below what was acknowledged and cleaned."""
+
+    code = "ErrRangeCleaned"
+
+
+class BlockCorruptError(CorruptError):
+    """A block on disk is not what was written."""
+
+    code = "ErrSorterBlockCorrupt"
+
+
+class SorterDiskError(UnavailableError):
+    """The disk refuses to take rows (full, or broken); no row was lost."""
+
+    code = "ErrSorterDisk"
+
+
+class SorterClosedError(ClosedError):
+    """The sorter was closed."""
+
+    code = "ErrSorterClosed"

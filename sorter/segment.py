@@ -1,0 +1,145 @@
+"""Append-only segment files that hold the blocks of all tables. A segment is unlinked when its last block is dead.
+
+The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at start. Blocks are
+mapped only while somebody holds their rows, so a backlog of any size costs no memory; a reader keeps its file open,
+and may finish after the file has been unlinked.
+"""
+
+import mmap
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from sorter.block import ALIGNMENT
+from sorter.errors import BlockCorruptError, SorterDiskError
+
+_PAGE: Final = mmap.ALLOCATIONGRANULARITY
+_MAP_ABOVE_BYTES: Final = 64 << 10
+_SUFFIX: Final = ".segment"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Where a block lies."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class Segment:
+    """One file; readable as long as anybody holds this object."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.number = number
+        self.size = 0
+        self.live_blocks = 0
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        weakref.finalize(self, os.close, self._fd)
+
+    def append(self, header: bytes, payload: pa.Buffer) -> Pointer:
+        """Write a block at the end; what a failed write leaves behind is overwritten by the next one."""
+        offset, length = self.size, len(header) + payload.size
+        written = os.pwritev(self._fd, [header, payload], offset)
+        if written < length:
+            rest = memoryview(header + payload.to_pybytes())
+            while written < length:
+                written += os.pwrite(self._fd, rest[written:], offset + written)
+        self.size = -(-(offset + length) // ALIGNMENT) * ALIGNMENT
+        self.live_blocks += 1
+        return Pointer(self.number, offset, length)
+
+    def read(self, pointer: Pointer) -> pa.Buffer:
+        """The block's bytes; they stay valid as long as the buffer, or any slice of it, lives."""
+        if pointer.length < _MAP_ABOVE_BYTES:
+            return pa.py_buffer(os.pread(self._fd, pointer.length, pointer.offset))
+        start = pointer.offset // _PAGE * _PAGE
+        length = pointer.offset + pointer.length - start
+        if os.fstat(self._fd).st_size < start + length:
+            raise BlockCorruptError(
+                f"{self._path} ends before offset {start + length}: somebody truncated it; "
+                "restart the capture, which pulls again from the checkpoint"
+            )
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        mapped = mmap.mmap(self._fd, length, flags=flags, prot=mmap.PROT_READ, offset=start)
+        return pa.py_buffer(mapped).slice(pointer.offset - start)
+
+    def unlink(self) -> None:
+        """Remove the file; its space returns when the last reader is done."""
+        self._path.unlink(missing_ok=True)
+
+
+class SegmentLog:
+    """All segments of a sorter; safe to call from several threads."""
+
+    def __init__(self, directory: Path, segment_bytes: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        for leftover in directory.glob(f"*{_SUFFIX}"):
+            leftover.unlink()
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._lock = threading.Lock()
+        self._segments: dict[int, Segment] = {}
+        self._next_number = 1
+        self._active: Segment | None = None
+
+    def append(self, header: bytes, payload: pa.Buffer) -> Pointer:
+        """Write a block; starts a new segment when the current one is full.
+
+        Raises:
+            SorterDiskError: the disk is full or broken.
+        """
+        with self._lock:
+            try:
+                if self._active is None:
+                    self._active = self._create()
+                pointer = self._active.append(header, payload)
+            except OSError as err:
+                raise SorterDiskError(
+                    f"cannot write rows to {self._directory}: {err.strerror}; free some space, the rows wait in memory"
+                ) from err
+            if self._active.size >= self._segment_bytes:
+                self._active = None
+            return pointer
+
+    def segment(self, number: int) -> Segment:
+        """The segment, to be held as long as its blocks are read."""
+        with self._lock:
+            return self._segments[number]
+
+    def release(self, number: int) -> None:
+        """One block of the segment is dead."""
+        with self._lock:
+            segment = self._segments[number]
+            segment.live_blocks -= 1
+            if segment.live_blocks == 0:
+                del self._segments[number]
+                if segment is self._active:
+                    self._active = None
+                segment.unlink()
+
+    def sizes(self) -> tuple[int, int]:
+        """(number of segments, their bytes)."""
+        with self._lock:
+            return len(self._segments), sum(segment.size for segment in self._segments.values())
+
+    def close(self) -> None:
+        """Remove all files."""
+        with self._lock:
+            for segment in self._segments.values():
+                segment.unlink()
+            self._segments.clear()
+            self._active = None
+
+    def _create(self) -> Segment:
+        number = self._next_number
+        segment = Segment(self._directory / f"{number:016d}{_SUFFIX}", number)
+        self._next_number += 1
+        self._segments[number] = segment
+        return segment

@@ -1,0 +1,93 @@
+"""Blocks of all tables on disk: rows in segments, the index in LevelDB. A cache of the upstream, wiped at open."""
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from sorter import block, order
+from sorter.block import BlockMeta
+from sorter.index import Entry, TableIndex
+from sorter.segment import Segment, SegmentLog
+from sorter.stats import Counters
+from storage.leveldb import CorruptDatabaseError, LevelDB
+
+Reader = Callable[[], pa.RecordBatch]
+
+
+class BlockStore:
+    """Writes, finds and forgets blocks; safe to call from several threads, one at a time per table."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int, block_bytes: int, counters: Counters) -> None:
+        """Take the directory and forget what an earlier process left there.
+
+        Raises:
+            DirectoryLockedError: another process uses it; its files are left alone.
+            DirectoryUnusableError: it cannot be created or written.
+        """
+        self._kv = _open_empty(directory / "index")
+        self._segments = SegmentLog(directory / "segments", segment_bytes)
+        self._block_bytes = block_bytes
+        self._numbers = itertools.count(1)
+        self._counters = counters
+
+    def index(self, unique_id: int, table_id: int) -> TableIndex:
+        """The index of a new incarnation of a table."""
+        return TableIndex(self._kv, unique_id, table_id)
+
+    def pieces(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A sorted batch in slices of about one block each."""
+        count = max(min(batch.nbytes // self._block_bytes, batch.num_rows), 1)
+        rows = -(-batch.num_rows // count)
+        return [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
+
+    def write(self, index: TableIndex, batch: pa.RecordBatch) -> None:
+        """Write one sorted batch as one block.
+
+        Raises:
+            SorterDiskError: the disk does not take it; nothing has changed.
+        """
+        timestamps = order.commit_ts(batch)
+        first, last = int(timestamps[0]), int(timestamps[-1])
+        meta = BlockMeta(index.unique_id, index.table_id, next(self._numbers), batch.num_rows, first, last)
+        pointer = self._segments.append(*block.encode(meta, batch))
+        index.put(Entry(meta, pointer))
+        self._counters.wrote(pointer.length)
+
+    def reader(self, entry: Entry) -> Reader:
+        """Reads the block's rows; works even after the block has been forgotten."""
+        segment = self._segments.segment(entry.pointer.segment)
+        return lambda: self._read(segment, entry)
+
+    def forget(self, index: TableIndex, commit_ts: int) -> None:
+        """Give up the table's blocks that have no row above `commit_ts`."""
+        dead = index.delete_up_to(commit_ts)
+        for entry in dead:
+            self._segments.release(entry.pointer.segment)
+        self._counters.dropped(len(dead))
+
+    def sizes(self) -> tuple[int, int]:
+        """(number of segments, their bytes)."""
+        return self._segments.sizes()
+
+    def close(self) -> None:
+        """Remove the segments and let go of the directory."""
+        self._segments.close()
+        self._kv.close()
+
+    def _read(self, segment: Segment, entry: Entry) -> pa.RecordBatch:
+        self._counters.read()
+        return block.decode(entry.meta, segment.read(entry.pointer))
+
+
+def _open_empty(directory: Path) -> LevelDB:
+    try:
+        kv = LevelDB(directory)
+    except CorruptDatabaseError:
+        # A damaged cache is worth nothing; LevelDB's lock, taken before it looks at the files, shows it is ours.
+        shutil.rmtree(directory)
+        kv = LevelDB(directory)
+    kv.delete_range(b"", b"")
+    return kv

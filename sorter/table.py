@@ -1,0 +1,237 @@
+"""One table (span) of the sorter: rows in memory and blocks on disk, behind one lock.
+
+Invariants: no row at or below `resolved_ts` is ever added; blocks of resolved rows never overlap one another, only
+those spilled before they were resolved do; nothing at or below `cleaned` is handed out.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from sorter import order
+from sorter.buffer import Buffer, Rows
+from sorter.errors import (
+    EventBelowResolvedError,
+    NotResolvedError,
+    RangeCleanedError,
+    ResolvedRegressedError,
+    TableNotFoundError,
+)
+from sorter.index import Entry
+from sorter.merge import Run, merge
+from sorter.stats import Counters
+from sorter.store import BlockStore, Reader
+from storage.model.event import Position
+from storage.model.span import Span
+from storage.model.ts import MAX_TS
+
+_IN_MEMORY = MAX_TS  # arrived after every block
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Some of a table's rows: how many, how large, and their sorted commit_ts (read when asked for)."""
+
+    min_commit_ts: int
+    max_commit_ts: int
+    rows: int
+    bytes: int
+    commit_ts: Callable[[], order.Timestamps]
+
+
+class Table:
+    """One incarnation of a span; safe to call from several threads."""
+
+    def __init__(self, span: Span, unique_id: int, start_ts: int, store: BlockStore, counters: Counters) -> None:
+        self.span = span
+        self.resolved_ts = start_ts
+        self.cleaned = Position.fence(start_ts)
+        self._lock = threading.Lock()
+        self._store = store
+        self._counters = counters
+        self._buffer = Buffer()
+        self._index = store.index(unique_id, span.table_id)
+        self._forgotten_ts = start_ts
+        self._forgotten_at_s = float("-inf")
+        self._removed = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its rows take in memory."""
+        return self._buffer.bytes
+
+    def add(self, rows: Rows) -> None:
+        """See `Sorter.add`."""
+        with self._lock:
+            self._check_present()
+            if rows.min_commit_ts <= self.resolved_ts:
+                raise EventBelowResolvedError(
+                    f"table {self.span.table_id} got a row with commit_ts {rows.min_commit_ts}, but all up to "
+                    f"{self.resolved_ts} had been promised; this is a defect of the puller: the batch was not taken"
+                )
+            self._buffer.add(rows)
+            self._counters.memory(rows.batch.nbytes)
+
+    def resolve(self, ts: int) -> None:
+        """See `Sorter.resolve`."""
+        with self._lock:
+            self._check_present()
+            if ts < self.resolved_ts:
+                raise ResolvedRegressedError(
+                    f"resolved_ts of table {self.span.table_id} cannot go back from {self.resolved_ts} to {ts}"
+                )
+            self.resolved_ts = ts
+
+    def flush(self, block_bytes: int) -> None:
+        """Write resolved rows, once they fill a block."""
+        with self._lock:
+            before = self._buffer.bytes
+            if self._buffer.pending_bytes >= block_bytes:
+                self._buffer.settle(self.resolved_ts)
+            try:
+                if self._buffer.ready_bytes >= block_bytes and not self._removed:
+                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready)
+            finally:
+                self._counters.memory(self._buffer.bytes - before)
+
+    def spill(self) -> None:
+        """Write all rows, resolved or not."""
+        with self._lock:
+            before = self._buffer.bytes
+            self._buffer.settle(self.resolved_ts)
+            try:
+                if not self._removed:
+                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready)
+                    self._write(self._buffer.take_pending(), self._buffer.put_back_pending)
+            finally:
+                self._counters.memory(self._buffer.bytes - before)
+
+    def fetch(self, lower: Position, upper: Position, window_bytes: int) -> Iterator[pa.RecordBatch]:
+        """See `Sorter.fetch`; what it yields is fixed when this returns."""
+        with self._lock:
+            self._check_range(lower, upper)
+            runs = self._runs(lower, upper)
+        return self._counted(merge(runs, window_bytes))
+
+    def extents(self, lower_ts: int, upper_ts: int) -> list[Extent]:
+        """See `Sorter.extents`."""
+        lower, upper = Position(lower_ts, 0), Position.fence(upper_ts)
+        with self._lock:
+            self._check_range(lower, upper)
+            self._settle(upper_ts)
+            found = [self._extent_on_disk(entry) for entry in self._index.scan(lower_ts, upper_ts)]
+            found += [_extent_in_memory(rows) for rows in self._buffer.ready]
+        return [extent for extent in found if extent.max_commit_ts >= lower_ts and extent.min_commit_ts <= upper_ts]
+
+    def clean(self, upper: Position, now_s: float, interval_s: float) -> None:
+        """See `Sorter.clean`."""
+        with self._lock:
+            self._check_present()
+            if upper.commit_ts > self.resolved_ts:
+                raise NotResolvedError(
+                    f"cannot clean table {self.span.table_id} up to {upper.commit_ts}: "
+                    f"it is resolved up to {self.resolved_ts} only"
+                )
+            self.cleaned = max(self.cleaned, upper)
+            self._forget(now_s, interval_s)
+
+    def forget_cleaned(self, now_s: float, interval_s: float) -> None:
+        """Drop what was cleaned too soon after the last time."""
+        with self._lock:
+            self._forget(now_s, interval_s)
+
+    def remove(self) -> None:
+        """Drop all rows; later calls find no table."""
+        with self._lock:
+            self._removed = True
+            self._counters.memory(-self._buffer.bytes)
+            self._buffer = Buffer()
+            self._store.forget(self._index, MAX_TS)
+
+    def _forget(self, now_s: float, interval_s: float) -> None:
+        dead_ts = self.cleaned.commit_ts if self.cleaned.is_commit_fence else self.cleaned.commit_ts - 1
+        if dead_ts <= self._forgotten_ts or now_s - self._forgotten_at_s < interval_s:
+            return
+        before = self._buffer.bytes
+        self._settle(dead_ts)
+        self._buffer.drop_up_to(dead_ts)
+        self._counters.memory(self._buffer.bytes - before)
+        if self._index.blocks:
+            self._store.forget(self._index, dead_ts)
+        self._forgotten_ts, self._forgotten_at_s = dead_ts, now_s
+
+    def _runs(self, lower: Position, upper: Position) -> list[Run]:
+        self._settle(upper.commit_ts)
+        runs = []
+        for entry in self._index.scan(lower.commit_ts, upper.commit_ts):
+            if entry.meta.max_commit_ts >= lower.commit_ts:
+                opened = partial(_read_clipped, self._store.reader(entry), lower, upper)
+                runs.append(Run(entry.meta.min_commit_ts, entry.meta.number, opened))
+        self._counters.looked_up(wanted=len(runs), of_table=self._index.blocks)
+        for rows in self._buffer.ready:
+            batch = order.clip(rows.batch, lower, upper)
+            if batch.num_rows:
+                runs.append(Run(rows.min_commit_ts, _IN_MEMORY, partial(_same, batch)))
+        return runs
+
+    def _settle(self, upper_ts: int) -> None:
+        if any(rows.min_commit_ts <= upper_ts for rows in self._buffer.pending):
+            before = self._buffer.bytes
+            self._buffer.settle(self.resolved_ts)
+            self._counters.memory(self._buffer.bytes - before)
+
+    def _write(self, batch: pa.RecordBatch | None, put_back: Callable[[pa.RecordBatch], None]) -> None:
+        if batch is None:
+            return
+        written = 0
+        try:
+            for piece in self._store.pieces(batch):
+                self._store.write(self._index, piece)
+                written += piece.num_rows
+        finally:
+            if written < batch.num_rows:
+                put_back(batch.slice(written))
+
+    def _extent_on_disk(self, entry: Entry) -> Extent:
+        meta, read = entry.meta, self._store.reader(entry)
+        size = entry.pointer.length
+        return Extent(meta.min_commit_ts, meta.max_commit_ts, meta.rows, size, lambda: order.commit_ts(read()))
+
+    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._counters.gave(batch)
+            yield batch
+
+    def _check_present(self) -> None:
+        if self._removed:
+            raise TableNotFoundError(f"table {self.span.table_id} has been removed from the sorter")
+
+    def _check_range(self, lower: Position, upper: Position) -> None:
+        self._check_present()
+        if upper.commit_ts > self.resolved_ts:
+            raise NotResolvedError(
+                f"table {self.span.table_id} is complete up to {self.resolved_ts}, not yet to {upper.commit_ts}; "
+                "wait for its resolved_ts"
+            )
+        if lower <= self.cleaned:
+            raise RangeCleanedError(
+                f"table {self.span.table_id} is cleaned up to commit_ts {self.cleaned.commit_ts}, "
+                f"rows from {lower.commit_ts} on are gone; start at the checkpoint_ts"
+            )
+
+
+def _extent_in_memory(rows: Rows) -> Extent:
+    batch = rows.batch
+    size = batch.nbytes
+    return Extent(rows.min_commit_ts, rows.max_commit_ts, batch.num_rows, size, lambda: order.commit_ts(batch))
+
+
+def _read_clipped(read: Reader, lower: Position, upper: Position) -> pa.RecordBatch:
+    return order.clip(read(), lower, upper)
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
