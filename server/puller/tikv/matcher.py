@@ -204,7 +204,8 @@ class Matcher:
         self.initialized = True
         for commit in self._early_commits:
             held = self._prewrites.pop((commit.start_ts, commit.key), None)
-            if held is not None:  # else the scan has already brought it as COMMITTED
+            # Without a prewrite, or for a put with only a fake one, the scan has brought the row as COMMITTED.
+            if held is not None and (held.value or commit.op_type == _OP_DELETE):
                 self._emit(commit, held, out)
         for at in self._early_rollbacks:
             self._prewrites.pop(at, None)

@@ -90,6 +90,13 @@ def test_an_early_commit_that_the_scan_brought_is_not_repeated():
     assert pulled([commit(5, b"k", 9), scanned, INITIALIZED]) == [(9, 5, b"k", INSERT, b"x", None)]
 
 
+def test_an_early_commit_with_only_a_fake_prewrite_was_brought_by_the_scan():
+    scanned = Row(matcher.COMMITTED, 5, b"k", 9, PUT, b"x")
+    assert pulled([prewrite(5, b"k", b""), commit(5, b"k", 9), scanned, INITIALIZED]) == [
+        (9, 5, b"k", INSERT, b"x", None)
+    ]
+
+
 def test_an_early_rollback_removes_the_scanned_lock():
     region = Matcher(0)
     region.apply([Row(matcher.ROLLBACK, 5, b"k"), prewrite(5, b"k"), INITIALIZED], Changes())

@@ -1,0 +1,9 @@
+"""What the pullers count."""
+
+from prometheus_client import Counter, Gauge
+
+ROWS = Counter("tidemark_puller_rows_total", "committed row changes received, before the sorter drops repeated ones")
+BYTES = Counter("tidemark_puller_received_bytes_total", "size of the event messages received")
+FAULTS = Counter("tidemark_puller_region_faults_total", "region subscriptions that ended", ["reason"])
+LOCKS_RESOLVED = Counter("tidemark_puller_stuck_locks_total", "locks met in regions whose resolved_ts stood still")
+REGIONS = Gauge("tidemark_puller_regions_count", "regions subscribed to")

@@ -1,0 +1,136 @@
+"""Event feeds: one bidirectional stream per store, shared by all pullers of the process.
+
+A feed lives as long as its stream. When the stream breaks, every subscription on it ends with a fault, in order behind
+the events that came before; the pullers subscribe again, which opens the next feed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import structlog
+from kvproto import cdcpb_pb2 as cdcpb
+from kvproto.cdcpb_pb2_grpc import ChangeDataStub
+
+from server.puller import metrics
+from server.puller.tikv.fault import Fault, FeedRefusedError
+from server.puller.tikv.subscription import Subscription
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+
+_MULTIPLEXING = (("features", "stream-multiplexing"),)
+_BROKEN = Fault("stream_broken", wait_ms=100)
+_RESOLVED_BYTES = 16
+
+_log = structlog.get_logger(__name__)
+
+
+class EventFeed:
+    """One store's stream and the subscriptions on it."""
+
+    def __init__(self, address: str, cluster_id: int) -> None:
+        self.address = address
+        self._cluster_id = cluster_id
+        self._subscriptions: dict[int, Subscription] = {}
+        # holds at most two requests a subscription, so the number of regions bounds it
+        self._requests: asyncio.Queue[cdcpb.ChangeDataRequest] = asyncio.Queue()
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Ask the store for the subscription's events; they arrive in its inbox."""
+        self._subscriptions[subscription.request_id] = subscription
+        self._requests.put_nowait(subscription.register(self._cluster_id))
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Tell the store to stop; nothing more arrives."""
+        if self._subscriptions.pop(subscription.request_id, None) is not None:
+            self._requests.put_nowait(subscription.deregister(self._cluster_id))
+
+    async def run(self, security: SecurityConfig | None) -> None:
+        """Read until the stream breaks, then end all subscriptions."""
+        fault = _BROKEN
+        try:
+            async with connect(self.address, security) as channel:
+                stub = ChangeDataStub(channel)
+                async for message in stub.EventFeedV2(self._outgoing(), metadata=_MULTIPLEXING):
+                    await self._deliver(message)
+            _log.info("event feed closed by the store", store=self.address)
+        except grpc.aio.AioRpcError as err:
+            _log.warning("event feed broke", store=self.address, status=err.code().name, details=err.details())
+            fault = _fault_of_status(self.address, err)
+        finally:
+            for subscription in self._subscriptions.values():
+                subscription.inbox.put_now((subscription, fault))
+            self._subscriptions.clear()
+
+    async def _outgoing(self) -> AsyncIterator[cdcpb.ChangeDataRequest]:
+        while True:
+            yield await self._requests.get()
+
+    async def _deliver(self, message: cdcpb.ChangeDataEvent) -> None:
+        metrics.BYTES.inc(message.ByteSize())
+        for event in message.events:
+            subscription = self._subscriptions.get(event.request_id)
+            if subscription is None:
+                continue
+            if event.WhichOneof("event") == "error":
+                del self._subscriptions[event.request_id]
+            await subscription.inbox.put((subscription, event), event.ByteSize())
+        if message.HasField("resolved_ts"):
+            subscription = self._subscriptions.get(message.resolved_ts.request_id)
+            if subscription is not None:
+                await subscription.inbox.put((subscription, message.resolved_ts.ts), _RESOLVED_BYTES)
+
+
+class EventFeeds:
+    """The feeds of all stores; made by `open`."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, cluster_id: int, security: SecurityConfig | None) -> None:
+        self._tasks = tasks
+        self._cluster_id = cluster_id
+        self._security = security
+        self._feeds: dict[str, EventFeed] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, cluster_id: int, security: SecurityConfig | None = None) -> AsyncIterator["EventFeeds"]:
+        """Feeds for the block; a store is connected to when the first subscription needs it."""
+        async with asyncio.TaskGroup() as tasks:
+            feeds = cls(tasks, cluster_id, security)
+            try:
+                yield feeds
+            finally:
+                for task in feeds._running:
+                    task.cancel()
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Start `subscription` on its store's feed."""
+        feed = self._feeds.get(subscription.address)
+        if feed is None:
+            feed = self._feeds[subscription.address] = EventFeed(subscription.address, self._cluster_id)
+            task = self._tasks.create_task(self._run(feed), name=f"event feed {feed.address}")
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        feed.subscribe(subscription)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop `subscription`, if its feed still has it."""
+        feed = self._feeds.get(subscription.address)
+        if feed is not None:
+            feed.unsubscribe(subscription)
+
+    async def _run(self, feed: EventFeed) -> None:
+        try:
+            await feed.run(self._security)
+        finally:
+            if self._feeds.get(feed.address) is feed:
+                del self._feeds[feed.address]
+
+
+def _fault_of_status(address: str, err: grpc.aio.AioRpcError) -> Fault:
+    if err.code() != grpc.StatusCode.UNIMPLEMENTED:
+        return _BROKEN
+    message = f"the store at {address} does not serve cdcpb.ChangeData/EventFeedV2; TiKV has it from 7.5 on"
+    return Fault("unimplemented", fatal=FeedRefusedError(message))

@@ -1,0 +1,223 @@
+"""The puller of one table span: finds its regions, subscribes to each, and feeds their changes to the sorter in order.
+
+Invariants:
+1. A resolved_ts goes to the sorter only after every change it promises: both pass through one inbox, in one order.
+2. After a fault the range is subscribed to again from the region's last resolved_ts: rows may come twice, never less.
+3. Nothing is kept here that the upstream cannot send again: the puller has no state on disk.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+import structlog
+from kvproto import cdcpb_pb2 as cdcpb
+
+from server.puller import metrics
+from server.puller.tikv.fault import Fault, fault_of
+from server.puller.tikv.feed import EventFeeds
+from server.puller.tikv.frontier import Frontier, KeyRange
+from server.puller.tikv.inbox import Inbox
+from server.puller.tikv.matcher import Changes, Matcher, UnmatchedCommitError
+from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
+from server.rpc.pd import PdClient, RegionRoute
+from storage.codec import encode_bytes
+from storage.model.errors import UnavailableError
+from storage.model.span import Span
+from storage.model.ts import physical_ms
+
+_INBOX_BYTES = 32 << 20
+_TAKE_BYTES = 8 << 20
+_SCAN_LIMIT = 128
+_BACKOFF_MS = (20, 2_000)
+_CALM_S = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Sorter(Protocol):
+    """Where the changes go; both calls may block on disk."""
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """Take changes of RAW_SCHEMA."""
+        ...
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """All changes up to `ts` were added."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What the pullers of a process share."""
+
+    pd: PdClient
+    feeds: EventFeeds
+    executor: Executor
+
+
+@dataclass(slots=True)
+class _Absorbed:
+    """What a batch of deliveries moved, besides the rows."""
+
+    resolved: dict[int, int] = field(default_factory=dict)
+    faults: list[tuple[Subscription, Fault]] = field(default_factory=list)
+
+
+class TablePuller:
+    """Pulls `span` from `start_ts` (exclusive) into `sorter` until cancelled."""
+
+    def __init__(self, span: Span, start_ts: int, upstream: Upstream, sorter: Sorter) -> None:
+        self.span = span
+        self.resolved_ts = start_ts
+        self._upstream = upstream
+        self._sorter = sorter
+        end = encode_bytes(span.end_key) if span.end_key else b""
+        self._frontier = Frontier(KeyRange(encode_bytes(span.start_key), end), start_ts)
+        self._subscriptions: dict[int, Subscription] = {}
+        self._inbox: Inbox[Delivery] = Inbox(_INBOX_BYTES, _TAKE_BYTES)
+        self._gap = asyncio.Event()
+        self._gap.set()
+        self._failures = 0
+        self._failed_at = 0.0
+        self._wait_ms = 0
+
+    @property
+    def regions(self) -> int:
+        """Regions subscribed to at this moment."""
+        return len(self._subscriptions)
+
+    def stuck(self, now_ts: int, lag_ms: int) -> list[KeyRange]:
+        """Initialized regions whose resolved_ts is more than `lag_ms` behind `now_ts`: a lock may hold them."""
+        before = physical_ms(now_ts) - lag_ms
+        return [
+            subscription.part
+            for subscription in self._subscriptions.values()
+            if subscription.matcher.initialized and physical_ms(subscription.matcher.resolved_ts) < before
+        ]
+
+    async def run(self) -> None:
+        """Pull until cancelled.
+
+        Raises:
+            LateCommitError, ClusterIdMismatchError, FeedRefusedError: the upstream cannot be pulled from.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._locate(), name=f"locate table {self.span.table_id}")
+                tasks.create_task(self._receive(), name=f"receive table {self.span.table_id}")
+        finally:
+            self._inbox.close()
+            for subscription in list(self._subscriptions.values()):
+                self._drop(subscription)
+
+    async def _locate(self) -> None:
+        """Subscribe to the regions of every gap, as soon as it opens."""
+        while True:
+            await self._gap.wait()
+            await asyncio.sleep(self._pause_s())
+            self._gap.clear()
+            try:
+                for gap in self._frontier.gaps():
+                    for route in await self._upstream.pd.scan_regions(gap.start, gap.end, _SCAN_LIMIT):
+                        self._subscribe(gap, route)
+            except UnavailableError as err:
+                _log.warning("regions cannot be located", table_id=self.span.table_id, error=str(err))
+            if self._frontier.gaps():
+                self._failed()
+
+    def _failed(self) -> None:
+        """Locate again, later each time until things have been calm for a while."""
+        now = asyncio.get_running_loop().time()
+        self._failures = 1 if now - self._failed_at > _CALM_S else self._failures + 1
+        self._failed_at = now
+        self._gap.set()
+
+    def _pause_s(self) -> float:
+        least, most = _BACKOFF_MS
+        backoff = min(most, least << min(self._failures, 10)) if self._failures else 0
+        wait_ms, self._wait_ms = max(self._wait_ms, backoff), 0
+        return wait_ms * random.uniform(0.5, 1.0) / 1e3  # noqa: S311 - jitter needs no secrecy
+
+    def _subscribe(self, gap: KeyRange, route: RegionRoute) -> None:
+        part = KeyRange(route.region.start_key, route.region.end_key).clip(gap)
+        if part is None or not route.address:
+            return
+        request_id = next_request_id()
+        start_ts = self._frontier.assign(part, request_id)
+        subscription = Subscription(
+            request_id, route.region.id, route.region.region_epoch, route.address, part, Matcher(start_ts), self._inbox
+        )
+        self._subscriptions[request_id] = subscription
+        metrics.REGIONS.inc()
+        self._upstream.feeds.subscribe(subscription)
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            deliveries = await self._inbox.take()
+            absorbed = await loop.run_in_executor(self._upstream.executor, self._absorb, deliveries)
+            for request_id, ts in absorbed.resolved.items():
+                self._frontier.advance(request_id, ts)
+            for subscription, fault in absorbed.faults:
+                self._end(subscription, fault)
+            resolved_ts = self._frontier.resolved_ts
+            if resolved_ts > self.resolved_ts:
+                await loop.run_in_executor(self._upstream.executor, self._sorter.resolve, self.span, resolved_ts)
+                self.resolved_ts = resolved_ts
+
+    def _absorb(self, deliveries: Sequence[Delivery]) -> _Absorbed:
+        """Match a batch and add its changes to the sorter; runs in the executor, one batch at a time."""
+        absorbed, changes = _Absorbed(), Changes()
+        for subscription, content in deliveries:
+            if subscription.ended:
+                continue
+            fault = self._apply(subscription, content, changes, absorbed)
+            if fault is not None:
+                subscription.ended = True
+                absorbed.faults.append((subscription, fault))
+        if changes:
+            metrics.ROWS.inc(len(changes))
+            self._sorter.add(self.span, changes.to_batch())
+        return absorbed
+
+    def _apply(
+        self, subscription: Subscription, content: cdcpb.Event | int | Fault, changes: Changes, absorbed: _Absorbed
+    ) -> Fault | None:
+        matcher = subscription.matcher
+        if isinstance(content, Fault):
+            return content
+        if isinstance(content, int):
+            resolved_ts = content
+        elif content.HasField("error"):
+            return fault_of(content.error)
+        elif content.HasField("entries"):
+            try:
+                matcher.apply(content.entries.entries, changes)
+            except UnmatchedCommitError as err:
+                _log.warning("region subscribed again", region_id=subscription.region_id, error=str(err))
+                return Fault("unmatched_commit")
+            return None
+        else:
+            resolved_ts = content.resolved_ts
+        if matcher.resolve(resolved_ts):
+            absorbed.resolved[subscription.request_id] = resolved_ts
+        return None
+
+    def _end(self, subscription: Subscription, fault: Fault) -> None:
+        metrics.FAULTS.labels(fault.reason).inc()
+        if fault.fatal is not None:
+            raise fault.fatal
+        self._drop(subscription)
+        self._wait_ms = max(self._wait_ms, fault.wait_ms)
+        self._failed()
+
+    def _drop(self, subscription: Subscription) -> None:
+        if self._subscriptions.pop(subscription.request_id, None) is not None:
+            metrics.REGIONS.dec()
+        self._frontier.release(subscription.request_id)
+        self._upstream.feeds.unsubscribe(subscription)

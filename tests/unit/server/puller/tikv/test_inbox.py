@@ -1,0 +1,42 @@
+import asyncio
+
+import pytest
+
+from server.puller.tikv.inbox import Inbox
+
+
+async def test_items_come_out_in_order_and_not_more_than_the_take_limit_at_once():
+    inbox = Inbox(limit_bytes=100, take_bytes=10)
+    for number in range(4):
+        await inbox.put(number, 5)
+    assert await inbox.take() == [0, 1]
+    assert await inbox.take() == [2, 3]
+
+
+async def test_a_full_inbox_makes_the_producer_wait():
+    inbox = Inbox(limit_bytes=10, take_bytes=10)
+    await inbox.put("first", 8)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(inbox.put("second", 8))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await inbox.take() == ["first"]
+    assert await inbox.take() == ["second"]
+
+
+async def test_an_item_larger_than_the_limit_still_passes():
+    inbox = Inbox(limit_bytes=10, take_bytes=10)
+    await inbox.put("huge", 1000)
+    assert await inbox.take() == ["huge"]
+
+
+async def test_a_closed_inbox_lets_waiting_producers_go():
+    inbox = Inbox(limit_bytes=10, take_bytes=10)
+    await inbox.put("first", 8)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(inbox.put("second", 8))
+        await asyncio.sleep(0)
+        inbox.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await inbox.take()
