@@ -25,7 +25,7 @@ class ProcessFailedError(UnavailableError):
 
 @asynccontextmanager
 async def started(module: str, arguments: Sequence[str], log: Path) -> AsyncIterator[Process]:
-    """`python -m module …` for the block, its stderr in `log`; SIGTERM on the way out, SIGKILL if that takes too long."""
+    """`python -m module …` for the block, its stderr in `log`; ended by SIGTERM, or SIGKILL if that takes too long."""
     with log.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments), stdout=PIPE, stderr=stderr, limit=_LINE_BYTES
@@ -33,14 +33,19 @@ async def started(module: str, arguments: Sequence[str], log: Path) -> AsyncIter
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
+        await drain(process)
+
+
+async def drain(process: Process) -> None:
+    """SIGTERM, then SIGKILL if the process takes too long."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
             await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def json_line(process: Process, log: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Child:
         try:
             async with asyncio.timeout(READY_SECONDS):
                 self.endpoints = await self._ready_line(self._process)
-            self._arguments = _pinned(self._arguments, self.name, self.endpoints)
+            self._arguments = pinned(self._arguments, self.name, self.endpoints)
         except TimeoutError:
             self._process.kill()
             raise ChildFailedError(f"{self.name} was not ready within {READY_SECONDS:.0f} s; see its log") from None
@@ -102,7 +102,7 @@ class Child:
         return endpoints
 
 
-def _pinned(arguments: Sequence[str], name: str, endpoints: Mapping[str, str]) -> list[str]:
+def pinned(arguments: Sequence[str], name: str, endpoints: Mapping[str, str]) -> list[str]:
     """The same arguments with the bound addresses, so that a restarted daemon is found where it was (port 0)."""
     bound = {"--addr": endpoints.get(name), "--http-addr": endpoints.get("http")}
     bound |= {f"--{other}-addr": address for other, address in endpoints.items() if other not in (name, "http")}

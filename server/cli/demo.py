@@ -1,0 +1,33 @@
+"""`tidemark demo`."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from server.config import add_flags, load
+from server.daemon import EXIT_ERROR, EXIT_OK, leaves
+from server.demo.run import DemoConfig, run_demo
+from storage.model.errors import TidemarkError
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the demo; 0 only if the lake was proved equal to the store."""
+    parser = argparse.ArgumentParser(prog="tidemark demo", allow_abbrev=False)
+    add_flags(parser, DemoConfig)
+    arguments = [part for flag in argv for part in ((flag, "true") if flag in ("--keep", "--any-ports") else (flag,))]
+    flags = vars(parser.parse_args(arguments))
+    config = load(DemoConfig, "demo", document={}, environ=os.environ, flags=flags)
+    try:
+        equal = asyncio.run(run_demo(config))
+    except KeyboardInterrupt:
+        return EXIT_OK if config.keep else EXIT_ERROR
+    except BaseExceptionGroup as group:
+        ours, others = group.split(TidemarkError)
+        if ours is None or others is not None:
+            raise
+        for line in dict.fromkeys(str(err) for err in leaves(ours)):
+            print(line, file=sys.stderr)
+        return EXIT_ERROR
+    return EXIT_OK if equal else EXIT_ERROR

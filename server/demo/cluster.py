@@ -1,0 +1,81 @@
+"""The demo's cluster: one `tidemark up`, which can be killed and started again on the same addresses."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from server.demo.process import drain, json_line
+from server.rpc.client import connect as channel_to
+
+_LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
+_RPC_SECONDS = 30.0
+
+
+class Cluster:
+    """`tidemark up --no-spark` as a child process."""
+
+    def __init__(self, data: Path, *, any_ports: bool) -> None:
+        self.endpoints: dict[str, str] = {}
+        self.cluster_id = ""
+        self._log = data / "logs" / "cluster.log"
+        ports = [flag for name in _LISTENERS for flag in (f"--{name}-addr", _free_address())] if any_ports else []
+        self._arguments = ["up", "--data-dir", str(data / "cluster"), "--no-spark", *ports]
+        self._process: Process | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, data: Path, *, any_ports: bool) -> AsyncIterator["Cluster"]:
+        """A running cluster for the block, drained on the way out."""
+        cluster = cls(data, any_ports=any_ports)
+        try:
+            await cluster.start()
+            yield cluster
+        finally:
+            if cluster._process is not None:
+                await drain(cluster._process)
+
+    async def start(self) -> None:
+        """Start all daemons and wait until they serve.
+
+        Raises:
+            ProcessFailedError: they could not start; the message holds their error.
+        """
+        with self._log.open("ab") as stderr:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "server.cli.main", *self._arguments), stdout=PIPE, stderr=stderr
+            )
+        ready = await json_line(self._process, self._log)
+        self.endpoints = ready["endpoints"]
+        self.cluster_id = str(ready["cluster_id"])
+
+    async def kill(self) -> None:
+        """`kill -9` of the whole tree."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        await self._process.wait()
+
+    async def ensure_changefeed(self, changefeed: str, sink_uri: str, tables: list[pb.Table]) -> None:
+        """Create the changefeed unless an earlier run did."""
+        async with channel_to(self.endpoints["capture"]) as channel:
+            stub = ChangefeedServiceStub(channel)
+            known = await stub.ListChangefeeds(pb.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
+            if any(found.id == changefeed for found in known.changefeeds):
+                return
+            request = pb.CreateChangefeedRequest(id=changefeed, sink_uri=sink_uri, tables=tables)
+            await stub.CreateChangefeed(request, timeout=_RPC_SECONDS)
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,0 +1,84 @@
+"""The demo's lake: where it lies, and the Spark job that keeps it current."""
+
+import asyncio
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.config import ConfigError
+from server.demo.process import json_line, started
+
+FORMATS = ("delta", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A directory of tables in one format."""
+
+    format: str
+    path: Path
+
+    @classmethod
+    def at(cls, directory: Path, lake_format: str) -> "Lake":
+        """The lake of that format under `directory`; each format has its own, so that they can be compared.
+
+        Raises:
+            ConfigError: an unknown format.
+        """
+        if lake_format not in FORMATS:
+            raise ConfigError(f"--lake is {' or '.join(FORMATS)}, not {lake_format!r}")
+        return cls(lake_format, directory / lake_format)
+
+    @property
+    def uri(self) -> str:
+        """The sink URI, as `tidemark spark run --target` takes it."""
+        return f"{self.format}://{self.path}"
+
+
+class LakeJob:
+    """A running `tidemark spark run`, followed by the lines it prints, one a batch."""
+
+    def __init__(self, lake: Lake, process: Process, log: Path) -> None:
+        self.lake = lake
+        self.applied_ts = 0
+        self.rows = 0
+        self.cuts = 0
+        self._process = process
+        self._log = log
+        self._moved = asyncio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, flight: str, changefeed: str, lake: Lake, data: Path) -> AsyncIterator["LakeJob"]:
+        """The job for the block; it drains on the way out."""
+        log = data / "logs" / "spark.log"
+        checkpoint = data / "checkpoints" / lake.format
+        arguments = [
+            *("spark", "run", "--endpoint", f"grpc://{flight}", "--changefeed", changefeed),
+            *("--target", lake.uri, "--checkpoint-dir", str(checkpoint), "--http-addr", "127.0.0.1:0"),
+        ]
+        async with started("server.cli.main", arguments, log) as process:
+            yield cls(lake, process, log)
+
+    async def follow(self) -> None:
+        """Read the job's lines until cancelled.
+
+        Raises:
+            ProcessFailedError: the job ended.
+        """
+        while True:
+            batch = await json_line(self._process, self._log)
+            if "end_ts" not in batch:
+                continue
+            self.applied_ts = max(self.applied_ts, int(batch["end_ts"]))
+            self.rows += sum(batch["rows"].values())
+            self.cuts += 1
+            self._moved.set()
+
+    async def wait_applied(self, ts: int) -> None:
+        """Wait until a cut that ends at or after `ts` is visible in the lake."""
+        while self.applied_ts < ts:
+            self._moved.clear()
+            await self._moved.wait()

@@ -1,0 +1,181 @@
+"""The demo from end to end: cluster, changefeed, Spark job, a busy bank with killed clients, and the proof."""
+
+import asyncio
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+
+from server.config import setting
+from server.demo import bank as tables
+from server.demo.bank import Bank
+from server.demo.client import BankClient, connect, default_client
+from server.demo.cluster import Cluster
+from server.demo.lake import Lake, LakeJob
+from server.demo.process import ProcessFailedError, started
+from server.demo.proof import Proof, prove
+from server.demo.report import Progress, summary
+from server.demo.workload import Tally, Teller, open_accounts
+from storage.model.errors import InvalidError, UnavailableError
+from storage.model.ts import physical_ms
+
+_CHANGEFEED = "bank"
+_CATCH_UP_SECONDS = 180.0
+_TRANSFER_BITS_PER_MS = 14
+_TRANSFERS_PER_TELLER = 1 << 20
+
+
+class JavaMissingError(InvalidError):
+    """Spark cannot run on this machine."""
+
+    code = "ErrJavaNotFound"
+
+
+class LagError(UnavailableError):
+    """The lake did not catch up in time."""
+
+    code = "ErrLakeLags"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """What the demo does."""
+
+    data_dir: str = setting("./data", "directory for the cluster, the lake and the logs")
+    lake: str = setting("delta", "delta (tables kept equal by MERGE) or parquet (a changelog)")
+    transactions: int = setting(2000, "transfers to make")
+    accounts: int = setting(500, "accounts of the bank")
+    tellers: int = setting(8, "concurrent clients")
+    killed_clients: int = setting(3, "clients that are killed in the middle of a transaction")
+    kills: int = setting(0, "times the whole cluster is killed (kill -9) and started again under load")
+    seed: int = setting(0, "seed of the workload; 0 takes one from the clock")
+    client: str = setting("", "tikv-client or own (default: tikv-client where it is installed)")
+    any_ports: bool = setting(default=False, help_text="listen on free ports instead of the default ones")
+    keep: bool = setting(default=False, help_text="leave the cluster and the Spark job up until Ctrl-C")
+
+    @property
+    def client_kind(self) -> str:
+        """The client to use."""
+        return self.client or default_client()
+
+
+async def run_demo(config: DemoConfig) -> bool:
+    """Run the demo; returns whether the lake was proved equal to the store.
+
+    Raises:
+        JavaMissingError: there is no Java.
+        ProcessFailedError: a daemon or the Spark job died for good.
+        LagError: the lake did not catch up.
+    """
+    if shutil.which("java") is None:
+        raise JavaMissingError("Spark needs Java; install a JDK 17 (Debian: openjdk-17-jre-headless) and run again")
+    data = _data_dir(config)
+    began = time.monotonic()
+    async with Cluster.started(data, any_ports=config.any_ports) as cluster:
+        listening = ", ".join(f"{name} {address}" for name, address in cluster.endpoints.items())
+        print(f"cluster {cluster.cluster_id} is up after {time.monotonic() - began:.1f} s: {listening}", flush=True)
+        lake = Lake.at(data / "lake", config.lake)
+        await cluster.ensure_changefeed(_CHANGEFEED, lake.uri, _tables())
+        async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
+            proof = await Day(config, cluster, job, data).run()
+            if config.keep:
+                print("the cluster stays up; Ctrl-C ends it", flush=True)
+                await asyncio.Event().wait()
+    return proof.equal
+
+
+class Day:
+    """One day of the bank: its tellers, its accidents, and the closing of the books."""
+
+    def __init__(self, config: DemoConfig, cluster: Cluster, job: LakeJob, data: Path) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._job = job
+        self._logs = data / "logs"
+        self._bank = Bank(config.accounts)
+        self._tally = Tally()
+        self._seed = config.seed or int(time.time())
+        self._random = random.Random(self._seed)
+
+    async def run(self) -> Proof:
+        """Work until all transfers are made, wait for the lake, and compare."""
+        progress = Progress(self._config.transactions, self._tally, self._job)
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(self._job.follow(), name="lake")
+            shown = tasks.create_task(progress.run(), name="progress")
+            for _ in range(self._config.kills):
+                await self._work(kill_after_s=self._random.uniform(1.0, 6.0))
+                await self._cluster.start()
+            await self._work(kill_after_s=None)
+            async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
+                await self._catch_up(await client.now())
+                shown.cancel()
+                proof = await prove(self._bank, client, self._job.lake, self._logs / "proof.log")
+                print(summary(proof, self._tally, self._job, client.name), flush=True)
+            following.cancel()
+        return proof
+
+    async def _work(self, *, kill_after_s: float | None) -> None:
+        """Make the transfers that are left; with `kill_after_s` the cluster dies while that is going on."""
+        coordinator = self._cluster.endpoints["coordinator"]
+        async with connect(self._config.client_kind, coordinator) as client, asyncio.TaskGroup() as working:
+            work = working.create_task(self._transfers(client, coordinator), name="transfers")
+            if kill_after_s is not None:
+                await asyncio.sleep(kill_after_s)
+                await self._cluster.kill()
+                work.cancel()
+
+    async def _transfers(self, client: BankClient, coordinator: str) -> None:
+        if await open_accounts(self._bank, client):
+            self._tally.row_changes += self._bank.accounts
+            print(
+                f"bank of {self._bank.accounts} accounts, total {self._bank.total}, {client.name}, seed {self._seed}",
+                flush=True,
+            )
+        left = self._config.transactions - self._tally.committed - self._tally.rolled_back
+        tellers = self._config.tellers
+        first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS  # later days get higher numbers
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(tellers):
+                seed, transfer = self._random.getrandbits(32), first + number * _TRANSFERS_PER_TELLER
+                teller = Teller(self._bank, client, seed, transfer, self._tally)
+                share = left // tellers + (number < left % tellers)
+                tasks.create_task(teller.work(share), name=f"teller {number}")
+            for number in range(tellers, tellers + self._config.killed_clients):
+                transfer = first + number * _TRANSFERS_PER_TELLER
+                tasks.create_task(self._kill_a_client(coordinator, transfer), name="killed client")
+
+    async def _kill_a_client(self, coordinator: str, transfer: int) -> None:
+        """Let a client commit once, then kill it wherever it happens to be."""
+        seed, delay_s = self._random.getrandbits(32), self._random.uniform(0.02, 0.2)
+        arguments = [coordinator, self._config.client_kind, str(self._config.accounts), str(seed), str(transfer)]
+        log = self._logs / "killed-clients.log"
+        async with started("server.demo.doomed", arguments, log) as process:
+            assert process.stdout is not None
+            if not await process.stdout.readline():
+                raise ProcessFailedError(f"a client ended before it was killed; see {log}")
+            await asyncio.sleep(delay_s)
+            process.kill()
+
+    async def _catch_up(self, ts: int) -> None:
+        try:
+            async with asyncio.timeout(_CATCH_UP_SECONDS):
+                await self._job.wait_applied(ts)
+        except TimeoutError:
+            behind_s = (physical_ms(ts) - physical_ms(self._job.applied_ts)) / 1000
+            raise LagError(
+                f"the lake is {behind_s:.1f} s behind after {_CATCH_UP_SECONDS:.0f} s; see {self._logs}"
+            ) from None
+
+
+def _data_dir(config: DemoConfig) -> Path:
+    data = Path(config.data_dir).resolve()
+    (data / "logs").mkdir(parents=True, exist_ok=True)
+    return data
+
+
+def _tables() -> list[pb.Table]:
+    return [pb.Table(schema_name=tables.SCHEMA, table_info_json=table.to_json()) for table in tables.TABLES]
