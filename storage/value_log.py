@@ -1,0 +1,256 @@
+"""The value log: numbered append-only segments of records; what `append` returned for survives any crash.
+
+Layout (docs/format/value-log.md): `%06d.vlog`, records of `storage.record`, and in a finalised segment a last record,
+the footer, with the largest timestamp in it. Invariants:
+
+1. One writer. A group of payloads is one write and one fdatasync, and its pointers exist only after both succeeded.
+2. A segment's name is durable before its first record is acknowledged.
+3. After a failed write the segment is cut back to its last acknowledged byte. Where that, or a sync, fails, the
+   segment is left as it is and a new one is begun: after a failed fdatasync nobody knows what the disk holds.
+4. Only the segment with the highest number is ever written, truncated, or refused to `drop`.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from storage import record
+from storage.model.errors import UnavailableError
+from storage.record import FOOTER, HEADER_BYTES, Gap
+from storage.segment import Segment, SegmentFiles, ValueLogOpenError, footer
+from storage.vfs import FS, File
+
+SEGMENT_BYTES = 256 << 20
+
+
+class ValueLogWriteError(UnavailableError):
+    """The disk refused a write; nothing of the group was acknowledged."""
+
+    code = "ErrValueLogWrite"
+
+
+class Pointer(NamedTuple):
+    """Where a record stands: segment number, offset of its first byte, its length with the header."""
+
+    fid: int
+    offset: int
+    length: int
+
+
+class Skipped(NamedTuple):
+    """Damaged bytes that a recovery passed over; `torn` when they were the tail of the log and have been cut off."""
+
+    fid: int
+    offset: int
+    length: int
+    torn: bool
+
+
+class ValueLog:
+    """An open value log. `append` and `rotate` belong to one thread at a time, the rest may be called from any."""
+
+    def __init__(
+        self,
+        fs: FS,
+        directory: Path,
+        *,
+        ts_of: Callable[[bytes], int],
+        segment_bytes: int = SEGMENT_BYTES,
+        sync: bool = True,
+    ) -> None:
+        """Open or create the log: finds the end of the last segment and cuts a torn tail off.
+
+        Args:
+            fs: where the files are.
+            directory: holds nothing but the log.
+            ts_of: the timestamp of a payload, to learn max_ts of a segment that has no footer.
+            segment_bytes: a segment is finalised after the write that takes it beyond this size.
+            sync: without it an acknowledged append survives a killed process, but not a power cut.
+
+        Raises:
+            ValueLogOpenError: the directory cannot be read or written.
+        """
+        self.skipped: list[Skipped] = []
+        self._files = SegmentFiles(fs, directory)
+        self._segment_bytes = segment_bytes
+        self._sync = sync
+        self._segments: dict[int, Segment] = {}
+        self._current = -1
+        self._active: File | None = None
+        try:
+            self._recover(ts_of)
+        except OSError as err:
+            raise ValueLogOpenError(
+                f"cannot open the value log in {directory}: {err.strerror}; check the directory and its disk"
+            ) from err
+
+    @property
+    def end(self) -> Pointer:
+        """Just after the last record, length 0; everything appended later stands at or after it."""
+        segment = self._segments.get(self._current)
+        return Pointer(self._current, segment.size, 0) if segment else Pointer(0, 0, 0)
+
+    def segments(self) -> dict[int, int]:
+        """The number of each segment -> its max_ts, in order."""
+        return {fid: segment.max_ts for fid, segment in sorted(self._segments.copy().items())}
+
+    def size_bytes(self) -> int:
+        """Bytes in all segments."""
+        return sum(segment.size for segment in self._segments.copy().values())
+
+    def append(self, payloads: Sequence[bytes], max_ts: int) -> list[Pointer]:
+        """Write a group, in order, and wait until it is durable; `max_ts` is the largest timestamp in it.
+
+        Raises:
+            ValueLogWriteError: the disk is full or broken; no payload of the group was stored, try again later.
+            RecordTooLargeError: a payload is beyond the record limit; nothing was written.
+        """
+        try:
+            active = self._active or self._begin()
+            segment = self._segments[self._current]
+            data, pointers = _layout(payloads, self._current, segment.size)
+            self._write(active, data, segment.size)
+        except OSError as err:
+            raise ValueLogWriteError(
+                f"cannot write to {self._files.path(max(self._current, 0))}: {err.strerror}; nothing of this group was "
+                "stored. Free some space or check the disk, then write again"
+            ) from err
+        segment.size += len(data)
+        segment.max_ts = max(segment.max_ts, max_ts)
+        if segment.size >= self._segment_bytes:
+            self.rotate()
+        return pointers
+
+    def rotate(self) -> None:
+        """Finalise the current segment; the next append begins a new one."""
+        active, self._active = self._active, None
+        if active is None:
+            return
+        segment = self._segments[self._current]
+        data = footer(segment.max_ts, segment.size)
+        try:
+            _write_all(active, data)
+            active.sync()
+        except OSError:
+            return  # everything acknowledged is durable; without a footer the segment is scanned at the next start
+        finally:
+            active.close()
+        segment.size += len(data)
+        segment.sealed = True
+
+    def read(self, pointer: Pointer) -> bytes:
+        """The payload at `pointer`.
+
+        Raises:
+            SegmentMissingError: its segment was dropped or lost.
+            RecordCorruptError: the bytes there are not that record.
+            ValueLogOpenError: the disk cannot be read.
+        """
+        return record.decode(self._files.read(*pointer), pointer.offset).payload
+
+    def scan(self, start: Pointer) -> Iterator[tuple[Pointer, bytes] | Skipped]:
+        """All payloads at or after `start` with their pointers, and what had to be skipped.
+
+        Raises:
+            SegmentMissingError: the segment of `start`, or one after it, is not there.
+        """
+        if start.fid > self._current and start != Pointer(0, 0, 0):
+            raise self._files.missing(start.fid)
+        for fid in range(start.fid, self._current + 1):
+            if fid not in self._segments:
+                raise self._files.missing(fid)
+            offset = start.offset if fid == start.fid else 0
+            for found in self._files.records(fid, offset, self._segments[fid].size):
+                if isinstance(found, Gap):
+                    yield Skipped(fid, found.offset, found.length, torn=False)
+                elif found.kind != FOOTER:
+                    yield Pointer(fid, found.offset, found.length), found.payload
+
+    def drop(self, fid: int) -> None:
+        """Remove a finished segment and give its space back; dropping what is gone is no error.
+
+        Raises:
+            ValueLogWriteError: the file cannot be removed.
+        """
+        assert fid != self._current, "the current segment cannot be dropped"
+        if self._segments.pop(fid, None) is None:
+            return
+        try:
+            self._files.remove(fid)
+        except OSError as err:
+            raise ValueLogWriteError(f"cannot remove {self._files.path(fid)}: {err.strerror}") from err
+
+    def close(self) -> None:
+        """Release the files; the current segment is continued at the next start."""
+        active, self._active = self._active, None
+        if active is not None:
+            active.close()
+        self._files.close()
+
+    def _recover(self, ts_of: Callable[[bytes], int]) -> None:
+        for fid in self._files.numbers():
+            segment = self._segments[fid] = self._files.inspect(fid, ts_of)
+            self.skipped += [Skipped(fid, gap.offset, gap.length, torn=False) for gap in segment.gaps]
+            self._current = fid
+        last = self._segments.get(self._current)
+        if last is not None and not last.sealed:
+            self._active = self._files.open(self._current)
+            self._cut_torn_tail(self._active, last)
+            self._active.sync()  # records of a killed process may so far be in the page cache only
+
+    def _cut_torn_tail(self, active: File, last: Segment) -> None:
+        if not last.gaps or sum(last.gaps[-1]) != last.size:
+            return
+        last.size = last.gaps[-1].offset
+        active.truncate(last.size)
+        self.skipped[-1] = self.skipped[-1]._replace(torn=True)
+
+    def _begin(self) -> File:
+        fid = self._current + 1
+        self._active = self._files.create(fid)
+        self._segments[fid] = Segment()
+        self._current = fid
+        return self._active
+
+    def _write(self, active: File, data: bytes, offset: int) -> None:
+        try:
+            _write_all(active, data)
+        except OSError:
+            try:
+                active.truncate(offset)
+            except OSError:
+                self._abandon(active)
+            raise
+        if not self._sync:
+            return
+        try:
+            active.sync()
+        except OSError:
+            self._abandon(active)
+            raise
+
+    def _abandon(self, active: File) -> None:
+        self._active = None
+        active.close()
+
+
+def _layout(payloads: Sequence[bytes], fid: int, offset: int) -> tuple[bytes, list[Pointer]]:
+    parts: list[bytes] = []
+    pointers: list[Pointer] = []
+    for payload in payloads:
+        length = HEADER_BYTES + len(payload)
+        parts += (record.encode(payload, offset), payload)
+        pointers.append(Pointer(fid, offset, length))
+        offset += length
+    return b"".join(parts), pointers
+
+
+def _write_all(file: File, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        taken = file.append(view)
+        if taken == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view = view[taken:]
