@@ -1,0 +1,148 @@
+"""The few fields of a `binlog.Binlog` that the Pump looks at, read without protobuf stubs. Pure.
+
+Source: tipb binlog.proto (proto2, no packed fields): tp 1, start_ts 2, commit_ts 3, prewrite_key 4, prewrite_value 5,
+ddl_query 6, ddl_job_id 7, ddl_schema_state 8. As in any protobuf reader the last value of a field wins and unknown
+fields are passed over.
+"""
+
+import enum
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from storage.model.errors import InvalidError
+
+_TP, _START_TS, _COMMIT_TS, _PREWRITE_VALUE, _DDL_SCHEMA_STATE = 1, 2, 3, 5, 8
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_WIRE_TYPES = {_TP: _VARINT, _START_TS: _VARINT, _COMMIT_TS: _VARINT, 4: _BYTES, _PREWRITE_VALUE: _BYTES}
+_WIRE_TYPES |= {6: _BYTES, 7: _VARINT, _DDL_SCHEMA_STATE: _VARINT}
+_VARINT_BYTES = 10
+_U64 = (1 << 64) - 1
+_MAX_TS = (1 << 63) - 1
+
+
+class BinlogInvalidError(InvalidError):
+    """The payload is not a binlog the Pump can store."""
+
+    code = "ErrBinlogInvalid"
+
+
+class Kind(enum.IntEnum):
+    """`binlog.BinlogType`."""
+
+    PREWRITE = 0
+    COMMIT = 1
+    ROLLBACK = 2
+
+
+class Binlog(NamedTuple):
+    """A binlog and what orders it; timestamps are TSOs, commit_ts is 0 for a prewrite and a rollback."""
+
+    kind: int
+    start_ts: int
+    commit_ts: int
+    payload: bytes
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether it is a Pump's own heartbeat: a rollback at start_ts == commit_ts."""
+        return self.kind == Kind.ROLLBACK and self.start_ts == self.commit_ts > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it carries no transaction: a client's liveness probe; such a binlog is not stored."""
+        return self.start_ts == self.commit_ts == 0
+
+    @property
+    def ts(self) -> int:
+        """The timestamp it is filed under."""
+        return self.commit_ts or self.start_ts
+
+
+def parse(payload: bytes) -> Binlog:
+    """Read the kind and the timestamps.
+
+    Raises:
+        BinlogInvalidError: the bytes are no binlog, or its kind or timestamps make no sense; says which.
+    """
+    kind, start_ts, commit_ts = Kind.PREWRITE.value, 0, 0
+    for number, value, _, _ in _fields(payload):
+        if number == _TP:
+            kind = value
+        elif number == _START_TS:
+            start_ts = value
+        elif number == _COMMIT_TS:
+            commit_ts = value
+    binlog = Binlog(kind, start_ts, commit_ts, payload)
+    _check(binlog)
+    return binlog
+
+
+def fake(ts: int) -> bytes:
+    """The payload of a heartbeat at `ts`."""
+    encoded = _encode_varint(ts)
+    return b"\x08\x02\x10" + encoded + b"\x18" + encoded
+
+
+def join(commit: bytes, prewrite: bytes) -> bytes:
+    """A commit binlog with the prewrite_value and ddl fields of its prewrite, byte for byte as those stand there."""
+    kept = [commit[start:end] for number, _, start, end in _fields(commit) if not _from_prewrite(number)]
+    taken = [prewrite[start:end] for number, _, start, end in _fields(prewrite) if _from_prewrite(number)]
+    return b"".join(kept + taken)
+
+
+def _from_prewrite(number: int) -> bool:
+    return _PREWRITE_VALUE <= number <= _DDL_SCHEMA_STATE
+
+
+def _check(binlog: Binlog) -> None:
+    kind, start_ts, commit_ts, _ = binlog
+    if kind not in (Kind.PREWRITE, Kind.COMMIT, Kind.ROLLBACK):
+        raise BinlogInvalidError(f"binlog of unknown type {kind} at start_ts {start_ts}")
+    if start_ts > _MAX_TS or commit_ts > _MAX_TS:
+        raise BinlogInvalidError(f"negative timestamp: start_ts {start_ts}, commit_ts {commit_ts}")
+    if kind == Kind.COMMIT and commit_ts <= start_ts and not binlog.is_empty:
+        raise BinlogInvalidError(f"commit binlog with commit_ts {commit_ts} not after start_ts {start_ts}")
+
+
+def _fields(payload: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(number, varint value or 0, start, end) of each field; start includes the tag."""
+    at, size = 0, len(payload)
+    while at < size:
+        start = at
+        tag, at = _decode_varint(payload, at)
+        number, wire_type = tag >> 3, tag & 7
+        value = 0
+        if number == 0 or _WIRE_TYPES.get(number, wire_type) != wire_type:
+            raise BinlogInvalidError(f"not a binlog: field {number} with wire type {wire_type} at byte {start}")
+        if wire_type == _VARINT:
+            value, at = _decode_varint(payload, at)
+        elif wire_type == _BYTES:
+            length, at = _decode_varint(payload, at)
+            at += length
+        elif wire_type in (_FIXED64, _FIXED32):
+            at += 8 if wire_type == _FIXED64 else 4
+        else:
+            raise BinlogInvalidError(f"not a binlog: wire type {wire_type} at byte {start}")
+        if at > size:
+            raise BinlogInvalidError(f"unexpected EOF: field {number} ends at byte {at}, the payload at {size}")
+        yield number, value, start, at
+
+
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in data[at : at + _VARINT_BYTES]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _U64, at
+        shift += 7
+    raise BinlogInvalidError(f"unexpected EOF: a number without an end before byte {at}")
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

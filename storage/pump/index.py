@@ -1,0 +1,214 @@
+"""The order of the binlogs in LevelDB: which commit stands where in the value log, and how far all of it is complete.
+
+Keys (docs/format/pump.md): `c` commit_ts start_ts -> pointer, `p` start_ts -> pointer, `m` fid -> largest commit_ts
+whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
+
+1. Index keys and state of a group are one WriteBatch, so the state never speaks of keys that are not there.
+2. Everything before `handle` is in the index and matched; a start replays the log from there. Nothing is synced: a
+   crash only moves the handle back.
+3. The index is derived: if the log ends before what the index knows, the index is rebuilt from the log.
+
+`apply`, `advance_gc_ts` and `reset` belong to one thread at a time; the rest may be called from any.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from storage.kv import KV, WriteBatch
+from storage.model.errors import CorruptError
+from storage.pump.binlog import Kind
+from storage.pump.matcher import Matcher
+from storage.value_log import Pointer
+
+COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX = b"c", b"p", b"m"
+START = Pointer(0, 0, 0)
+_STATE_KEY, _GC_KEY = b"s", b"g"
+_STATE_VERSION = 1
+_STATE = struct.Struct("<BIQIQQ")
+_POINTER = struct.Struct("<IQI")
+_U64 = struct.Struct(">Q")
+_PAIR = struct.Struct(">QQ")
+_U32 = struct.Struct(">I")
+
+Entry = tuple[int, int, int]
+"""(kind, start_ts, commit_ts) of a binlog."""
+
+
+class IndexVersionError(CorruptError):
+    """The index was written by a version this one does not know."""
+
+    code = "ErrPumpIndexVersion"
+
+
+class Commit(NamedTuple):
+    """A commit of the index; `prewrite` is None for a heartbeat and for a commit whose prewrite is not known."""
+
+    commit_ts: int
+    start_ts: int
+    pointer: Pointer
+    prewrite: Pointer | None
+
+
+class Index:
+    """The index of one value log."""
+
+    def __init__(self, kv: KV) -> None:
+        """Load the state.
+
+        Raises:
+            IndexVersionError: it is of an unknown version.
+        """
+        self.handle, self.head, self.max_commit_ts = _load_state(kv)
+        self.gc_ts = int(_U64.unpack(kv.get(_GC_KEY) or bytes(8))[0])
+        self.late_commits = 0
+        self.kv = kv
+        self._matcher: Matcher[Pointer] = Matcher(self.max_commit_ts)
+        self._segment_ts = {_U32.unpack(key[1:])[0]: _U64.unpack(ts)[0] for key, ts in kv.scan(b"m", b"n")}
+
+    @property
+    def waiting(self) -> int:
+        """Prewrites without an outcome."""
+        return self._matcher.waiting
+
+    @property
+    def oldest_waiting_ts(self) -> int:
+        """start_ts of the prewrite that holds max_commit_ts back; 0 if none does."""
+        oldest = self._matcher.oldest
+        return 0 if oldest is None else oldest[0]
+
+    def apply(self, entries: Iterable[Entry], pointers: Iterable[Pointer]) -> None:
+        """Index a group in the order of the log, and move max_commit_ts as far as it is complete."""
+        batch = WriteBatch()
+        pointer = START
+        for (kind, start_ts, commit_ts), pointer in zip(entries, pointers, strict=True):
+            if kind == Kind.PREWRITE:
+                self._prewrite(batch, start_ts, pointer)
+            elif kind == Kind.COMMIT:
+                self._commit(batch, start_ts, commit_ts, pointer)
+            elif start_ts == commit_ts:
+                self._matcher.advance(commit_ts)
+                batch.put(commit_key(commit_ts, start_ts), _POINTER.pack(*pointer))
+            elif self._matcher.settle(start_ts, 0) is not None:
+                batch.delete(prewrite_key(start_ts))
+        head = Pointer(pointer.fid, pointer.offset + pointer.length, 0)
+        oldest = self._matcher.oldest
+        handle = head if oldest is None else oldest[1].position
+        max_commit_ts = self._matcher.max_commit_ts
+        batch.put(_STATE_KEY, _STATE.pack(_STATE_VERSION, *handle[:2], *head[:2], max_commit_ts))
+        self.kv.write(batch, sync=False)
+        self.handle, self.head, self.max_commit_ts = handle, head, max_commit_ts
+
+    def commits(self, after: tuple[int, int], upto_ts: int, limit: int, limit_bytes: int) -> list[Commit]:
+        """Commits after the pair (commit_ts, start_ts), up to `upto_ts` inclusive, in order.
+
+        Ends after `limit` commits, or with the one that takes their records beyond `limit_bytes`.
+        """
+        found: list[Commit] = []
+        size = 0
+        for key, value in self.kv.scan(commit_key(*after) + b"\0", commit_key(upto_ts + 1, 0)):
+            commit_ts, start_ts = _PAIR.unpack(key[1:])
+            pointer = Pointer(*_POINTER.unpack(value))
+            prewrite = self._pointer(prewrite_key(start_ts)) if start_ts != commit_ts else None
+            found.append(Commit(commit_ts, start_ts, pointer, prewrite))
+            size += pointer.length + (prewrite.length if prewrite else 0)
+            if len(found) >= limit or size >= limit_bytes:
+                break
+        return found
+
+    def find(self, ts: int) -> Pointer | None:
+        """Where the binlog filed under `ts` stands: a prewrite's start_ts, else a commit's commit_ts."""
+        for _, value in self.kv.scan(commit_key(ts, 0), commit_key(ts + 1, 0)):
+            return Pointer(*_POINTER.unpack(value))
+        return self._pointer(prewrite_key(ts))
+
+    def advance_gc_ts(self, ts: int) -> bool:
+        """Give up everything up to `ts`, durably; False when it is not ahead, or not yet complete up to there."""
+        if not self.gc_ts < ts < self.max_commit_ts:
+            return False
+        batch = WriteBatch()
+        batch.put(_GC_KEY, _U64.pack(ts))
+        self.kv.write(batch, sync=True)
+        self.gc_ts = ts
+        return True
+
+    def droppable(self, segments: dict[int, int]) -> list[int]:
+        """Of the log's segments -> max_ts, those that neither a reader after gc_ts nor a restart can ask for."""
+        return [
+            fid
+            for fid, max_ts in segments.items()
+            if fid < self.handle.fid and max(max_ts, self._segment_ts.get(fid, 0)) <= self.gc_ts
+        ]
+
+    def forget_segment(self, fid: int) -> None:
+        """Drop what is kept about a removed segment."""
+        if self._segment_ts.pop(fid, None) is not None:
+            batch = WriteBatch()
+            batch.delete(SEGMENT_PREFIX + _U32.pack(fid))
+            self.kv.write(batch, sync=False)
+
+    def reset(self, first_fid: int) -> None:
+        """Empty the index, to be rebuilt from segment `first_fid` on; gc_ts stays."""
+        for prefix in (COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX, _STATE_KEY):
+            self.kv.delete_range(prefix, bytes([prefix[0] + 1]))
+        self.handle = self.head = Pointer(first_fid, 0, 0)
+        self.max_commit_ts = 0
+        self._matcher = Matcher()
+        self._segment_ts = {}
+
+    def _prewrite(self, batch: WriteBatch, start_ts: int, pointer: Pointer) -> None:
+        if self._matcher.waits(start_ts):
+            return
+        commit_ts = self._matcher.prewrite(start_ts, pointer)
+        if commit_ts is None or commit_ts > self.gc_ts:
+            batch.put(prewrite_key(start_ts), _POINTER.pack(*pointer))
+        if commit_ts:
+            self._keep_segment(batch, pointer.fid, commit_ts)
+
+    def _commit(self, batch: WriteBatch, start_ts: int, commit_ts: int, pointer: Pointer) -> None:
+        before = self._matcher.max_commit_ts
+        prewrite = self._matcher.settle(start_ts, commit_ts)
+        key = commit_key(commit_ts, start_ts)
+        if prewrite is not None and prewrite.position.fid != pointer.fid:
+            self._keep_segment(batch, prewrite.position.fid, commit_ts)
+        if prewrite is None and commit_ts <= before and key not in batch.ops and self.kv.get(key) is None:
+            self.late_commits += 1
+        batch.put(key, _POINTER.pack(*pointer))
+
+    def _keep_segment(self, batch: WriteBatch, fid: int, commit_ts: int) -> None:
+        """A segment lives as long as the commits whose prewrites stand in it."""
+        if commit_ts > self._segment_ts.get(fid, 0):
+            self._segment_ts[fid] = commit_ts
+            batch.put(SEGMENT_PREFIX + _U32.pack(fid), _U64.pack(commit_ts))
+
+    def _pointer(self, key: bytes) -> Pointer | None:
+        value = self.kv.get(key)
+        return None if value is None else Pointer(*_POINTER.unpack(value))
+
+
+def commit_key(commit_ts: int, start_ts: int) -> bytes:
+    """The key of a commit: in commit order."""
+    return COMMIT_PREFIX + _PAIR.pack(commit_ts, start_ts)
+
+
+def prewrite_key(start_ts: int) -> bytes:
+    """The key of a prewrite."""
+    return PREWRITE_PREFIX + _U64.pack(start_ts)
+
+
+def prewrite_of(key: bytes) -> bytes:
+    """The key of the prewrite that belongs to the commit with this key."""
+    return PREWRITE_PREFIX + key[1 + _U64.size :]
+
+
+def _load_state(kv: KV) -> tuple[Pointer, Pointer, int]:
+    value = kv.get(_STATE_KEY)
+    if value is None:
+        return START, START, 0
+    if value[0] != _STATE_VERSION or len(value) != _STATE.size:
+        raise IndexVersionError(
+            f"the pump index is of version {value[0]}, this tidemark knows {_STATE_VERSION}; "
+            "move its kv directory away to rebuild it from the value log"
+        )
+    _, handle_fid, handle_offset, head_fid, head_offset, max_commit_ts = _STATE.unpack(value)
+    return Pointer(handle_fid, handle_offset, 0), Pointer(head_fid, head_offset, 0), max_commit_ts

@@ -1,0 +1,74 @@
+"""Reading committed binlogs in commit order: the commits of a stretch of the index, joined with their prewrites."""
+
+from typing import NamedTuple
+
+from storage.model.errors import CorruptError, InvalidError
+from storage.model.ts import MAX_TS
+from storage.pump.binlog import join
+from storage.pump.index import Commit, Index
+from storage.value_log import ValueLog
+
+CHUNK_COMMITS = 512
+CHUNK_BYTES = 4 << 20
+
+
+class BinlogPurgedError(InvalidError):
+    """A reader asks for commits that GC has already removed."""
+
+    code = "ErrBinlogPurged"
+
+
+class Cursor(NamedTuple):
+    """The last commit a reader has had; the next one comes after it."""
+
+    commit_ts: int
+    start_ts: int = MAX_TS
+
+
+class Chunk(NamedTuple):
+    """A run of joined binlogs, the cursor after it, and start_ts of the commits whose prewrite is not known."""
+
+    payloads: list[bytes]
+    cursor: Cursor
+    orphans: list[int]
+
+
+def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chunk:
+    """The next binlogs after a cursor and up to `upto_ts`; the cursor stands at `upto_ts` when there are no more.
+
+    Raises:
+        BinlogPurgedError: GC has passed the cursor.
+        CorruptError: the log does not hold what the index says.
+    """
+    commits = index.commits(after, upto_ts, CHUNK_COMMITS, CHUNK_BYTES)
+    orphans = [commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)]
+    try:
+        payloads = [_payload(log, commit) for commit in commits if commit.prewrite is not None or _is_fake(commit)]
+    except CorruptError:
+        check_not_purged(index, after.commit_ts)
+        raise
+    check_not_purged(index, after.commit_ts)
+    cursor = Cursor(commits[-1].commit_ts, commits[-1].start_ts) if commits else Cursor(upto_ts)
+    return Chunk(payloads, cursor, orphans)
+
+
+def check_not_purged(index: Index, last_ts: int) -> None:
+    """Refuse to read after `last_ts` when commits after it are gone.
+
+    Raises:
+        BinlogPurgedError: they are.
+    """
+    if last_ts < index.gc_ts:
+        raise BinlogPurgedError(
+            f"binlogs up to {index.gc_ts} were removed by GC, a reader at {last_ts} would lose rows; "
+            "start it again from a new dump taken after that"
+        )
+
+
+def _is_fake(commit: Commit) -> bool:
+    return commit.start_ts == commit.commit_ts
+
+
+def _payload(log: ValueLog, commit: Commit) -> bytes:
+    payload = log.read(commit.pointer)
+    return payload if commit.prewrite is None else join(payload, log.read(commit.prewrite))

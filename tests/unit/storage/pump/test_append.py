@@ -1,0 +1,291 @@
+import errno
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tipb import binlog_pb2
+
+from storage.kv import KV, MemoryKV, WriteBatch
+from storage.model.errors import UnavailableError
+from storage.pump.append import Append, BinlogNotFoundError, open_append
+from storage.pump.binlog import Binlog, fake, parse
+from storage.pump.committer import PumpClosedError
+from storage.pump.pull import BinlogPurgedError
+from storage.segment import SegmentMissingError
+from storage.value_log import ValueLogWriteError
+from storage.vfs import FS, HookedFS, MemFS
+
+DIRECTORY = Path("/pump")
+
+
+def prewrite(start_ts: int, value: bytes = b"rows") -> Binlog:
+    message = binlog_pb2.Binlog(tp=0, start_ts=start_ts, commit_ts=0, prewrite_key=b"k", prewrite_value=value)
+    return parse(message.SerializeToString())
+
+
+def commit(start_ts: int, commit_ts: int) -> Binlog:
+    message = binlog_pb2.Binlog(tp=1, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=b"k")
+    return parse(message.SerializeToString())
+
+
+def rollback(start_ts: int) -> Binlog:
+    return parse(binlog_pb2.Binlog(tp=2, start_ts=start_ts, commit_ts=0).SerializeToString())
+
+
+def heartbeat(ts: int) -> Binlog:
+    return parse(fake(ts))
+
+
+@asynccontextmanager
+async def opened(fs: FS, kv: KV | None = None, segment_bytes: int = 1 << 20) -> AsyncIterator[Append]:
+    async with open_append(fs, DIRECTORY, kv=kv or MemoryKV(), segment_bytes=segment_bytes) as append:
+        yield append
+
+
+async def pulled(append: Append, last_ts: int, until_ts: int) -> list[tuple[int, int, bytes]]:
+    """What a reader after `last_ts` gets up to the binlog with commit_ts `until_ts`."""
+    found: list[tuple[int, int, bytes]] = []
+    async for chunk in append.pull(last_ts):
+        for payload in chunk.payloads:
+            message = binlog_pb2.Binlog.FromString(payload)
+            found.append((message.commit_ts, message.start_ts, message.prewrite_value))
+        if found and found[-1][0] >= until_ts:
+            return found
+    raise AssertionError("a pull ends only by closing")
+
+
+async def wait_max_commit_ts(append: Append, ts: int) -> None:
+    async for _ in append.pull(ts - 1):
+        return
+
+
+async def test_commits_come_in_commit_order_joined_with_their_rows() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([prewrite(1, b"one"), prewrite(2, b"two"), prewrite(3, b"three")])
+        await append.write([commit(2, 12), rollback(3), commit(1, 11), heartbeat(20)])
+        assert await pulled(append, 0, 20) == [(11, 1, b"one"), (12, 2, b"two"), (20, 20, b"")]
+        assert await pulled(append, 11, 20) == [(12, 2, b"two"), (20, 20, b"")]
+        assert (append.max_commit_ts, append.all_matched) == (20, True)
+
+
+async def test_a_lonely_prewrite_holds_later_commits_back_until_it_is_settled() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([prewrite(1), commit(1, 5), prewrite(6), prewrite(7), commit(7, 9), heartbeat(10)])
+        assert await pulled(append, 0, 5) == [(5, 1, b"rows")]
+        statistics = append.statistics()
+        assert (statistics.max_commit_ts, statistics.waiting_prewrites, statistics.oldest_waiting_ts) == (5, 1, 6)
+        assert not append.all_matched
+        await append.write([commit(6, 8)])
+        assert [item[0] for item in await pulled(append, 5, 10)] == [8, 9, 10]
+
+
+async def test_several_readers_tail_without_polling() -> None:
+    async with opened(MemFS()) as append:
+        readers = [append.pull(0), append.pull(0), append.pull(4)]
+        await append.write([prewrite(1, b"v"), commit(1, 5)])
+        chunks = [await anext(reader) for reader in readers]
+        assert len({chunk.payloads[0] for chunk in chunks}) == 1
+        await append.write([prewrite(6, b"w"), commit(6, 7)])
+        assert {(await anext(reader)).cursor.commit_ts for reader in readers} == {7}
+        append.end_pulls()
+        for reader in readers:
+            with pytest.raises(PumpClosedError):
+                await anext(reader)
+
+
+async def test_a_commit_without_its_prewrite_is_reported_not_served() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([commit(3, 5), heartbeat(9)])
+        chunk = await anext(append.pull(0))
+        assert (len(chunk.payloads), chunk.orphans) == (1, [3])
+
+
+async def test_a_probe_is_not_stored() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([parse(b""), parse(binlog_pb2.Binlog(tp=1).SerializeToString())])
+        assert append.statistics().log_bytes == 0
+
+
+async def test_any_binlog_is_found_by_its_timestamp() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([prewrite(1), commit(1, 5)])
+        await wait_max_commit_ts(append, 5)
+        assert await append.get(1) == prewrite(1).payload
+        assert await append.get(5) == commit(1, 5).payload
+        with pytest.raises(BinlogNotFoundError, match="no binlog is filed under 4"):
+            await append.get(4)
+
+
+async def test_a_repeated_prewrite_and_commit_are_one_transaction() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([prewrite(1), prewrite(1), commit(1, 5), commit(1, 5), prewrite(1), heartbeat(6)])
+        assert await pulled(append, 0, 6) == [(5, 1, b"rows"), (6, 6, b"")]
+        assert append.all_matched
+        assert append.statistics().late_commits == 0
+
+
+async def test_a_full_disk_fails_the_writers_and_serves_the_readers() -> None:
+    full = False
+
+    def hook(call: str, path: Path) -> int | None:
+        if call == "append" and full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return None
+
+    async with opened(HookedFS(MemFS(), hook)) as append:
+        await append.write([prewrite(1), commit(1, 5)])
+        full = True
+        with pytest.raises(ValueLogWriteError, match="No space left on device"):
+            await append.write([prewrite(6), commit(6, 7)])
+        assert await pulled(append, 0, 5) == [(5, 1, b"rows")]
+        full = False
+        await append.write([prewrite(6), commit(6, 7)])
+        assert len(await pulled(append, 0, 7)) == 2
+
+
+class FailingKV(MemoryKV):
+    broken = False
+
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        if self.broken:
+            raise UnavailableError("the disk of the index is full")
+        super().write(batch, sync=sync)
+
+
+async def write_until_refused(append: Append, binlog: Binlog) -> None:
+    while True:
+        await append.write([binlog])
+
+
+async def test_an_index_that_cannot_be_written_stops_writing_and_a_restart_replays_what_was_acknowledged() -> None:
+    fs, kv = MemFS(), FailingKV()
+    async with opened(fs, kv) as append:
+        await append.write([prewrite(1), commit(1, 5)])
+        await wait_max_commit_ts(append, 5)
+        kv.broken = True
+        await append.write([prewrite(6), commit(6, 7)])
+        with pytest.raises(UnavailableError, match="the disk of the index is full"):
+            await write_until_refused(append, heartbeat(8))
+        assert await pulled(append, 0, 5) == [(5, 1, b"rows")]
+    kv.broken = False
+    async with opened(fs, kv) as append:
+        assert append.recovery.replayed >= 2
+        assert [item[0] for item in await pulled(append, 0, 8)] == [5, 7, 8]
+
+
+async def test_writing_to_a_closing_pump_is_refused() -> None:
+    async with opened(MemFS()) as append:
+        append.close()
+        with pytest.raises(PumpClosedError):
+            await append.write([prewrite(1)])
+
+
+async def test_a_reader_below_gc_is_told_so() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([prewrite(1), commit(1, 5), prewrite(6), commit(6, 8), heartbeat(10)])
+        await wait_max_commit_ts(append, 10)
+        slow = append.pull(4)
+        assert await append.gc(6) == 2
+        for reader in (slow, append.pull(3)):
+            with pytest.raises(BinlogPurgedError, match="would lose rows"):
+                await anext(reader)
+        assert [item[0] for item in await pulled(append, 0, 10)] == [8, 10]
+        assert append.gc_ts == 6
+
+
+async def test_gc_drops_whole_segments_but_never_a_prewrite_that_a_later_commit_needs() -> None:
+    fs = MemFS()
+    async with opened(fs, segment_bytes=1) as append:
+        for binlog in (prewrite(1), commit(1, 5), prewrite(6, b"old"), heartbeat(7), commit(6, 20), heartbeat(30)):
+            await append.write([binlog])
+        await wait_max_commit_ts(append, 30)
+        assert await append.gc(19) == 3 + 1
+        assert fs.names(DIRECTORY / "value") == ["000002.vlog", "000004.vlog", "000005.vlog"]
+        assert (await pulled(append, 19, 20))[0] == (20, 6, b"old")
+        await append.write([heartbeat(40)])
+        await wait_max_commit_ts(append, 40)
+        assert await append.gc(39) > 0
+        assert fs.names(DIRECTORY / "value") == ["000006.vlog"]
+
+
+async def test_gc_waits_for_what_is_not_complete() -> None:
+    async with opened(MemFS()) as append:
+        await append.write([prewrite(1), commit(1, 5), prewrite(6), heartbeat(10)])
+        await wait_max_commit_ts(append, 5)
+        assert await append.gc(5) == 0
+        assert (await append.gc(4), append.gc_ts) == (0, 4)
+        assert (await append.gc(3), append.gc_ts) == (0, 4)
+
+
+async def test_a_lost_index_is_rebuilt_from_the_log() -> None:
+    fs = MemFS()
+    async with opened(fs, segment_bytes=1) as append:
+        for binlog in (prewrite(1), commit(1, 5), prewrite(6), commit(6, 20), heartbeat(30)):
+            await append.write([binlog])
+        await wait_max_commit_ts(append, 30)
+        await append.gc(7)
+    async with opened(fs) as append:
+        assert append.recovery.rebuilt
+        assert [item[0] for item in await pulled(append, 0, 30)] == [20, 30]
+
+
+async def test_an_index_ahead_of_the_log_is_rebuilt() -> None:
+    fs, kv = MemFS(), MemoryKV()
+    async with opened(fs, kv) as append:
+        await append.write([prewrite(1), commit(1, 5)])
+        kept = append.statistics().log_bytes
+        await append.write([prewrite(6), commit(6, 7)])
+        await wait_max_commit_ts(append, 7)
+    fs.open(DIRECTORY / "value" / "000000.vlog").truncate(kept)
+    async with opened(fs, kv) as append:
+        assert append.recovery.rebuilt
+        assert await pulled(append, 0, 5) == [(5, 1, b"rows")]
+
+
+async def test_a_lost_segment_stops_the_start() -> None:
+    fs, kv = MemFS(), MemoryKV()
+    async with opened(fs, kv, segment_bytes=1) as append:
+        await append.write([prewrite(1)])
+        await append.write([commit(1, 5)])
+    fs.remove(DIRECTORY / "value" / "000001.vlog")
+    with pytest.raises(SegmentMissingError):
+        async with opened(fs, kv):
+            pass
+
+
+transactions = st.lists(st.tuples(st.booleans(), st.binary(max_size=20)), min_size=1, max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(transactions, st.randoms(use_true_random=False), st.integers(0, 40), st.integers(1, 120))
+async def test_after_a_crash_every_acknowledged_transaction_is_served_once(
+    rows: list[tuple[bool, bytes]], random, torn_bytes: int, segment_bytes: int
+) -> None:
+    """The index may forget any suffix of its writes: here, all of them, or those after a random moment."""
+    fs, kv = MemFS(), MemoryKV()
+    snapshots: list[MemoryKV] = [kv.snapshot()]
+    open_transactions: list[tuple[int, bool, bytes]] = []
+    expected: list[tuple[int, int, bytes]] = []
+    ts = 0
+    async with opened(fs, kv, segment_bytes) as append:
+        for committed, value in rows:
+            ts += 1
+            await append.write([prewrite(ts, value)])
+            open_transactions.append((ts, committed, value))
+            while open_transactions and random.random() < 0.6:
+                start_ts, commits, stored = open_transactions.pop(random.randrange(len(open_transactions)))
+                ts += 1
+                await append.write([commit(start_ts, ts) if commits else rollback(start_ts)])
+                expected += [(ts, start_ts, stored)] if commits else []
+            snapshots.append(kv.snapshot())
+        crashed = fs.crash_clone(torn_bytes)
+        survived = random.choice([*snapshots, kv.snapshot()])
+    async with opened(crashed, survived, segment_bytes) as append:
+        for start_ts, _, _ in open_transactions:
+            await append.write([rollback(start_ts)])
+        await append.write([heartbeat(ts + 1)])
+        assert await pulled(append, 0, ts + 1) == [*expected, (ts + 1, ts + 1, b"")]
