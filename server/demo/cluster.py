@@ -10,14 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tidemarkpb.v1 import changefeed_pb2 as pb
-from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
-
 from server.demo.process import drain, json_line
-from server.rpc.client import connect as channel_to
 
 _LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
-_RPC_SECONDS = 30.0
 
 
 class Cluster:
@@ -63,16 +58,6 @@ class Cluster:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
-
-    async def ensure_changefeed(self, changefeed: str, sink_uri: str, tables: list[pb.Table]) -> None:
-        """Create the changefeed unless an earlier run did."""
-        async with channel_to(self.endpoints["capture"]) as channel:
-            stub = ChangefeedServiceStub(channel)
-            known = await stub.ListChangefeeds(pb.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
-            if any(found.id == changefeed for found in known.changefeeds):
-                return
-            request = pb.CreateChangefeedRequest(id=changefeed, sink_uri=sink_uri, tables=tables)
-            await stub.CreateChangefeed(request, timeout=_RPC_SECONDS)
 
 
 def _free_address() -> str:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from server.config import ConfigError
 from server.demo.process import json_line, started
@@ -35,6 +36,23 @@ class Lake:
     def uri(self) -> str:
         """The sink URI, as `tidemark spark run --target` takes it."""
         return f"{self.format}://{self.path}"
+
+
+class Applied(Protocol):
+    """How far the lake is, whoever runs its Spark job."""
+
+    lake: Lake
+    applied_ts: int
+    rows: int
+    cuts: int
+
+    async def follow(self) -> None:
+        """Keep the fields current until cancelled."""
+        ...
+
+    async def wait_applied(self, ts: int) -> None:
+        """Wait until a cut that ends at or after `ts` is visible in the lake."""
+        ...
 
 
 class LakeJob:

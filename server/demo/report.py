@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 
-from server.demo.lake import LakeJob
+from server.demo.lake import Applied
 from server.demo.proof import Proof
 from server.demo.workload import Tally
 from storage.model.ts import physical_ms
@@ -15,7 +15,7 @@ _EVERY_SECONDS = 1.0
 class Progress:
     """The line of progress; on a terminal it overwrites itself."""
 
-    def __init__(self, transactions: int, tally: Tally, job: LakeJob) -> None:
+    def __init__(self, transactions: int, tally: Tally, job: Applied) -> None:
         self._transactions = transactions
         self._tally = tally
         self._job = job
@@ -39,13 +39,13 @@ class Progress:
         )
 
 
-def summary(proof: Proof, tally: Tally, job: LakeJob, client: str) -> str:
+def summary(proof: Proof, tally: Tally, job: Applied, client: str) -> str:
     """The table at the end of the demo."""
     verdict = "EQUAL" if proof.equal else "DIFFERENT"
     rows = [
         ("client", client),
         ("transactions", f"{tally.committed} committed, {tally.rolled_back} rolled back, {tally.retried} retried"),
-        ("row changes", f"{tally.row_changes} by the tellers, {job.rows} applied to the lake"),
+        ("row changes", f"{tally.row_changes} by the tellers" + (f", {job.rows} applied" if job.rows else "")),
         ("rows in the lake", ", ".join(f"{table} {count}" for table, count in proof.rows.items())),
         ("batches (cuts)", f"{len(proof.totals)}"),
         ("commit -> visible", f"p50 {proof.p50_seconds:.2f} s, p99 {proof.p99_seconds:.2f} s"),

@@ -11,10 +11,12 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.config import setting
 from server.demo import bank as tables
+from server.demo import changefeed
 from server.demo.bank import Bank
 from server.demo.client import BankClient, connect, default_client
 from server.demo.cluster import Cluster
-from server.demo.lake import Lake, LakeJob
+from server.demo.joined import JoinedLake
+from server.demo.lake import Applied, Lake, LakeJob
 from server.demo.process import ProcessFailedError, started
 from server.demo.proof import Proof, prove
 from server.demo.report import Progress, summary
@@ -55,6 +57,9 @@ class DemoConfig:
     client: str = setting("", "tikv-client or own (default: tikv-client where it is installed)")
     any_ports: bool = setting(default=False, help_text="listen on free ports instead of the default ones")
     keep: bool = setting(default=False, help_text="leave the cluster and the Spark job up until Ctrl-C")
+    join: str = setting("", "coordinator (host:port) of a running cluster to use instead of starting one")
+    capture: str = setting("127.0.0.1:8300", "that cluster's capture, for --join")
+    lake_dir: str = setting("", "where that cluster's Spark job keeps the lake, for --join (e.g. /lake)")
 
     @property
     def client_kind(self) -> str:
@@ -72,13 +77,15 @@ async def run_demo(config: DemoConfig) -> bool:
     """
     if shutil.which("java") is None:
         raise JavaMissingError("Spark needs Java; install a JDK 17 (Debian: openjdk-17-jre-headless) and run again")
+    if config.join:
+        return await _run_joined(config)
     data = _data_dir(config)
     began = time.monotonic()
     async with Cluster.started(data, any_ports=config.any_ports) as cluster:
         listening = ", ".join(f"{name} {address}" for name, address in cluster.endpoints.items())
         print(f"cluster {cluster.cluster_id} is up after {time.monotonic() - began:.1f} s: {listening}", flush=True)
         lake = Lake.at(data / "lake", config.lake)
-        await cluster.ensure_changefeed(_CHANGEFEED, lake.uri, _tables())
+        await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
         async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
             proof = await Day(config, cluster, job, data).run()
             if config.keep:
@@ -87,10 +94,22 @@ async def run_demo(config: DemoConfig) -> bool:
     return proof.equal
 
 
+async def _run_joined(config: DemoConfig) -> bool:
+    if config.kills:
+        raise InvalidError("--kills needs a cluster of the demo's own; leave out --join")
+    data = _data_dir(config)
+    cluster = Cluster(data, any_ports=False)
+    cluster.endpoints = {"coordinator": config.join, "capture": config.capture}
+    lake = Lake.at(Path(config.lake_dir or data / "lake"), config.lake)
+    await changefeed.ensure(config.capture, _CHANGEFEED, lake.uri, _tables())
+    proof = await Day(config, cluster, JoinedLake(lake, config.capture, _CHANGEFEED), data).run()
+    return proof.equal
+
+
 class Day:
     """One day of the bank: its tellers, its accidents, and the closing of the books."""
 
-    def __init__(self, config: DemoConfig, cluster: Cluster, job: LakeJob, data: Path) -> None:
+    def __init__(self, config: DemoConfig, cluster: Cluster, job: Applied, data: Path) -> None:
         self._config = config
         self._cluster = cluster
         self._job = job
