@@ -19,7 +19,7 @@ from storage.model.event import DELETE, INSERT, UPDATE
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
 from storage.tidb.cells import RowBlock
-from storage.tidb.key import decode_int_handles
+from storage.tidb.handle import HandleCells
 from storage.tidb.schema import Column, TableInfo
 
 META_FIELDS: Final = (
@@ -58,17 +58,21 @@ class Mounter:
         deletes = pc.equal(raw["op"], pa.scalar(DELETE, pa.uint8()))
         rows = pc.if_else(deletes, raw["old_value"], raw["value"]) if pc.any(deletes).as_py() else raw["value"]
         block = RowBlock(rows)
-        columns = [self._column(column, block, raw["key"]) for column in self._columns]
+        keys = HandleCells(self.table, raw["key"])
+        columns = [self._column(column, block, keys) for column in self._columns]
         return pa.RecordBatch.from_arrays([*_meta(raw, first_seq), *columns], schema=self.schema)
 
-    def _column(self, column: Column, block: RowBlock, keys: pa.Array) -> pa.Array:
+    def _column(self, column: Column, block: RowBlock, keys: HandleCells) -> pa.Array:
         if column is self.table.handle_column:
-            handles = decode_int_handles(keys)
-            return arrow_integers(column, handles, None)
+            return arrow_integers(column, keys.integers(), None)
         cells = block.cells(column.id)
         values = arrow_array(column, cells)
+        if column.id in keys.column_ids and bool(np.any(cells.unknown)):
+            return pc.if_else(pa.array(cells.unknown), arrow_array(column, keys.cells(column.id)), values)
         default = self._defaults.get(column.id)
-        return pc.if_else(pa.array(cells.missing), default, values) if default is not None else values
+        if default is not None and bool(np.any(cells.missing)):
+            return pc.if_else(pa.array(cells.missing), default, values)
+        return values
 
 
 class MountCursor:

@@ -12,6 +12,7 @@ from decimal import Decimal
 
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.decimal import decode_decimal, encode_decimal
+from storage.tidb.integer import WIDTHS, signed_cell, unsigned_cell
 from storage.tidb.json import decode_json, encode_json
 from storage.tidb.mysql import DATES, INTEGERS, TEXTS, Type
 from storage.tidb.schema import Column
@@ -22,8 +23,7 @@ Value = int | float | str | bytes | Decimal | CoreTime | None
 _F64 = struct.Struct(">d")
 _SIGN = 1 << 63
 _MASK = (1 << 64) - 1
-_WIDTHS = (1, 2, 4, 8)
-_SIGNED = INTEGERS | {Type.YEAR, Type.TIME}
+_NUMBERS = INTEGERS | {Type.YEAR, Type.TIME}
 _BITS_MAX = 64
 
 
@@ -42,9 +42,9 @@ def decode_cell(column: Column, cell: bytes) -> Value:
         return decode_decimal(cell)[0]
     if kind is Type.JSON:
         return decode_json(cell)
-    if len(cell) not in _WIDTHS:
+    if len(cell) not in WIDTHS:
         raise CorruptError(f"column {column.name}: an integer cell of {len(cell)} bytes")
-    return of_integer(column, int.from_bytes(cell, "little", signed=kind in _SIGNED and not column.unsigned))
+    return of_integer(column, int.from_bytes(cell, "little", signed=column.stores_signed))
 
 
 def encode_cell(column: Column, value: Value) -> bytes:
@@ -63,13 +63,7 @@ def encode_cell(column: Column, value: Value) -> bytes:
         case Type.JSON, str():
             return encode_json(value)
     number = to_integer(column, value)
-    signed = column.type in _SIGNED and not column.unsigned
-    for width in _WIDTHS:
-        try:
-            return number.to_bytes(width, "little", signed=signed)
-        except OverflowError:
-            continue
-    raise InvalidError(f"column {column.name}: {value!r} does not fit 64 bits")
+    return signed_cell(number) if column.stores_signed else unsigned_cell(number)
 
 
 def decode_text(column: Column, data: bytes) -> str:
@@ -131,7 +125,7 @@ def to_integer(column: Column, value: Value) -> int:
             return column.elems.index(value) + 1 if value else 0
         case Type.SET, str() if set(filter(None, value.split(","))) <= set(column.elems):
             return sum(1 << column.elems.index(name) for name in filter(None, value.split(",")))
-        case kind, int() if kind in _SIGNED:
+        case kind, int() if kind in _NUMBERS:
             return value
     raise InvalidError(f"column {column.name}: {value!r} is not a value of {column.type.name}")
 
@@ -153,7 +147,7 @@ def parse_default(column: Column) -> Value:
 
 def _parse(column: Column, text: str) -> Value:
     kind = column.type
-    if kind in _SIGNED - {Type.TIME}:
+    if kind in _NUMBERS - {Type.TIME}:
         return int(text)
     if kind in {Type.FLOAT, Type.DOUBLE}:
         return float(text)

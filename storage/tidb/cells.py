@@ -4,7 +4,7 @@ Rows whose header bytes are equal (same columns present, same width of offsets) 
 and each column's bounds are one gather per layout. A column costs no Python object per row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Offsets
 from storage.tidb.row import HEAD_BYTES, LARGE, VERSION
+from storage.tidb.row_v1 import as_v2
 
 Mask = npt.NDArray[np.bool_]
 _HEAD_MASK = np.uint64((1 << 8 * HEAD_BYTES) - 1)
@@ -29,6 +30,19 @@ class Cells:
     end: Offsets
     present: Mask
     missing: Mask
+
+    @property
+    def unknown(self) -> Mask:
+        """Where the column is missing, or the whole row."""
+        unknown: Mask = self.missing | ~self.rows.valid
+        return unknown
+
+    @classmethod
+    def of(cls, cells: Sequence[bytes | None]) -> "Cells":
+        """Cells that do not come from rows; None is missing."""
+        margin = bytes(_WORD)  # numbers are read as the eight bytes that end with the cell
+        rows = BinaryColumn(pa.array([margin, *cells, margin], pa.binary()).slice(1, len(cells)))
+        return cls(rows, rows.begin, rows.end, rows.valid, ~rows.valid)
 
     def binary(self) -> pa.Array:
         """The cells' bytes, null where absent."""
@@ -78,15 +92,15 @@ class _Layout:
 
 
 class RowBlock:
-    """A batch of rows of format v2; null entries are rows whose columns are all NULL."""
+    """A batch of rows; null entries are rows whose columns are all NULL. Rows of format v1 are translated first."""
 
     def __init__(self, rows: pa.Array) -> None:
         """Read the layouts.
 
         Raises:
-            CorruptError: an entry is not a row of format v2.
+            CorruptError: an entry is not a row.
         """
-        self._rows = BinaryColumn(rows)
+        self._rows = _as_v2(BinaryColumn(rows), rows)
         self._layouts = list(_layouts(self._rows))
         for layout in self._layouts:
             _check(self._rows, layout)
@@ -117,6 +131,13 @@ class RowBlock:
         data = self._rows.begin[layout.at] + layout.data_at
         begin = data + _end(self._rows, layout, number - 1) if number else data
         return begin, data + _end(self._rows, layout, number)
+
+
+def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
+    """Translate a batch with rows of format v1, which only old clusters have."""
+    if bool(np.all((column.u8(column.begin) == VERSION) | ~column.valid)):
+        return column
+    return BinaryColumn(pa.array([None if row is None else as_v2(row) for row in rows.to_pylist()], pa.binary()))
 
 
 def _end(rows: BinaryColumn, layout: _Layout, number: int) -> Offsets:

@@ -18,11 +18,6 @@ PRECISION_MAX: Final = 81  # TiDB's arithmetic may exceed the 65 digits a column
 _EXACT = Context(prec=2 * PRECISION_MAX)
 
 
-def digits_size(precision: int, scale: int) -> int:
-    """How many bytes the digits of a DECIMAL(precision, scale) take."""
-    return sum(_size(digits) for digits in (precision - scale, scale))
-
-
 def encode_decimal(value: Decimal, precision: int, scale: int) -> bytes:
     """Encode as DECIMAL(precision, scale), rounding half up as MySQL does.
 
@@ -40,17 +35,26 @@ def encode_decimal(value: Decimal, precision: int, scale: int) -> bytes:
     return bytes((precision, scale)) + bytes(digits)
 
 
+def decimal_size(data: bytes, offset: int = 0) -> int:
+    """How many bytes the value at `offset` takes.
+
+    Raises:
+        CorruptError: there is no precision and scale.
+    """
+    head = data[offset : offset + 2]
+    if len(head) != 2 or not 0 < head[0] <= PRECISION_MAX or head[1] > head[0]:
+        raise CorruptError(f"decimal with a bad precision and scale: {head.hex()}")
+    return 2 + _size(head[0] - head[1]) + _size(head[1])
+
+
 def decode_decimal(data: bytes, offset: int = 0) -> tuple[Decimal, int]:
     """Decode one value at `offset`; returns it and the offset after it.
 
     Raises:
         CorruptError: the bytes are not an encoded decimal.
     """
-    head = data[offset : offset + 2]
-    if len(head) != 2 or not 0 < head[0] <= PRECISION_MAX or head[1] > head[0]:
-        raise CorruptError(f"decimal with a bad precision and scale: {head.hex()}")
-    precision, scale = head
-    begin, end = offset + 2, offset + 2 + digits_size(precision, scale)
+    begin, end = offset + 2, offset + decimal_size(data, offset)
+    precision, scale = data[offset], data[offset + 1]
     if end > len(data):
         raise CorruptError(f"decimal({precision},{scale}) ends early at offset {offset}")
     negative = not data[begin] & 0x80

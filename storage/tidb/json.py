@@ -39,6 +39,16 @@ _ENTRY = struct.Struct("<BI")
 _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
+_FIXED_BYTES = {
+    LITERAL: 1,
+    INT64: 8,
+    UINT64: 8,
+    FLOAT64: 8,
+    DATE: 8,
+    DATETIME: 8,
+    TIMESTAMP: 8,
+    DURATION: 12,
+}
 _FSP_MAX = 6
 _DEPTH_MAX = 100
 _PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e21  # Go's encoding/json writes floats outside of these with an exponent
@@ -54,6 +64,26 @@ def decode_json(data: bytes) -> str:
         return _text(data[0], data, 1, _DEPTH_MAX)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as err:
         raise CorruptError(f"binary JSON of {len(data)} bytes is broken: {err}") from err
+
+
+def json_size(data: bytes, offset: int = 0) -> int:
+    """How many bytes the value at `offset` takes, its type byte included.
+
+    Raises:
+        CorruptError: there is no value.
+    """
+    try:
+        code, at = data[offset], offset + 1
+        if code in _FIXED_BYTES:
+            return 1 + _FIXED_BYTES[code]
+        if code in {OBJECT, ARRAY}:
+            return 1 + int(_HEAD.unpack_from(data, at)[1])
+        size, end = decode_uvarint(data, at + 1 if code == OPAQUE else at)
+    except (IndexError, struct.error) as err:
+        raise CorruptError(f"binary JSON ends early at offset {offset}") from err
+    if code not in {STRING, OPAQUE}:
+        raise CorruptError(f"binary JSON has an unknown type {code}")
+    return end + size - offset
 
 
 def encode_json(text: str) -> bytes:

@@ -57,8 +57,13 @@ class Column:
 
     @property
     def unsigned(self) -> bool:
-        """Whether the type is UNSIGNED (BIT, ENUM and SET are stored unsigned whatever this says)."""
+        """Whether the type is UNSIGNED (what is stored: `stores_signed`)."""
         return Flag.UNSIGNED in self.flags
+
+    @property
+    def stores_signed(self) -> bool:
+        """Whether cells are signed integers."""
+        return self.type in {Type.YEAR, Type.TIME} or (self.type in INTEGERS and not self.unsigned)
 
     @property
     def is_text(self) -> bool:
@@ -113,8 +118,12 @@ class TableInfo:
     @cached_property
     def common_handle_columns(self) -> tuple[Column, ...]:
         """The columns of the clustered primary key, in key order; empty without one."""
-        primary = next((index for index in self.indices if index.primary), None)
-        return self._columns_of(primary) if self.is_common_handle and primary else ()
+        return self._columns_of(self._primary) if self.is_common_handle and self._primary else ()
+
+    @property
+    def handle_is_whole(self) -> bool:
+        """Whether the clustered primary key indexes no column by a prefix only."""
+        return self._primary is not None and self._primary.whole
 
     @cached_property
     def key_columns(self) -> tuple[Column, ...]:
@@ -148,6 +157,10 @@ class TableInfo:
             if column.name.lower() == name.lower():
                 return column
         raise InvalidError(f"table {self.name} has no column {name!r}")
+
+    @cached_property
+    def _primary(self) -> Index | None:
+        return next((index for index in self.indices if index.primary), None)
 
     def _columns_of(self, index: Index) -> tuple[Column, ...]:
         return tuple(self.columns[offset] for offset in index.column_offsets)

@@ -1,0 +1,217 @@
+"""The mounter gives what the scalar decoder gives, in Spark's types, and numbers rows per transaction."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sink.mounter import Mounter
+from storage.model.errors import CorruptError
+from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
+from storage.tidb.arrow import arrow_value
+from storage.tidb.datum import NIL, encode_datum
+from storage.tidb.key import decode_record_key, record_key
+from storage.tidb.record import decode_record, encode_record
+from storage.tidb.row import decode_row, encode_row
+from storage.tidb.schema import Column, TableInfo
+from tests.unit.storage.tidb import vectors
+
+ACCOUNTS = TableInfo.build(
+    101,
+    "accounts",
+    [Column.bigint("id"), Column.varchar("owner", 64), Column.bigint("balance"), Column.bigint("updated_at")],
+)
+MOUNTER = Mounter(ACCOUNTS, "bank")
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+ROWS = st.fixed_dictionaries(
+    {"id": INT64},
+    optional={
+        "owner": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+        "balance": st.none() | INT64,
+        "updated_at": st.none() | INT64,
+    },
+)
+
+Change = tuple[int, int, int, bytes, bytes | None, bytes | None]
+
+
+def batch(changes: list[Change]) -> pa.RecordBatch:
+    return raw_batch(*([list(column) for column in zip(*changes, strict=True)] or [[] for _ in range(6)]))
+
+
+def scalar(table: TableInfo, change: Change) -> dict[str, Any]:
+    """The table's columns of one change, by the scalar decoder, as Arrow gives them back."""
+    _, _, op, key, value, old_value = change
+    row = old_value if op == DELETE else value
+    decoded = decode_record(table, key, row or b"")
+    columns = {column.name: arrow_value(column, decoded[column.name]) for column in table.stored_columns}
+    schema = Mounter(table, "db").schema
+    return {name: pa.array([value], schema.field(name).type)[0].as_py() for name, value in columns.items()}
+
+
+def mounted(mounter: Mounter, raw: pa.RecordBatch) -> list[dict[str, Any]]:
+    out = mounter.mount(raw)
+    out.validate(full=True)
+    assert out.schema == mounter.schema
+    names = [name for name in out.schema.names if not name.startswith("_")]
+    return out.select(names).to_pylist()
+
+
+def test_the_schema_is_the_change_columns_and_the_tables_own_all_nullable() -> None:
+    assert MOUNTER.name == "bank.accounts"
+    assert MOUNTER.key_columns == ("id",)
+    assert MOUNTER.schema == pa.schema(
+        {
+            "_op": pa.string(),
+            "_commit_ts": pa.int64(),
+            "_start_ts": pa.int64(),
+            "_seq": pa.int64(),
+            "id": pa.int64(),
+            "owner": pa.string(),
+            "balance": pa.int64(),
+            "updated_at": pa.int64(),
+        }
+    )
+
+
+def test_an_insert_an_update_and_a_delete_become_rows() -> None:
+    key, old = encode_record(ACCOUNTS, {"id": -7, "owner": "Zoë", "balance": 300, "updated_at": None})
+    new = encode_record(ACCOUNTS, {"id": -7, "owner": "Zoë", "balance": -1, "updated_at": 5})[1]
+    rows = MOUNTER.mount(
+        batch([(9, 8, INSERT, key, old, None), (11, 10, UPDATE, key, new, old), (13, 12, DELETE, key, None, new)])
+    ).to_pylist()
+    shared = {"_seq": 0, "id": -7, "owner": "Zoë"}
+    assert rows == [
+        {"_op": "insert", "_commit_ts": 9, "_start_ts": 8, **shared, "balance": 300, "updated_at": None},
+        {"_op": "update", "_commit_ts": 11, "_start_ts": 10, **shared, "balance": -1, "updated_at": 5},
+        {"_op": "delete", "_commit_ts": 13, "_start_ts": 12, **shared, "balance": -1, "updated_at": 5},
+    ]
+
+
+def test_a_delete_without_old_value_has_its_key_only() -> None:
+    rows = mounted(MOUNTER, batch([(2, 1, DELETE, record_key(101, 42), None, None)]))
+    assert rows == [{"id": 42, "owner": None, "balance": None, "updated_at": None}]
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    assert MOUNTER.cursor().mount(batch([])).num_rows == 0
+
+
+@given(rows=st.lists(st.tuples(ROWS, st.sampled_from([INSERT, UPDATE, DELETE])), max_size=30), sliced=st.booleans())
+def test_batches_give_what_single_rows_give(rows: list[tuple[dict[str, Any], int]], *, sliced: bool) -> None:
+    changes: list[Change] = []
+    for number, (values, op) in enumerate(rows):
+        key, row = encode_record(ACCOUNTS, values)
+        changes.append((number + 2, number + 1, op, key, None if op == DELETE else row, None if op == INSERT else row))
+    raw = batch(changes)
+    if sliced:
+        raw, changes = raw.slice(len(changes) // 2), changes[len(changes) // 2 :]
+    assert mounted(MOUNTER, raw) == [scalar(ACCOUNTS, change) for change in changes]
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
+def test_bytes_that_are_no_rows_are_refused_or_read_like_single_rows(rows: list[bytes]) -> None:
+    changes: list[Change] = [(2, 1, INSERT, record_key(101, 1), b"\x80" + row, None) for row in rows]
+    try:
+        expected = [scalar(ACCOUNTS, change) for change in changes]
+    except CorruptError:
+        with pytest.raises(CorruptError):
+            MOUNTER.mount(batch(changes))
+    else:
+        assert mounted(MOUNTER, batch(changes)) == expected
+
+
+def test_rows_older_than_a_column_hold_its_default() -> None:
+    table = TableInfo.build(
+        7, "t", [Column.bigint("id"), Column(name="z", type=Column.bigint("z").type, origin_default="5", default="6")]
+    )
+    raw = batch(
+        [
+            (2, 1, INSERT, record_key(7, n), encode_row(cells), None)
+            for n, cells in enumerate([{}, {2: b"\1"}, {2: None}])
+        ]
+    )
+    assert [row["z"] for row in mounted(Mounter(table, "db"), raw)] == [5, 1, None]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.data())
+def test_a_cursor_numbers_rows_alike_however_the_range_is_cut(sizes: list[int], data: st.DataObject) -> None:
+    _, row = encode_record(ACCOUNTS, {"id": 1})
+    changes: list[Change] = [
+        (10 * txn + 5, 10 * txn, INSERT, record_key(101, number), row, None)
+        for txn, size in enumerate(sizes)
+        for number in range(size)
+    ]
+    cuts = sorted({0, len(changes), *data.draw(st.lists(st.integers(0, len(changes))))})
+    cursor = MOUNTER.cursor()
+    parts = [cursor.mount(batch(changes[begin:end])) for begin, end in itertools.pairwise(cuts)]
+    assert np.concatenate([np.asarray(part["_seq"]) for part in parts]).tolist() == [
+        n for size in sizes for n in range(size)
+    ]
+
+
+def _transactions() -> Iterator[tuple[int, int, list[Change]]]:
+    for step in vectors.lines("steps"):
+        for txn in step["txns"] or []:
+            changes: list[Change] = []
+            for change in txn["kv"] or []:
+                key = bytes.fromhex(change["key"])
+                new, old = (change[side] and bytes.fromhex(change[side]) for side in ("new", "old"))
+                if key[9:11] == b"_r" and new != old:
+                    op = DELETE if new is None else INSERT if old is None else UPDATE
+                    changes.append((txn["commit_ts"], txn["start_ts"], op, key, new, old))
+            yield txn["commit_ts"], txn["ddl_job_id"], sorted(changes, key=lambda change: (change[2], change[3]))
+
+
+def _by_table() -> Iterator[tuple[str, TableInfo, list[Change]]]:
+    """The changes of each transaction and table, with the schema of then; DDL's own changes left out."""
+    for commit_ts, job, changes in _transactions():
+        for name in {} if job else sorted({name for _, name, _ in vectors.history()}):
+            versions = [table for ts, table_name, table in vectors.history() if table_name == name and ts <= commit_ts]
+            ids = versions[-1].physical_ids if versions else ()
+            own = [change for change in changes if decode_record_key(change[3]).table_id in ids]
+            if own:
+                yield name, versions[-1], own
+
+
+@vectors.needed
+def test_every_change_of_a_real_tidb_mounts_as_its_single_rows() -> None:
+    rows = 0
+    for name, table, changes in _by_table():
+        assert mounted(Mounter(table, "vec"), batch(changes)) == [scalar(table, change) for change in changes], name
+        rows += len(changes)
+    assert rows > 5000
+
+
+@vectors.needed
+def test_real_rows_mount_alike_from_row_format_v1() -> None:
+    for name, table, changes in _by_table():
+        columns = {column.id: column for column in table.columns}
+        inserts = [change for change in changes if change[2] == INSERT and change[4] is not None][:50]
+        old_form: list[Change] = []
+        for commit_ts, start_ts, op, key, value, _ in inserts:
+            cells = {column_id: cell for column_id, cell in decode_row(value or b"").items() if column_id in columns}
+            pairs = [
+                encode_datum(Column.bigint(""), bytes((column_id,))) + encode_datum(columns[column_id], cell)
+                for column_id, cell in cells.items()
+            ]
+            old_form.append((commit_ts, start_ts, op, key, b"".join(pairs) or bytes((NIL,)), None))
+        mounter = Mounter(table, "vec")
+        assert mounted(mounter, batch(old_form)) == mounted(mounter, batch(inserts)), name
+
+
+@vectors.needed
+def test_deletes_of_real_rows_without_old_values_keep_their_key() -> None:
+    for name, table, changes in _by_table():
+        deletes = [change for change in changes if change[2] == DELETE]
+        if not deletes or not table.key_is_handle or name.endswith(".cipk"):
+            continue
+        bare: list[Change] = [(*change[:4], None, None) for change in deletes]
+        mounter = Mounter(table, "vec")
+        keys = list(mounter.key_columns)
+        assert mounter.mount(batch(bare)).select(keys) == mounter.mount(batch(deletes)).select(keys), name

@@ -1,0 +1,100 @@
+"""Real TiDB data: schemas, key-value changes and SELECT results; absent outside of the project's own machines."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage.tidb.cell import Value
+from storage.tidb.key import decode_record_key
+from storage.tidb.mysql import Type
+from storage.tidb.schema import Column, TableInfo
+from storage.tidb.time import CoreTime, duration_text
+
+_ROOT = Path(__file__).parents[4]
+_SHARED = Path(os.environ.get("TIDEMARK_SHARED", _ROOT.parent / "shared"))
+_DIRECTORY = _SHARED / "vectors" / "tidb"
+
+needed = pytest.mark.skipif(
+    not _DIRECTORY.is_dir(), reason="no TiDB vectors: set TIDEMARK_SHARED to the folder that holds vectors/tidb"
+)
+
+
+@cache
+def lines(name: str) -> list[dict[str, Any]]:
+    with gzip.open(_DIRECTORY / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@cache
+def tables() -> dict[str, TableInfo]:
+    with gzip.open(_DIRECTORY / "tables.json.gz", "rt") as file:
+        return {
+            f"{doc['db']}.{doc['info']['name']['O']}": TableInfo.parse(json.dumps(doc["info"]))
+            for doc in json.load(file)
+        }
+
+
+@cache
+def history() -> list[tuple[int, str, TableInfo]]:
+    """(finished_ts, db.table, schema) of every DDL job, oldest first."""
+    jobs = [job for job in lines("ddl_jobs") if job["binlog"]["TableInfo"]]
+    found = [(job["binlog"], job["schema_name"]) for job in jobs]
+    return [
+        (
+            binlog["FinishedTS"],
+            f"{schema}.{binlog['TableInfo']['name']['O']}",
+            TableInfo.parse(json.dumps(binlog["TableInfo"])),
+        )
+        for binlog, schema in found
+    ]
+
+
+def schema_at(name: str, ts: int) -> TableInfo:
+    return [table for finished_ts, table_name, table in history() if table_name == name and finished_ts <= ts][-1]
+
+
+def record_pairs(state: dict[bytes, bytes]) -> Iterator[tuple[int, bytes, bytes]]:
+    """(table id, key, row) of the records in `state`, index entries left out."""
+    for key, value in sorted(state.items()):
+        if key[9:11] == b"_r":
+            yield decode_record_key(key).table_id, key, value
+
+
+def states() -> Iterator[tuple[dict[str, Any], dict[bytes, bytes]]]:
+    """Each step, and all key-value pairs after it."""
+    state: dict[bytes, bytes] = {}
+    for step in lines("steps"):
+        for change in step["kv"] or []:
+            key = bytes.fromhex(change["key"])
+            if change["new"] is None:
+                state.pop(key, None)
+            else:
+                state[key] = bytes.fromhex(change["new"])
+        yield step, state
+
+
+def text(column: Column, value: Value) -> str | None:
+    """A value as the vectors print it."""
+    match value:
+        case None:
+            return None
+        case CoreTime():
+            return value.date_text() if column.type is Type.DATE else value.text(column.decimal)
+        case bytes():
+            return f"0x{value.hex()}"
+        case float():
+            digits = str(np.float32(value)) if column.type is Type.FLOAT else repr(value)
+            return f"{Decimal(digits):f}".removesuffix(".0")
+        case Decimal():
+            return f"{value:.{column.decimal}f}"
+        case int() if column.type is Type.TIME:
+            return duration_text(value, column.decimal)
+    return str(value)
