@@ -1,0 +1,1 @@
+"""The store daemon: `tikvpb.Tikv` and `cdcpb.ChangeData` in front of `storage.mvcc`."""

@@ -1,0 +1,44 @@
+"""The settings of `tidemark store`."""
+
+from dataclasses import dataclass
+
+from server.config import ConfigError, setting
+from storage.codec import encode_i64
+
+
+def _table(table_id: int) -> str:
+    return (b"t" + encode_i64(table_id)).hex()
+
+
+_DEMO_SPLIT_KEYS = ",".join((_table(101), (bytes.fromhex(_table(101)) + b"_r" + encode_i64(512)).hex(), _table(102)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Where the store listens, where it keeps its data, and how it paces its background work."""
+
+    addr: str = setting("127.0.0.1:20160", "host:port for gRPC")
+    http_addr: str = setting("127.0.0.1:0", "host:port for metrics and health")
+    advertise_addr: str = setting("", "host:port that clients are told; empty: --addr")
+    coordinator: str = setting("127.0.0.1:2379", "host:port of the coordinator")
+    data_dir: str = setting("data/store", "directory of this store's data")
+    split_keys: str = setting(
+        _DEMO_SPLIT_KEYS, "user keys in hex, comma-separated, where the first regions of a new cluster begin"
+    )
+    gc_poll_interval: float = setting(60.0, "seconds between two looks at the GC safepoint")
+    heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator")
+    resolved_ts_interval: float = setting(0.2, "seconds between two resolved timestamps of the change feed")
+    feed_buffer_bytes: int = setting(64 << 20, "bytes of changes one feed connection may lag before it is cut")
+    read_threads: int = setting(2, "threads for reads and change-feed scans")
+
+    def first_split_keys(self) -> list[bytes]:
+        """The split keys, sorted, each once.
+
+        Raises:
+            ConfigError: one of them is not hex.
+        """
+        try:
+            keys = {bytes.fromhex(text) for text in self.split_keys.split(",") if text.strip()}
+        except ValueError as err:
+            raise ConfigError(f"--split-keys must be hex numbers with commas between: {err}") from err
+        return sorted(keys - {b""})

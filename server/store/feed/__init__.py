@@ -1,0 +1,1 @@
+"""The change feed (`cdcpb.ChangeData`): subscriptions, their scans, live changes and resolved timestamps."""

@@ -1,0 +1,163 @@
+"""What waits to be sent on one feed connection, in order and bounded in bytes.
+
+Live changes are refused when the limit is reached (the subscription is then cut as congested); a scan waits until half
+of the limit is free; control events are small and always taken. Rows are kept as the shared `Change` tuples and become
+messages only when they are sent.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from kvproto import cdcpb_pb2 as cdcpb
+
+from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
+from storage.mvcc.change import COMMITTED, PREWRITE, Change
+from storage.mvcc.record import PUT
+
+_CONTROL_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Changes of one subscription."""
+
+    subscription: Subscription
+    changes: Sequence[Change]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """The end of a subscription's scan."""
+
+    subscription: Subscription
+    size: int = _CONTROL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a region under a request id."""
+
+    region_id: int
+    request_id: int
+    error: cdcpb.Error
+    size: int = _CONTROL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One tick: (request_id, resolved_ts) -> region ids."""
+
+    regions: dict[tuple[int, int], list[int]]
+    size: int = _CONTROL_BYTES
+
+
+Item = Rows | Initialized | Failure | Resolved
+
+
+class Outbox:
+    """The queue of one connection; belongs to one event loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._items: deque[Item] = deque()
+        self._bytes = 0
+        self._filled = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._closed = False
+
+    def offer(self, rows: Rows) -> bool:
+        """Queue live changes; False when the reader is too far behind."""
+        if self._items and self._bytes + rows.size > self._max_bytes:
+            return False
+        self._append(rows)
+        return True
+
+    async def put(self, rows: Rows) -> None:
+        """Queue changes of a scan, as soon as half of the limit is free."""
+        while self._items and self._bytes + rows.size > self._max_bytes // 2:
+            self._drained.clear()
+            await self._drained.wait()
+        self._append(rows)
+
+    def control(self, item: Initialized | Failure) -> None:
+        """Queue an event that must not be lost."""
+        self._append(item)
+
+    def resolve(self, item: Resolved) -> None:
+        """Queue resolved timestamps; they replace those of the last tick if nothing came between."""
+        if self._items and isinstance(self._items[-1], Resolved):
+            self._items[-1] = item
+        else:
+            self._append(item)
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        self._closed = True
+        self._filled.set()
+
+    async def messages(self) -> AsyncIterator[cdcpb.ChangeDataEvent]:
+        """Everything queued, as messages of about 1 MiB, until `close`."""
+        while True:
+            while self._items:
+                for message in self._next_messages():
+                    yield message
+            if self._closed:
+                return
+            self._filled.clear()
+            await self._filled.wait()
+
+    def _append(self, item: Item) -> None:
+        self._items.append(item)
+        self._bytes += item.size
+        self._filled.set()
+
+    def _pop(self) -> Item:
+        item = self._items.popleft()
+        self._bytes -= item.size
+        self._drained.set()
+        return item
+
+    def _next_messages(self) -> list[cdcpb.ChangeDataEvent]:
+        if isinstance(self._items[0], Resolved):
+            return _resolved(self._pop())
+        message, size = cdcpb.ChangeDataEvent(), 0
+        while self._items and size < MAX_EVENT_BYTES and not isinstance(self._items[0], Resolved):
+            item = self._pop()
+            size += item.size
+            _add(message, item)
+        return [message]
+
+
+def _resolved(item: Item) -> list[cdcpb.ChangeDataEvent]:
+    assert isinstance(item, Resolved)
+    return [
+        cdcpb.ChangeDataEvent(resolved_ts=cdcpb.ResolvedTs(regions=regions, ts=ts, request_id=request_id))
+        for (request_id, ts), regions in item.regions.items()
+    ]
+
+
+def _add(message: cdcpb.ChangeDataEvent, item: Item) -> None:
+    if isinstance(item, Failure):
+        message.events.add(region_id=item.region_id, request_id=item.request_id, error=item.error)
+        return
+    assert isinstance(item, Rows | Initialized)
+    wanted = item.subscription
+    event = message.events.add(region_id=wanted.region.region_id, request_id=wanted.request_id)
+    rows = event.entries.entries
+    if isinstance(item, Initialized):
+        rows.add(type=cdcpb.Event.INITIALIZED)
+        return
+    for change in item.changes:
+        with_values = change.event in (PREWRITE, COMMITTED)
+        rows.add(
+            start_ts=change.start_ts,
+            commit_ts=change.commit_ts,
+            type=change.event,
+            op_type=cdcpb.Event.Row.PUT if change.op == PUT else cdcpb.Event.Row.DELETE,
+            key=change.key,
+            value=change.value if with_values else b"",
+            old_value=change.old_value if with_values and wanted.old_values else b"",
+        )

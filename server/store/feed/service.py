@@ -1,0 +1,50 @@
+"""cdcpb.ChangeData: both versions of the event feed are the same stream here; version 2 names its features."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from kvproto import cdcpb_pb2 as cdcpb
+
+from server.rpc.errors import StatusError
+from server.store.feed.connection import Connection, FeedBackend
+from server.store.feed.outbox import Outbox
+
+_FEATURES = {"stream-multiplexing"}
+
+
+class ChangeDataService:
+    """The coroutines of `cdcpb.ChangeData`."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, backend: FeedBackend, buffer_bytes: int) -> None:
+        """`tasks` outlives every call: connections that a client leaves are cancelled there."""
+        self._tasks = tasks
+        self._backend = backend
+        self._buffer_bytes = buffer_bytes
+
+    async def EventFeed(self, requests: Any, _: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
+        """Subscriptions in, events out."""
+        async for message in self._feed(requests):
+            yield message
+
+    async def EventFeedV2(self, requests: Any, context: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
+        """Like EventFeed; refuses features it does not have."""
+        metadata = dict(context.invocation_metadata() or ())
+        asked = {name.strip() for name in str(metadata.get("features", "")).split(",") if name.strip()}
+        if asked - _FEATURES:
+            unknown = ", ".join(sorted(asked - _FEATURES))
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"feed features this store lacks: {unknown}")
+        async for message in self._feed(requests):
+            yield message
+
+    async def _feed(self, requests: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
+        outbox = Outbox(self._buffer_bytes)
+        connection = Connection(self._backend, outbox)
+        receiving = self._tasks.create_task(connection.receive(requests), name="change-feed")
+        try:
+            async for message in outbox.messages():
+                yield message
+        finally:
+            receiving.cancel()
+            connection.close()

@@ -1,0 +1,43 @@
+"""One region subscription of one feed connection."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from storage.mvcc.change import Change
+from storage.mvcc.region import Region
+
+MAX_EVENT_BYTES = 1 << 20
+_ROW_BYTES = 64
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Subscription:
+    """What is sent for `region`, within the encoded range `[lower, upper)`, under the client's `request_id`."""
+
+    region: Region
+    request_id: int
+    checkpoint_ts: int
+    lower: bytes
+    upper: bytes
+    old_values: bool
+    initialized: bool = False
+    ended: bool = False
+    resolved_ts: int = field(default=0)
+
+    def covers(self, change: Change) -> bool:
+        """Whether the client asked for this key."""
+        return self.lower <= change.encoded and (not self.upper or change.encoded < self.upper)
+
+
+def chunks(changes: Iterable[Change]) -> Iterator[tuple[list[Change], int]]:
+    """Changes in pieces of about 1 MiB, with their sizes in bytes."""
+    piece: list[Change] = []
+    size = 0
+    for change in changes:
+        piece.append(change)
+        size += len(change.key) + len(change.value) + len(change.old_value) + _ROW_BYTES
+        if size >= MAX_EVENT_BYTES:
+            yield piece, size
+            piece, size = [], 0
+    if piece:
+        yield piece, size

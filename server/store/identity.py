@@ -1,0 +1,116 @@
+"""Who this store is: its cluster, its id and its regions, kept in its own database from before it first speaks."""
+
+import json
+from dataclasses import dataclass
+
+from kvproto import metapb_pb2 as metapb
+
+from server.rpc.pd import AlreadyBootstrappedError, PdClient
+from storage.codec import encode_bytes
+from storage.kv import KV, WriteBatch
+from storage.model.errors import ConflictError, CorruptError
+from storage.mvcc.layout import META
+from storage.mvcc.region import Region, RegionMap, decode_regions, encode_regions
+
+VERSION = "8.5.0"
+"""The TiKV version whose protocol we speak; TiCDC refuses stores below 7.5."""
+
+REGIONS_KEY = META + b"regions"
+_STORE_KEY = META + b"store"
+_FORMAT = 1
+
+
+class ClusterMismatchError(ConflictError):
+    """The data directory belongs to another cluster than the coordinator's."""
+
+    code = "ErrClusterMismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A store of a cluster, and the regions it opened with."""
+
+    cluster_id: int
+    store_id: int
+    regions: RegionMap
+
+
+async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identity:
+    """Read the identity; a new directory gets new ids, and the first regions when the cluster has none; durable.
+
+    Raises:
+        ClusterMismatchError: the directory was written for another cluster.
+    """
+    known = kv.get(_STORE_KEY)
+    if known is not None:
+        return _stored(kv, known, pd)
+    store_id = await pd.alloc_id()
+    regions = [] if await pd.is_bootstrapped() else await _first_regions(pd, split_keys)
+    batch = WriteBatch()
+    document = {"format": _FORMAT, "cluster_id": pd.cluster_id, "store_id": store_id}
+    batch.put(_STORE_KEY, json.dumps(document).encode())
+    batch.put(REGIONS_KEY, encode_regions(regions))
+    kv.write(batch, sync=True)
+    return Identity(pd.cluster_id, store_id, RegionMap(regions))
+
+
+async def announce(pd: PdClient, identity: Identity, address: str) -> None:
+    """Register the store and its regions with the coordinator; a new cluster is bootstrapped with them.
+
+    Raises:
+        ClusterMismatchError: another store has bootstrapped the cluster that this one was about to.
+    """
+    store = metapb.Store(id=identity.store_id, address=address, version=VERSION, state=metapb.Up)
+    regions = list(identity.regions)
+    if regions and not await pd.is_bootstrapped():
+        last = regions[-1]
+        whole = Region(last.region_id, last.peer_id)
+        try:
+            await pd.bootstrap(store, region_message(whole, identity.store_id))
+        except AlreadyBootstrappedError as err:
+            raise ClusterMismatchError(
+                f"another store bootstrapped cluster {identity.cluster_id} first; "
+                "start this one again with an empty --data-dir"
+            ) from err
+    await pd.put_store(store)
+    await report_regions(pd, identity.regions, identity.store_id)
+
+
+async def report_regions(pd: PdClient, regions: RegionMap, store_id: int) -> None:
+    """Tell the coordinator all regions of this store."""
+    if len(regions):
+        await pd.region_heartbeat([region_message(region, store_id) for region in regions])
+
+
+def region_message(region: Region, store_id: int) -> metapb.Region:
+    """A region as the protocol has it; its only peer is this store's."""
+    return metapb.Region(
+        id=region.region_id,
+        start_key=region.start_key,
+        end_key=region.end_key,
+        region_epoch=metapb.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
+        peers=[metapb.Peer(id=region.peer_id, store_id=store_id)],
+    )
+
+
+async def _first_regions(pd: PdClient, split_keys: list[bytes]) -> list[Region]:
+    whole = Region(await pd.alloc_id(), await pd.alloc_id())
+    ids = [(await pd.alloc_id(), await pd.alloc_id()) for _ in split_keys]
+    return whole.split([encode_bytes(key) for key in split_keys], ids)
+
+
+def _stored(kv: KV, data: bytes, pd: PdClient) -> Identity:
+    regions = kv.get(REGIONS_KEY)
+    try:
+        document = json.loads(data)
+        cluster_id, store_id = int(document["cluster_id"]), int(document["store_id"])
+    except (ValueError, KeyError, TypeError) as err:
+        raise CorruptError(f"the store's identity is damaged: {err}; restore the store from a backup") from err
+    if regions is None:
+        raise CorruptError("the store's region table is missing; restore the store from a backup")
+    if cluster_id != pd.cluster_id:
+        raise ClusterMismatchError(
+            f"the data directory belongs to cluster {cluster_id}, the coordinator at {pd.address} to {pd.cluster_id}; "
+            "correct --coordinator or --data-dir"
+        )
+    return Identity(cluster_id, store_id, decode_regions(regions))

@@ -1,0 +1,205 @@
+"""The table of batched methods: how each request is checked, run and answered; unary and BatchCommands both use it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from server.store import reads, writes
+from server.store.key_error import key_errors
+from storage.kv import Reader
+from storage.mvcc.engine import Command
+from storage.mvcc.errors import MvccError
+from storage.mvcc.region import Region
+
+Keys = Callable[[Any], Sequence[bytes]]
+
+
+def _no_keys(_: Any) -> Sequence[bytes]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One request type: either `read` or `command` is set; `stream_field` is its name in BatchCommands."""
+
+    name: str
+    request: type[Any]
+    response: type[Any]
+    keys: Keys = _no_keys
+    read: Callable[[Reader, Any, Region], Any] | None = None
+    command: Callable[[Any, Region], Command] | None = None
+    answer: Callable[[Any, Any], Any] | None = None
+    raw: bool = False
+    many_errors: bool = False
+    batch_name: str = ""
+
+    @property
+    def stream_field(self) -> str:
+        """The field of tikvpb.BatchCommandsRequest.Request; empty when it does not go there."""
+        return self.batch_name or self.name.removeprefix("Kv")
+
+    def respond(self, result: Any, request: Any) -> Any:
+        """The response to a command's result, which may be an error."""
+        if isinstance(result, MvccError):
+            return self.refuse(result)
+        return self.answer(result, request) if self.answer else self.response()
+
+    def refuse(self, err: MvccError) -> Any:
+        """The response that carries an error."""
+        return self.response(errors=key_errors(err)) if self.many_errors else self.response(error=key_errors(err)[0])
+
+
+def _key(request: Any) -> Sequence[bytes]:
+    return (request.key,)
+
+
+def _keys(request: Any) -> Sequence[bytes]:
+    return request.keys  # type: ignore[no-any-return]  # a repeated bytes field
+
+
+def _primary(request: Any) -> Sequence[bytes]:
+    return (request.primary_lock,)
+
+
+def _status_key(request: Any) -> Sequence[bytes]:
+    return (request.primary_key,)
+
+
+def _mutated(request: Any) -> Sequence[bytes]:
+    return [mutation.key for mutation in request.mutations]
+
+
+def _pairs(request: Any) -> Sequence[bytes]:
+    return [pair.key for pair in request.pairs]
+
+
+_READS = (
+    Method("KvGet", kvrpcpb.GetRequest, kvrpcpb.GetResponse, _key, read=reads.get),
+    Method("KvBatchGet", kvrpcpb.BatchGetRequest, kvrpcpb.BatchGetResponse, _keys, read=reads.batch_get),
+    Method("KvScan", kvrpcpb.ScanRequest, kvrpcpb.ScanResponse, read=reads.scan),
+    Method("KvScanLock", kvrpcpb.ScanLockRequest, kvrpcpb.ScanLockResponse, read=reads.scan_lock),
+    Method("MvccGetByKey", kvrpcpb.MvccGetByKeyRequest, kvrpcpb.MvccGetByKeyResponse, _key, read=reads.mvcc_get_by_key),
+    Method("RawGet", kvrpcpb.RawGetRequest, kvrpcpb.RawGetResponse, _key, read=reads.raw_get, raw=True),
+    Method(
+        "RawBatchGet",
+        kvrpcpb.RawBatchGetRequest,
+        kvrpcpb.RawBatchGetResponse,
+        _keys,
+        read=reads.raw_batch_get,
+        raw=True,
+    ),
+    Method("RawScan", kvrpcpb.RawScanRequest, kvrpcpb.RawScanResponse, read=reads.raw_scan, raw=True),
+)
+
+_WRITES = (
+    Method(
+        "KvPrewrite",
+        kvrpcpb.PrewriteRequest,
+        kvrpcpb.PrewriteResponse,
+        _mutated,
+        command=writes.prewrite,
+        many_errors=True,
+    ),
+    Method(
+        "KvCommit",
+        kvrpcpb.CommitRequest,
+        kvrpcpb.CommitResponse,
+        _keys,
+        command=writes.commit,
+        answer=writes.committed,
+    ),
+    Method(
+        "KvBatchRollback",
+        kvrpcpb.BatchRollbackRequest,
+        kvrpcpb.BatchRollbackResponse,
+        _keys,
+        command=writes.batch_rollback,
+    ),
+    Method(
+        "KvCleanup",
+        kvrpcpb.CleanupRequest,
+        kvrpcpb.CleanupResponse,
+        _key,
+        command=writes.cleanup,
+        answer=writes.cleaned,
+    ),
+    Method(
+        "KvPessimisticLock",
+        kvrpcpb.PessimisticLockRequest,
+        kvrpcpb.PessimisticLockResponse,
+        _mutated,
+        command=writes.pessimistic_lock,
+        answer=writes.pessimistically_locked,
+        many_errors=True,
+    ),
+    Method(
+        "KVPessimisticRollback",
+        kvrpcpb.PessimisticRollbackRequest,
+        kvrpcpb.PessimisticRollbackResponse,
+        _keys,
+        command=writes.pessimistic_rollback,
+        many_errors=True,
+        batch_name="PessimisticRollback",
+    ),
+    Method(
+        "KvTxnHeartBeat",
+        kvrpcpb.TxnHeartBeatRequest,
+        kvrpcpb.TxnHeartBeatResponse,
+        _primary,
+        command=writes.heartbeat,
+        answer=writes.beaten,
+    ),
+    Method(
+        "KvCheckTxnStatus",
+        kvrpcpb.CheckTxnStatusRequest,
+        kvrpcpb.CheckTxnStatusResponse,
+        _status_key,
+        command=writes.check_txn_status,
+        answer=writes.txn_status,
+    ),
+    Method(
+        "KvCheckSecondaryLocks",
+        kvrpcpb.CheckSecondaryLocksRequest,
+        kvrpcpb.CheckSecondaryLocksResponse,
+        _keys,
+        command=writes.check_secondaries,
+        answer=writes.secondaries,
+    ),
+    Method(
+        "KvResolveLock",
+        kvrpcpb.ResolveLockRequest,
+        kvrpcpb.ResolveLockResponse,
+        _keys,
+        command=writes.resolve_lock,
+    ),
+    Method("RawPut", kvrpcpb.RawPutRequest, kvrpcpb.RawPutResponse, _key, command=writes.raw_put, raw=True),
+    Method(
+        "RawBatchPut",
+        kvrpcpb.RawBatchPutRequest,
+        kvrpcpb.RawBatchPutResponse,
+        _pairs,
+        command=writes.raw_batch_put,
+        raw=True,
+    ),
+    Method("RawDelete", kvrpcpb.RawDeleteRequest, kvrpcpb.RawDeleteResponse, _key, command=writes.raw_delete, raw=True),
+    Method(
+        "RawBatchDelete",
+        kvrpcpb.RawBatchDeleteRequest,
+        kvrpcpb.RawBatchDeleteResponse,
+        _keys,
+        command=writes.raw_batch_delete,
+        raw=True,
+    ),
+    Method(
+        "RawDeleteRange",
+        kvrpcpb.RawDeleteRangeRequest,
+        kvrpcpb.RawDeleteRangeResponse,
+        command=writes.raw_delete_range,
+        raw=True,
+    ),
+)
+
+METHODS = {method.name: method for method in (*_READS, *_WRITES)}
+BY_STREAM_FIELD = {method.stream_field: method for method in METHODS.values()}

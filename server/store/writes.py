@@ -1,0 +1,201 @@
+"""Write requests as commands for the engine, and their results as responses: one pair of functions a request."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from server.store.key_error import lock_info
+from storage.mvcc import percolator, pessimistic, status
+from storage.mvcc.draft import Draft
+from storage.mvcc.engine import Command
+from storage.mvcc.layout import RAW
+from storage.mvcc.percolator import Mutation, Prewrite
+from storage.mvcc.pessimistic import PessimisticLock
+from storage.mvcc.region import Region
+from storage.mvcc.status import SecondariesStatus, StatusCheck, TxnStatus
+
+
+def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
+    """KvPrewrite. Async commit and 1PC are declined: both timestamps of the answer stay 0, and the client does 2PC."""
+    txn = Prewrite(
+        mutations=_mutations(request.mutations),
+        primary=request.primary_lock,
+        start_ts=request.start_version,
+        ttl_ms=request.lock_ttl,
+        txn_size=request.txn_size,
+        min_commit_ts=request.min_commit_ts,
+        for_update_ts=request.for_update_ts,
+        actions=request.pessimistic_actions,
+        check_assertions=request.assertion_level != kvrpcpb.Off,
+    )
+    return partial(percolator.prewrite, txn=txn)
+
+
+def commit(request: kvrpcpb.CommitRequest, _: Region) -> Command:
+    """KvCommit."""
+    return partial(
+        percolator.commit, keys=request.keys, start_ts=request.start_version, commit_ts=request.commit_version
+    )
+
+
+def committed(_: Any, request: kvrpcpb.CommitRequest) -> kvrpcpb.CommitResponse:
+    """The answer to KvCommit."""
+    return kvrpcpb.CommitResponse(commit_version=request.commit_version)
+
+
+def batch_rollback(request: kvrpcpb.BatchRollbackRequest, _: Region) -> Command:
+    """KvBatchRollback."""
+    return partial(percolator.rollback, keys=request.keys, start_ts=request.start_version)
+
+
+def cleanup(request: kvrpcpb.CleanupRequest, _: Region) -> Command:
+    """KvCleanup."""
+    return partial(status.cleanup, key=request.key, start_ts=request.start_version, current_ts=request.current_ts)
+
+
+def cleaned(commit_ts: int, _: Any) -> kvrpcpb.CleanupResponse:
+    """The answer to KvCleanup."""
+    return kvrpcpb.CleanupResponse(commit_version=commit_ts)
+
+
+def pessimistic_lock(request: kvrpcpb.PessimisticLockRequest, _: Region) -> Command:
+    """KvPessimisticLock. It never waits: a client that may wait tries again."""
+    locks = PessimisticLock(
+        mutations=_mutations(request.mutations),
+        primary=request.primary_lock,
+        start_ts=request.start_version,
+        ttl_ms=request.lock_ttl,
+        for_update_ts=request.for_update_ts,
+        min_commit_ts=request.min_commit_ts,
+        return_values=request.return_values or request.check_existence,
+        only_if_exists=request.lock_only_if_exists,
+    )
+    return partial(pessimistic.pessimistic_lock, request=locks)
+
+
+def pessimistically_locked(
+    values: Sequence[bytes | None], request: kvrpcpb.PessimisticLockRequest
+) -> kvrpcpb.PessimisticLockResponse:
+    """The answer to KvPessimisticLock."""
+    response = kvrpcpb.PessimisticLockResponse()
+    if request.return_values:
+        response.values.extend(value or b"" for value in values)
+    if request.return_values or request.check_existence:
+        response.not_founds.extend(value is None for value in values)
+    return response
+
+
+def pessimistic_rollback(request: kvrpcpb.PessimisticRollbackRequest, _: Region) -> Command:
+    """KVPessimisticRollback."""
+    return partial(
+        pessimistic.pessimistic_rollback,
+        keys=request.keys,
+        start_ts=request.start_version,
+        for_update_ts=request.for_update_ts,
+    )
+
+
+def heartbeat(request: kvrpcpb.TxnHeartBeatRequest, _: Region) -> Command:
+    """KvTxnHeartBeat."""
+    return partial(
+        status.heartbeat,
+        primary=request.primary_lock,
+        start_ts=request.start_version,
+        ttl_ms=request.advise_lock_ttl,
+    )
+
+
+def beaten(ttl_ms: int, _: Any) -> kvrpcpb.TxnHeartBeatResponse:
+    """The answer to KvTxnHeartBeat."""
+    return kvrpcpb.TxnHeartBeatResponse(lock_ttl=ttl_ms)
+
+
+def check_txn_status(request: kvrpcpb.CheckTxnStatusRequest, _: Region) -> Command:
+    """KvCheckTxnStatus."""
+    check = StatusCheck(
+        primary=request.primary_key,
+        start_ts=request.lock_ts,
+        caller_start_ts=request.caller_start_ts,
+        current_ts=request.current_ts,
+        rollback_if_not_exist=request.rollback_if_not_exist,
+        resolving_pessimistic_lock=request.resolving_pessimistic_lock,
+        verify_is_primary=request.verify_is_primary,
+    )
+    return partial(status.check_txn_status, check=check)
+
+
+def txn_status(found: TxnStatus, request: kvrpcpb.CheckTxnStatusRequest) -> kvrpcpb.CheckTxnStatusResponse:
+    """The answer to KvCheckTxnStatus."""
+    action = kvrpcpb.Action.ValueType(found.action)
+    if found.lock is None:
+        return kvrpcpb.CheckTxnStatusResponse(commit_version=found.commit_ts, action=action)
+    info = lock_info(request.primary_key, found.lock)
+    return kvrpcpb.CheckTxnStatusResponse(lock_ttl=found.lock.ttl_ms, action=action, lock_info=info)
+
+
+def check_secondaries(request: kvrpcpb.CheckSecondaryLocksRequest, _: Region) -> Command:
+    """KvCheckSecondaryLocks."""
+    return partial(status.check_secondaries, keys=request.keys, start_ts=request.start_version)
+
+
+def secondaries(found: SecondariesStatus, _: Any) -> kvrpcpb.CheckSecondaryLocksResponse:
+    """The answer to KvCheckSecondaryLocks."""
+    locks = [lock_info(key, lock) for key, lock in found.locks]
+    return kvrpcpb.CheckSecondaryLocksResponse(locks=locks, commit_ts=found.commit_ts)
+
+
+def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command:
+    """KvResolveLock: known keys, or all locks of the region that belong to one or several transactions."""
+    if request.keys:
+        return partial(
+            status.resolve_keys,
+            keys=request.keys,
+            start_ts=request.start_version,
+            commit_ts=request.commit_version,
+        )
+    outcomes = {info.txn: info.status for info in request.txn_infos} or {request.start_version: request.commit_version}
+    return partial(status.resolve_range, lower=region.start_key, upper=region.end_key, outcomes=outcomes)
+
+
+def raw_put(request: kvrpcpb.RawPutRequest, _: Region) -> Command:
+    """RawPut; a TTL is not kept."""
+    return partial(_write_raw, puts=[(request.key, request.value)])
+
+
+def raw_batch_put(request: kvrpcpb.RawBatchPutRequest, _: Region) -> Command:
+    """RawBatchPut; a TTL is not kept."""
+    return partial(_write_raw, puts=[(pair.key, pair.value) for pair in request.pairs])
+
+
+def raw_delete(request: kvrpcpb.RawDeleteRequest, _: Region) -> Command:
+    """RawDelete."""
+    return partial(_write_raw, deletes=[request.key])
+
+
+def raw_batch_delete(request: kvrpcpb.RawBatchDeleteRequest, _: Region) -> Command:
+    """RawBatchDelete."""
+    return partial(_write_raw, deletes=request.keys)
+
+
+def raw_delete_range(request: kvrpcpb.RawDeleteRangeRequest, region: Region) -> Command:
+    """RawDeleteRange, within the region."""
+    lower, upper = region.clamp(request.start_key, request.end_key)
+    return partial(_delete_raw_range, lower=RAW + lower, upper=RAW + upper if upper else bytes([RAW[0] + 1]))
+
+
+def _write_raw(draft: Draft, puts: Sequence[tuple[bytes, bytes]] = (), deletes: Sequence[bytes] = ()) -> None:
+    for key, value in puts:
+        draft.put(RAW + key, value)
+    for key in deletes:
+        draft.delete(RAW + key)
+
+
+def _delete_raw_range(draft: Draft, lower: bytes, upper: bytes) -> None:
+    for key, _ in list(draft.scan(lower, upper)):
+        draft.delete(key)
+
+
+def _mutations(mutations: Sequence[kvrpcpb.Mutation]) -> list[Mutation]:
+    return [Mutation(m.op, m.key, m.value, m.assertion) for m in mutations]

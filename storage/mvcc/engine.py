@@ -1,0 +1,54 @@
+"""Applies groups of commands: one after the other against a draft, then one synced batch. One thread at a time.
+
+An outcome is handed out only after its group is durable; a command that fails leaves nothing of itself in the batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage.kv import KV, WriteBatch
+from storage.mvcc.change import Change
+from storage.mvcc.draft import Draft
+from storage.mvcc.errors import MvccError
+
+Command = Callable[[Draft], Any]
+"""A decision bound to its request; what it returns is the command's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """Results aligned with the commands (errors as values), and the changes in the order they were made."""
+
+    results: Sequence[Any]
+    changes: Sequence[Change]
+
+
+class Engine:
+    """The write side of the store."""
+
+    def __init__(self, kv: KV) -> None:
+        self.kv = kv
+        self.old_values = False
+
+    def apply(self, commands: Sequence[Command]) -> GroupResult:
+        """Decide and store a group; durable when it returns.
+
+        Raises:
+            TidemarkError: the disk failed or is corrupt; nothing of the group may be relied on.
+        """
+        draft = Draft(self.kv, old_values=self.old_values)
+        results: list[Any] = []
+        for command in commands:
+            try:
+                results.append(command(draft))
+            except MvccError as err:
+                draft.discard()
+                results.append(err)
+            else:
+                draft.accept()
+        if draft.ops:
+            batch = WriteBatch()
+            batch.ops = draft.ops
+            self.kv.write(batch, sync=True)
+        return GroupResult(results, draft.changes)

@@ -1,0 +1,131 @@
+"""Group commit: commands from all connections, in arrival order, become durable a group at a time.
+
+While one group is written in an executor thread, the next one gathers; there is no timer. When a group is durable its
+changes go to the observer first, then its callers get their answers: whoever has an answer knows that every observer
+has seen the change. Between two groups nothing is in flight: `quiet` runs there, so that an observer can be attached
+together with a snapshot that holds exactly what the observer will not be told.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from storage.model.errors import ClosedError, UnavailableError
+from storage.mvcc.change import Change
+from storage.mvcc.engine import Command, Engine
+
+T = TypeVar("T")
+MAX_GROUP_COMMANDS = 1024
+MAX_WAITING_COMMANDS = 65_536
+
+
+class StoreBusyError(UnavailableError):
+    """More commands wait than the store will hold."""
+
+    code = "ErrServerBusy"
+
+
+class StoreStoppedError(ClosedError):
+    """The store is shutting down."""
+
+    code = "ErrStoreStopped"
+
+
+class GroupCommit:
+    """The queue before the engine; belongs to one event loop."""
+
+    def __init__(self, engine: Engine, executor: Executor, observe: Callable[[Sequence[Change]], None]) -> None:
+        """`executor` must have one thread; `observe` is called on the loop and must not block."""
+        self._engine = engine
+        self._executor = executor
+        self._observe = observe
+        self._waiting: deque[tuple[Sequence[Command], asyncio.Future[Sequence[Any]]]] = deque()
+        self._waiting_commands = 0
+        self._quiet: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    async def submit(self, commands: Sequence[Command]) -> Sequence[Any]:
+        """Run commands; returns their results, errors of `storage.mvcc.errors` as values, once they are durable.
+
+        Raises:
+            StoreBusyError: too many commands wait.
+            StoreStoppedError: the store is closing; the outcome of the commands is unknown.
+        """
+        self._check_open()
+        if self._waiting_commands + len(commands) > MAX_WAITING_COMMANDS:
+            raise StoreBusyError(f"{self._waiting_commands} writes are waiting; slow down and try again")
+        future: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((commands, future))
+        self._waiting_commands += len(commands)
+        self._wake.set()
+        return await future
+
+    async def quiet(self, function: Callable[[], T]) -> T:
+        """Run a short function on the loop while no group is in flight.
+
+        Raises:
+            StoreStoppedError: the store is closing.
+        """
+        self._check_open()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._quiet.append((function, future))
+        self._wake.set()
+        return await future
+
+    async def run(self) -> None:
+        """Write groups until cancelled; a failing disk ends it, and the daemon with it."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting or self._quiet:
+                    self._run_quiet()
+                    if self._waiting:
+                        await self._write_group()
+        finally:
+            self._stop()
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise StoreStoppedError("the store is shutting down; try again when it is back")
+
+    def _run_quiet(self) -> None:
+        while self._quiet:
+            function, future = self._quiet.popleft()
+            if not future.cancelled():
+                future.set_result(function())
+
+    async def _write_group(self) -> None:
+        taken: list[tuple[Sequence[Command], asyncio.Future[Sequence[Any]]]] = []
+        commands: list[Command] = []
+        while self._waiting and len(commands) < MAX_GROUP_COMMANDS:
+            taken.append(self._waiting.popleft())
+            commands += taken[-1][0]
+        self._waiting_commands -= len(commands)
+        try:
+            group = await asyncio.get_running_loop().run_in_executor(self._executor, self._engine.apply, commands)
+        except BaseException:
+            for _, future in taken:
+                self._refuse(future)
+            raise
+        if group.changes:
+            self._observe(group.changes)
+        at = 0
+        for part, future in taken:
+            if not future.done():
+                future.set_result(group.results[at : at + len(part)])
+            at += len(part)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for waiting in (self._waiting, self._quiet):
+            while waiting:
+                self._refuse(waiting.popleft()[1])
+
+    @staticmethod
+    def _refuse(future: "asyncio.Future[Any]") -> None:
+        if not future.done():
+            future.set_exception(StoreStoppedError("the store is shutting down; the outcome of the write is unknown"))

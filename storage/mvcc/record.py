@@ -1,0 +1,103 @@
+"""The two records of Percolator, a lock and a write, and their bytes (docs/format/mvcc.md). Pure.
+
+Named tuples and not dataclasses: they are made and taken apart on every request.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from storage.model.errors import CorruptError
+
+PUT: Final = ord("P")
+DELETE: Final = ord("D")
+LOCK: Final = ord("L")
+PESSIMISTIC: Final = ord("S")
+ROLLBACK: Final = ord("R")
+
+SHORT_VALUE_MAX_BYTES: Final = 255
+
+_VERSION: Final = 1
+_HAS_SHORT_VALUE: Final = 1
+_OVERLAPPED_ROLLBACK: Final = 2
+_LOCK_HEAD = struct.Struct(">BBBQQQQQI")
+_WRITE_HEAD = struct.Struct(">BBBQ")
+
+
+class Lock(NamedTuple):
+    """A prewritten (PUT, DELETE, LOCK) or pessimistic lock; `ttl_ms` counts from the physical time of `start_ts`."""
+
+    kind: int
+    primary: bytes
+    start_ts: int
+    ttl_ms: int
+    for_update_ts: int = 0
+    min_commit_ts: int = 0
+    txn_size: int = 0
+    short_value: bytes | None = None
+
+    @property
+    def changes_data(self) -> bool:
+        """Whether readers and change feeds care about this lock."""
+        return self.kind in (PUT, DELETE)
+
+    def encode(self) -> bytes:
+        """The bytes of the lock column."""
+        flags = 0 if self.short_value is None else _HAS_SHORT_VALUE
+        head = _LOCK_HEAD.pack(
+            _VERSION,
+            self.kind,
+            flags,
+            self.start_ts,
+            self.ttl_ms,
+            self.for_update_ts,
+            self.min_commit_ts,
+            self.txn_size,
+            len(self.primary),
+        )
+        return head + self.primary + (self.short_value or b"")
+
+
+class Write(NamedTuple):
+    """What a transaction did to a key; `overlapped_rollback` also records the rollback of the one that started here."""
+
+    kind: int
+    start_ts: int
+    short_value: bytes | None = None
+    overlapped_rollback: bool = False
+
+    def encode(self) -> bytes:
+        """The bytes of the write column."""
+        flags = (0 if self.short_value is None else _HAS_SHORT_VALUE) | (
+            _OVERLAPPED_ROLLBACK if self.overlapped_rollback else 0
+        )
+        return _WRITE_HEAD.pack(_VERSION, self.kind, flags, self.start_ts) + (self.short_value or b"")
+
+
+def decode_lock(data: bytes) -> Lock:
+    """Read what `Lock.encode` wrote.
+
+    Raises:
+        CorruptError: too short, or of an unknown version.
+    """
+    if len(data) < _LOCK_HEAD.size or data[0] != _VERSION:
+        raise CorruptError(f"a lock record of {len(data)} bytes has no known version; was it written by a newer store?")
+    _, kind, flags, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, length = _LOCK_HEAD.unpack_from(data)
+    end = _LOCK_HEAD.size + length
+    short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
+    primary = data[_LOCK_HEAD.size : end]
+    return Lock(kind, primary, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, short_value)
+
+
+def decode_write(data: bytes) -> Write:
+    """Read what `Write.encode` wrote.
+
+    Raises:
+        CorruptError: too short, or of an unknown version.
+    """
+    if len(data) < _WRITE_HEAD.size or data[0] != _VERSION:
+        raise CorruptError(
+            f"a write record of {len(data)} bytes has no known version; was it written by a newer store?"
+        )
+    _, kind, flags, start_ts = _WRITE_HEAD.unpack_from(data)
+    short_value = data[_WRITE_HEAD.size :] if flags & _HAS_SHORT_VALUE else None
+    return Write(kind, start_ts, short_value, bool(flags & _OVERLAPPED_ROLLBACK))

@@ -1,0 +1,190 @@
+"""Decisions about other people's transactions: is it alive, committed, gone; and how its locks end. Pure.
+
+A lock lives while the physical time of `current_ts` is at most that of its start_ts plus its TTL: time is the TSO's,
+never this machine's.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.codec import encode_bytes
+from storage.model.ts import MAX_TS, physical_ms
+from storage.mvcc.draft import Draft
+from storage.mvcc.errors import KeyIsLockedError, PrimaryMismatchError, TxnNotFoundError
+from storage.mvcc.layout import LOCK as LOCK_COLUMN
+from storage.mvcc.layout import column_range, user_key
+from storage.mvcc.percolator import commit, commit_lock, outcome, record_rollback, rollback, rollback_lock
+from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock, decode_lock
+
+
+class Action(enum.IntEnum):
+    """What a status check did (numbers of kvrpcpb.Action)."""
+
+    NO_ACTION = 0
+    TTL_EXPIRE_ROLLBACK = 1
+    LOCK_NOT_EXIST_ROLLBACK = 2
+    MIN_COMMIT_TS_PUSHED = 3
+    TTL_EXPIRE_PESSIMISTIC_ROLLBACK = 4
+    LOCK_NOT_EXIST_DO_NOTHING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TxnStatus:
+    """A live transaction has its `lock`, a committed one its `commit_ts`, a rolled back one neither."""
+
+    action: Action = Action.NO_ACTION
+    commit_ts: int = 0
+    lock: Lock | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCheck:
+    """A question about the transaction `start_ts`, put to its primary key."""
+
+    primary: bytes
+    start_ts: int
+    caller_start_ts: int
+    current_ts: int
+    rollback_if_not_exist: bool = False
+    resolving_pessimistic_lock: bool = False
+    verify_is_primary: bool = False
+
+
+def is_expired(lock: Lock, current_ts: int) -> bool:
+    """Whether the lock's owner must be taken for dead at `current_ts`."""
+    return physical_ms(lock.start_ts) + lock.ttl_ms < physical_ms(current_ts)
+
+
+def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
+    """Tell what became of a transaction, and end it when its TTL is over.
+
+    Raises:
+        PrimaryMismatchError: the key is not the transaction's primary.
+        TxnNotFoundError: no trace of it, and the caller does not want it rolled back.
+    """
+    encoded = encode_bytes(check.primary)
+    lock = draft.lock(encoded)
+    if lock is None or lock.start_ts != check.start_ts:
+        return _status_without_lock(draft, check, encoded)
+    if check.verify_is_primary and lock.primary != check.primary:
+        raise PrimaryMismatchError(check.primary, lock)
+    if not is_expired(lock, check.current_ts):
+        return _live_status(draft, check, encoded, lock)
+    if lock.kind == PESSIMISTIC and check.resolving_pessimistic_lock:
+        draft.delete_lock(encoded)
+        return TxnStatus(Action.TTL_EXPIRE_PESSIMISTIC_ROLLBACK)
+    rollback_lock(draft, check.primary, encoded, lock)
+    return TxnStatus(Action.TTL_EXPIRE_ROLLBACK)
+
+
+def _status_without_lock(draft: Draft, check: StatusCheck, encoded: bytes) -> TxnStatus:
+    recorded = outcome(draft, encoded, check.start_ts)
+    if recorded is not None:
+        return TxnStatus(commit_ts=recorded[1])
+    if check.resolving_pessimistic_lock and check.rollback_if_not_exist:
+        return TxnStatus(Action.LOCK_NOT_EXIST_DO_NOTHING)
+    if not check.rollback_if_not_exist:
+        raise TxnNotFoundError(check.primary, check.start_ts)
+    record_rollback(draft, encoded, check.start_ts)
+    return TxnStatus(Action.LOCK_NOT_EXIST_ROLLBACK)
+
+
+def _live_status(draft: Draft, check: StatusCheck, encoded: bytes, lock: Lock) -> TxnStatus:
+    """A reader may pass a lock whose min_commit_ts lies beyond its snapshot; push it there if it has one."""
+    caller = check.caller_start_ts
+    if lock.min_commit_ts and caller != MAX_TS and caller >= lock.min_commit_ts:
+        lock = lock._replace(min_commit_ts=max(caller + 1, check.current_ts))
+        draft.put_lock(encoded, lock)
+    passable = caller == MAX_TS or (caller > 0 and lock.min_commit_ts > caller)
+    return TxnStatus(Action.MIN_COMMIT_TS_PUSHED if passable else Action.NO_ACTION, lock=lock)
+
+
+def cleanup(draft: Draft, key: bytes, start_ts: int, current_ts: int) -> int:
+    """Roll back an expired transaction (any, when `current_ts` is 0) on `key`; returns its commit_ts if it committed.
+
+    Raises:
+        KeyIsLockedError: it is still alive.
+    """
+    encoded = encode_bytes(key)
+    lock = draft.lock(encoded)
+    if lock is not None and lock.start_ts == start_ts:
+        if current_ts and not is_expired(lock, current_ts):
+            raise KeyIsLockedError(key, lock)
+        rollback_lock(draft, key, encoded, lock)
+        return 0
+    recorded = outcome(draft, encoded, start_ts)
+    if recorded is None:
+        record_rollback(draft, encoded, start_ts)
+        return 0
+    return recorded[1]
+
+
+def heartbeat(draft: Draft, primary: bytes, start_ts: int, ttl_ms: int) -> int:
+    """Prolong the primary lock to at least `ttl_ms` after start_ts; returns its TTL.
+
+    Raises:
+        TxnNotFoundError: the lock is gone.
+    """
+    encoded = encode_bytes(primary)
+    lock = draft.lock(encoded)
+    if lock is None or lock.start_ts != start_ts:
+        raise TxnNotFoundError(primary, start_ts)
+    if ttl_ms > lock.ttl_ms:
+        lock = lock._replace(ttl_ms=ttl_ms)
+        draft.put_lock(encoded, lock)
+    return lock.ttl_ms
+
+
+def resolve_keys(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -> None:
+    """End a small transaction on known keys: commit at `commit_ts`, or roll back when it is 0.
+
+    Raises:
+        TxnLockNotFoundError, CommittedError: the keys tell another story.
+    """
+    if commit_ts:
+        commit(draft, keys, start_ts, commit_ts)
+    else:
+        rollback(draft, keys, start_ts)
+
+
+def resolve_range(draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[int, int]) -> int:
+    """End each lock in the encoded range whose transaction is in `outcomes` (start_ts -> commit_ts or 0)."""
+    found = [(key[1:], decode_lock(data)) for key, data in draft.scan(*column_range(LOCK_COLUMN, lower, upper))]
+    mine = [(encoded, lock) for encoded, lock in found if lock.start_ts in outcomes]
+    for encoded, lock in mine:
+        commit_ts = outcomes[lock.start_ts]
+        if commit_ts:
+            commit_lock(draft, user_key(encoded), encoded, lock, commit_ts)
+        else:
+            rollback_lock(draft, user_key(encoded), encoded, lock)
+    return len(mine)
+
+
+@dataclass(frozen=True, slots=True)
+class SecondariesStatus:
+    """All `locks` are there, or the transaction ended: at `commit_ts`, or rolled back when that is 0."""
+
+    locks: Sequence[tuple[bytes, Lock]]
+    commit_ts: int = 0
+
+
+def check_secondaries(draft: Draft, keys: Sequence[bytes], start_ts: int) -> SecondariesStatus:
+    """Tell the locks of an async-commit transaction; one missing lock decides it: committed, or rolled back now."""
+    locks: list[tuple[bytes, Lock]] = []
+    for key in keys:
+        encoded = encode_bytes(key)
+        lock = draft.lock(encoded)
+        if lock is not None and lock.start_ts == start_ts and lock.kind != PESSIMISTIC:
+            locks.append((key, lock))
+            continue
+        if lock is not None and lock.start_ts == start_ts:
+            rollback_lock(draft, key, encoded, lock)
+            return SecondariesStatus(())
+        recorded = outcome(draft, encoded, start_ts)
+        if recorded is not None and recorded[0] != ROLLBACK:
+            return SecondariesStatus((), recorded[1])
+        if recorded is None:
+            record_rollback(draft, encoded, start_ts)
+        return SecondariesStatus(())
+    return SecondariesStatus(tuple(locks))
