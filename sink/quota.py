@@ -1,0 +1,165 @@
+"""The memory quota of a changefeed's sink: a pure ledger, and the lock and condition around it.
+
+Invariants: used = what tasks hold + what is recorded for tables; only `force` exceeds the total, so the excess is at
+most the unfinished transactions of the running tasks; `block` returns as soon as the memory is there.
+Source: TiCDC memquota, TICDC.md items 28-30.
+"""
+
+import bisect
+import threading
+from dataclasses import dataclass, field
+
+from sink.errors import QuotaClosedError
+from sink.resolved import ResolvedTs
+from storage.model.span import Span
+
+
+@dataclass(slots=True)
+class _Account:
+    """Memory of one table by the ResolvedTs with which it may go, ascending."""
+
+    resolved: list[ResolvedTs] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+
+class QuotaLedger:
+    """Who has how much. Pure; not thread-safe."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.used_bytes = 0
+        self._accounts: dict[Span, _Account] = {}
+
+    def has_room(self, size: int) -> bool:
+        """Whether `try_acquire` would succeed."""
+        return self.used_bytes + size <= self.total_bytes
+
+    def try_acquire(self, size: int) -> bool:
+        """Take memory if there is enough."""
+        if not self.has_room(size):
+            return False
+        self.used_bytes += size
+        return True
+
+    def force_acquire(self, size: int) -> None:
+        """Take memory even beyond the total."""
+        self.used_bytes += size
+
+    def refund(self, size: int) -> None:
+        """Give back what was acquired and not recorded."""
+        assert 0 <= size <= self.used_bytes, "more memory refunded than acquired"
+        self.used_bytes -= size
+
+    def add_table(self, span: Span) -> None:
+        """Open an account."""
+        self._accounts.setdefault(span, _Account())
+
+    def record(self, span: Span, resolved: ResolvedTs, size: int) -> None:
+        """Acquired memory is the table's until it is released up to `resolved`; nobody's if the table left."""
+        account = self._accounts.get(span)
+        if account is None:
+            self.refund(size)
+            return
+        assert not account.resolved or account.resolved[-1] <= resolved, "records of a table must ascend"
+        account.resolved.append(resolved)
+        account.sizes.append(size)
+
+    def release(self, span: Span, checkpoint: ResolvedTs) -> int:
+        """Free the table's records up to `checkpoint` (inclusive); returns the bytes."""
+        account = self._accounts.get(span)
+        if account is None:
+            return 0
+        count = bisect.bisect_right(account.resolved, checkpoint)
+        freed = sum(account.sizes[:count])
+        del account.resolved[:count], account.sizes[:count]
+        self.refund(freed)
+        return freed
+
+    def remove_table(self, span: Span) -> int:
+        """Free all records of the table and close its account; returns the bytes."""
+        freed = sum(self._accounts.pop(span, _Account()).sizes)
+        self.refund(freed)
+        return freed
+
+    def recorded_bytes(self, span: Span) -> int:
+        """What the table has recorded."""
+        account = self._accounts.get(span)
+        return sum(account.sizes) if account else 0
+
+
+class MemQuota:
+    """The ledger, shared by threads."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._ledger = QuotaLedger(total_bytes)
+        self._room = threading.Condition()
+        self._closed = False
+
+    @property
+    def total_bytes(self) -> int:
+        """The quota."""
+        return self._ledger.total_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken now."""
+        return self._ledger.used_bytes
+
+    def try_acquire(self, size: int) -> bool:
+        """See `QuotaLedger.try_acquire`."""
+        with self._room:
+            return self._ledger.try_acquire(size)
+
+    def force_acquire(self, size: int) -> None:
+        """See `QuotaLedger.force_acquire`."""
+        with self._room:
+            self._ledger.force_acquire(size)
+
+    def block_acquire(self, size: int) -> None:
+        """Wait until there is room, then take it. More than the whole quota is given when nothing else is taken.
+
+        Raises:
+            QuotaClosedError: the quota was closed.
+        """
+        with self._room:
+            self._room.wait_for(lambda: self._closed or not self._ledger.used_bytes or self._ledger.has_room(size))
+            if self._closed:
+                raise QuotaClosedError("the memory quota is closed: the sink manager is stopping")
+            self._ledger.force_acquire(size)
+
+    def refund(self, size: int) -> None:
+        """See `QuotaLedger.refund`."""
+        with self._room:
+            self._ledger.refund(size)
+            self._room.notify_all()
+
+    def add_table(self, span: Span) -> None:
+        """See `QuotaLedger.add_table`."""
+        with self._room:
+            self._ledger.add_table(span)
+
+    def record(self, span: Span, resolved: ResolvedTs, size: int) -> None:
+        """See `QuotaLedger.record`."""
+        with self._room:
+            self._ledger.record(span, resolved, size)
+            self._room.notify_all()
+
+    def release(self, span: Span, checkpoint: ResolvedTs) -> int:
+        """See `QuotaLedger.release`."""
+        with self._room:
+            freed = self._ledger.release(span, checkpoint)
+            self._room.notify_all()
+            return freed
+
+    def remove_table(self, span: Span) -> int:
+        """See `QuotaLedger.remove_table`."""
+        with self._room:
+            freed = self._ledger.remove_table(span)
+            self._room.notify_all()
+            return freed
+
+    def close(self) -> None:
+        """Wake up everybody who waits."""
+        with self._room:
+            self._closed = True
+            self._room.notify_all()

@@ -1,0 +1,73 @@
+"""Mounted rows of one table, kept in memory for Flight (TiCDC's appendRowChangedEvents and advanceTableSink). Pure.
+
+Invariant: of the rows with `covered_from` < commit_ts <= `covered_to` every one is staged, so a range within is served
+from here; any other range is read from the sorter. What is appended is not served before `advance` says it is complete.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sink import mounted
+from sink.resolved import ResolvedTs
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    resolved: ResolvedTs
+    batch: pa.RecordBatch
+
+
+class Staging:
+    """Contiguous rows above the checkpoint; the caller serialises the calls."""
+
+    def __init__(self, start_ts: int) -> None:
+        self.covered_from = start_ts
+        self.covered_to = start_ts
+        self._appended: deque[tuple[pa.RecordBatch, int]] = deque()
+        self._staged: deque[_Staged] = deque()
+
+    def append(self, batch: pa.RecordBatch, size: int) -> None:
+        """Take the next rows; their memory (`size` bytes) has been acquired."""
+        self._appended.append((batch, size))
+
+    def advance(self, resolved: ResolvedTs) -> int:
+        """The appended rows with commit_ts <= `resolved.ts` are handed over; returns their bytes."""
+        moved = 0
+        while self._appended:
+            batch, size = self._appended.popleft()
+            below = mounted.clip(batch, -1, resolved.ts)
+            share = size * below.num_rows // batch.num_rows
+            if below.num_rows:
+                self._staged.append(_Staged(resolved, below))
+                moved += share
+            if below.num_rows < batch.num_rows:
+                self._appended.appendleft((batch.slice(below.num_rows), size - share))
+                break
+        self.covered_to = max(self.covered_to, resolved.mark)
+        return moved
+
+    def drop_up_to(self, checkpoint_ts: int) -> None:
+        """Forget what is acknowledged."""
+        while self._staged and self._staged[0].resolved <= ResolvedTs(checkpoint_ts):
+            self._staged.popleft()
+        self.covered_from = max(self.covered_from, checkpoint_ts)
+        self.covered_to = max(self.covered_to, checkpoint_ts)
+
+    def restart(self, start_ts: int) -> int:
+        """Forget everything and begin anew above `start_ts`; returns the bytes appended but not handed over."""
+        pending = sum(size for _, size in self._appended)
+        self._appended.clear()
+        self._staged.clear()
+        self.covered_from = self.covered_to = start_ts
+        return pending
+
+    def rows(self, start_ts: int, end_ts: int) -> list[pa.RecordBatch] | None:
+        """The rows with `start_ts` < commit_ts <= `end_ts`, or None if not all of them are here."""
+        if start_ts < self.covered_from or end_ts > self.covered_to:
+            return None
+        parts = [
+            mounted.clip(staged.batch, start_ts, end_ts) for staged in self._staged if staged.resolved.ts > start_ts
+        ]
+        return [part for part in parts if part.num_rows]
