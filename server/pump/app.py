@@ -1,0 +1,104 @@
+"""The pump put together: storage, service, registry entry, upkeep; drained in the opposite order."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from storage.meta.client import open_meta
+from tipb import pump_pb2
+
+from server.daemon import Endpoints
+from server.pump import metrics
+from server.pump.config import PumpConfig
+from server.pump.disk import DiskWatch
+from server.pump.node import ONLINE, Node, node_id
+from server.pump.registry import Registry
+from server.pump.service import PumpService
+from server.pump.upkeep import collect_garbage, write_heartbeats
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from server.rpc.pd import PdClient
+from server.rpc.server import RpcServer
+from storage.model.errors import InvalidError
+from storage.pump.append import Append, Recovery, open_append
+from storage.vfs import RealFS
+
+_SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
+
+_log = structlog.get_logger(__name__)
+
+
+class ClusterMismatchError(InvalidError):
+    """The coordinator is not the one of the cluster this pump was told to serve."""
+
+    code = "ErrClusterMismatch"
+
+
+@asynccontextmanager
+async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+    """Run a pump for the block.
+
+    Raises:
+        ClusterMismatchError: the coordinator serves another cluster than `cluster_id`.
+        TidemarkError: the coordinator, the data directory or the address cannot be used.
+    """
+    fs, data_dir = RealFS(), Path(config.data_dir)
+    async with (
+        PdClient.open(config.coordinator, security) as pd,
+        open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
+        open_append(fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log) as storage,
+    ):
+        _check_cluster(config, pd)
+        _report(storage.recovery)
+        disk = DiskWatch(fs, data_dir, config.stop_write_at_available_bytes)
+        metrics.watch(storage, disk)
+        node = Node(node_id="", host="")
+        service = PumpService(storage, pd.cluster_id, node, disk)
+        server = RpcServer(security)
+        server.add_service(_SERVICE, service, batch={"WriteBinlog": service.write_binlog})
+        async with server.listen(config.addr) as bound:
+            node.host = config.advertise_addr or bound
+            node.node_id = node_id(data_dir, config.node_id, node.host)
+            registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
+            async with _attended(config, registry, service, storage, pd, disk):
+                yield {"pump": bound}
+
+
+@asynccontextmanager
+async def _attended(
+    config: PumpConfig, registry: Registry, service: PumpService, storage: Append, pd: PdClient, disk: DiskWatch
+) -> AsyncIterator[None]:
+    """Online for the block, with everything that runs by itself; paused and without readers after it."""
+    loops = (
+        registry.run(),
+        disk.run(),
+        write_heartbeats(service, storage, pd, config.fake_binlog_seconds),
+        collect_garbage(storage, pd, config.gc_retention_seconds, config.gc_interval_seconds),
+    )
+    await registry.announce(ONLINE)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(loop) for loop in loops]
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+            await registry.leave()
+            storage.end_pulls()
+
+
+def _check_cluster(config: PumpConfig, pd: PdClient) -> None:
+    if config.cluster_id not in (0, pd.cluster_id):
+        raise ClusterMismatchError(
+            f"--cluster-id is {config.cluster_id}, but the coordinator at {config.coordinator} serves cluster "
+            f"{pd.cluster_id}; correct --cluster-id or --coordinator"
+        )
+
+
+def _report(recovery: Recovery) -> None:
+    _log.info("value log opened", replayed=recovery.replayed, index_rebuilt=recovery.rebuilt)
+    for skipped in recovery.skipped:
+        metrics.SKIPPED_BYTES.inc(skipped.length)
+        _log.warning("value log bytes skipped", **skipped._asdict())

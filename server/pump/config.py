@@ -1,0 +1,26 @@
+"""Settings of the pump daemon."""
+
+from dataclasses import dataclass
+
+from server.config import setting
+from storage.value_log import SEGMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PumpConfig:
+    """`[pump]`."""
+
+    addr: str = setting("127.0.0.1:8250", "address for binlog.Pump, host:port")
+    advertise_addr: str = setting("", "address that TiDB is told to write to; empty: --addr")
+    http_addr: str = setting("127.0.0.1:8251", "address for /metrics, /healthz and /readyz")
+    coordinator: str = setting("127.0.0.1:2379", "coordinator, ours or PD: timestamps, cluster id, registry")
+    cluster_id: int = setting(0, "refuse to start in another cluster than this; 0: take the coordinator's")
+    data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
+    node_id: str = setting("", "name in the registry, kept in the data directory; empty: hostname:port")
+    segment_bytes: int = setting(SEGMENT_BYTES, "size at which a value log segment is finalised")
+    sync_log: bool = setting(True, "fdatasync each group before it is acknowledged")  # noqa: FBT003 - a default
+    stop_write_at_available_bytes: int = setting(1 << 30, "refuse binlogs while the disk has less space than this")
+    fake_binlog_seconds: float = setting(3.0, "write a heartbeat binlog after this long without a binlog")
+    heartbeat_seconds: float = setting(2.0, "how often the registry entry is renewed")
+    gc_retention_seconds: int = setting(7 * 24 * 3600, "binlogs older than this are removed")
+    gc_interval_seconds: float = setting(3600.0, "how often GC runs")

@@ -1,0 +1,48 @@
+"""What the pump counts, and gauges read from its storage when Prometheus asks."""
+
+import time
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from server.pump.disk import DiskWatch
+from storage.model.ts import physical_ms
+from storage.pump.append import Append, Statistics
+
+WRITTEN = Counter("tidemark_pump_written_binlogs_total", "Binlogs acknowledged.")
+WRITTEN_BYTES = Counter("tidemark_pump_written_bytes_total", "Payload bytes acknowledged.")
+REFUSED = Counter("tidemark_pump_refused_binlogs_total", "WriteBinlog calls answered with an error.")
+WRITE_SECONDS = Histogram("tidemark_pump_write_seconds", "A group from parsing to durable.")
+PULLED = Counter("tidemark_pump_pulled_binlogs_total", "Binlogs sent to readers, for each reader.")
+ORPHANS = Counter("tidemark_pump_orphan_commits_total", "Commits not sent because their prewrite is not known.")
+SKIPPED_BYTES = Counter("tidemark_pump_skipped_bytes_total", "Damaged log bytes that a start passed over.")
+READERS = Gauge("tidemark_pump_readers_count", "Open PullBinlogs streams.")
+
+_MAX_COMMIT_TS = Gauge("tidemark_pump_max_commit_ts", "Every commit up to here can be pulled (TSO).")
+_GC_TS = Gauge("tidemark_pump_gc_ts", "Commits up to here were removed (TSO).")
+_WAITING = Gauge("tidemark_pump_waiting_prewrites_count", "Prewrites without an outcome.")
+_WAIT_SECONDS = Gauge(
+    "tidemark_pump_head_of_line_wait_seconds",
+    "Age of the oldest prewrite without an outcome; everything committed after it waits for it. 0: none.",
+)
+_LATE = Gauge("tidemark_pump_late_commits_count", "Commits that came after readers may have passed them.")
+_LOG_BYTES = Gauge("tidemark_pump_value_log_bytes", "Size of the value log.")
+_AVAILABLE_BYTES = Gauge("tidemark_pump_available_bytes", "Space left on the disk of the data directory.")
+
+
+def watch(storage: Append, disk: DiskWatch) -> None:
+    """Let the gauges show this storage from now on."""
+    for gauge, value in (
+        (_MAX_COMMIT_TS, lambda: storage.max_commit_ts),
+        (_GC_TS, lambda: storage.gc_ts),
+        (_WAITING, lambda: storage.statistics().waiting_prewrites),
+        (_WAIT_SECONDS, lambda: _wait_seconds(storage.statistics())),
+        (_LATE, lambda: storage.statistics().late_commits),
+        (_LOG_BYTES, lambda: storage.statistics().log_bytes),
+        (_AVAILABLE_BYTES, lambda: disk.available_bytes),
+    ):
+        gauge.set_function(value)
+
+
+def _wait_seconds(statistics: Statistics) -> float:
+    oldest_ts = statistics.oldest_waiting_ts
+    return max(0.0, time.time() - physical_ms(oldest_ts) / 1000) if oldest_ts else 0.0
