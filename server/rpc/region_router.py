@@ -5,7 +5,6 @@ safe because every request of the transaction protocol may be applied twice. Key
 coordinator see encoded ones.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -23,6 +22,7 @@ from server.rpc.pd import RegionRoute
 from server.rpc.region_cache import RegionCache
 from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError
+from storage.tasks import together
 
 if TYPE_CHECKING:
     from kvproto.tikvpb_pb2_grpc import TikvAsyncStub
@@ -216,19 +216,6 @@ class RegionRouter:
             if peer is not None:
                 self._cache.insert(RegionRoute(_copy(region), peer, route.address))
         return RegionError(error.message or str(error).strip() or "the store named no reason")
-
-
-async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all in one TaskGroup; a lone failure is raised as itself, without its group."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(child) for child in children]
-    except ExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
-    return [task.result() for task in running]
 
 
 def _copy(region: metapb.Region) -> metapb.Region:

@@ -1,0 +1,128 @@
+"""Who is GC leader: the one whose name stands in the record with a lease that has not run out.
+
+Every worker ticks; one that finds no leader, or a lease that ran out, writes itself in. Leases are counted on the
+coordinator's clock (TSO), so the workers' own clocks do not matter. A leader trusts its lease only until its monotonic
+clock, read *before* it asked for the time, has advanced by the lease: a process that was stopped finds out by itself.
+
+1. At most one worker's lease holds at any time.
+2. Nobody writes over a record that changed since it was read.
+"""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID, PREFIX, Record, Records
+from gcsafepoint.worker.times import DurationError, format_instant, parse_instant_ms
+from storage.model.errors import ConflictError
+
+_LEADER = f"{PREFIX}tikv_gc_leader_"
+
+
+class LeaseLostError(ConflictError):
+    """This worker is not, or no longer, GC leader; the next leader does the work."""
+
+    code = "ErrGCLeaseLost"
+
+
+class Move(enum.Enum):
+    """What a worker does at a tick."""
+
+    CLAIM = "claim"
+    RENEW = "renew"
+    FOLLOW = "follow"
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Whose name stands in the record."""
+
+    uuid: str
+    desc: str
+    lease: str
+    revisions: Mapping[str, int]
+
+
+def judge(leader: Leader | None, me: str, now_ms: int) -> Move:
+    """What `me` does about `leader` at `now_ms`; a lease that cannot be read has run out."""
+    if leader is None:
+        return Move.CLAIM
+    try:
+        expired = parse_instant_ms(leader.lease) < now_ms
+    except DurationError:
+        expired = True
+    if leader.uuid == me and not expired:
+        return Move.RENEW
+    return Move.CLAIM if expired else Move.FOLLOW
+
+
+class Election:
+    """One worker's part in it."""
+
+    def __init__(
+        self, records: Records, *, uuid: str, desc: str, lease_ms: int, monotonic_s: Callable[[], float]
+    ) -> None:
+        self.uuid = uuid
+        self.desc = desc
+        self._records = records
+        self._lease_ms = lease_ms
+        self._monotonic_s = monotonic_s
+        self._revision = 0
+        self._until_s = 0.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker's lease holds right now."""
+        return self._monotonic_s() < self._until_s
+
+    @property
+    def fence(self) -> dict[str, int]:
+        """What a leader's writes must expect."""
+        return {LEADER_UUID: self._revision}
+
+    def check(self) -> None:
+        """Raises: LeaseLostError: this worker's lease does not hold."""
+        if not self.leads:
+            raise LeaseLostError("this worker is not the GC leader; ask the leader, or wait for the lease to run out")
+
+    async def leader(self) -> Leader | None:
+        """Whoever stands in the record, whether or not the lease holds."""
+        held = await self._records.read(_LEADER)
+        if LEADER_UUID not in held:
+            return None
+        absent = Record("", 0)
+        return Leader(
+            uuid=held[LEADER_UUID].value,
+            desc=held.get(LEADER_DESC, absent).value,
+            lease=held.get(LEADER_LEASE, absent).value,
+            revisions={key: held.get(key, absent).revision for key in (LEADER_UUID, LEADER_LEASE)},
+        )
+
+    async def tick(self, marked_s: float, now_ms: int) -> bool:
+        """Claim or renew if it is ours to do; returns whether this worker leads until the next tick.
+
+        `marked_s` is the monotonic clock from before `now_ms` was asked for.
+        """
+        leader = await self.leader()
+        move = judge(leader, self.uuid, now_ms)
+        lease = format_instant(now_ms + self._lease_ms)
+        changes: dict[str, str | None] = {LEADER_LEASE: lease}
+        if move is Move.CLAIM:
+            changes |= {LEADER_UUID: self.uuid, LEADER_DESC: self.desc}
+        revision = 0
+        if move is not Move.FOLLOW:
+            seen = leader.revisions if leader else {LEADER_UUID: 0, LEADER_LEASE: 0}
+            revision = await self._records.write(changes, seen)
+        if not revision:
+            self._until_s = 0.0
+            return False
+        if move is Move.CLAIM:
+            self._revision = revision
+        self._until_s = marked_s + (parse_instant_ms(lease) - now_ms) / 1000
+        return self.leads
+
+    async def resign(self) -> None:
+        """Take our name out of the record, so that the next worker need not wait for the lease to run out."""
+        if self._until_s:
+            self._until_s = 0.0
+            await self._records.write(dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE)), self.fence)

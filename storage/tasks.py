@@ -1,0 +1,20 @@
+"""Several coroutines at once, owned by one TaskGroup: all end before the caller goes on, errors come as themselves."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all; returns their results in order. The first failure cancels the others and is raised without its group."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(child) for child in children]
+    except ExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    return [task.result() for task in running]

@@ -1,0 +1,145 @@
+"""Delete Ranges: due only before the safepoint, on every store, each by itself, remembered for a day."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gcsafepoint.worker.delete_ranges import (
+    KEPT_MS,
+    DeleteRange,
+    DeleteRangeError,
+    delete_ranges,
+    due,
+    due_again,
+    load,
+    register,
+)
+from gcsafepoint.worker.election import LeaseLostError
+from gcsafepoint.worker.records import DONE, PENDING
+from storage.model.errors import CorruptError, TidemarkError
+
+ranges = st.builds(
+    DeleteRange,
+    job_id=st.integers(0, 2**62),
+    element_id=st.integers(-(2**62), 2**62),
+    start_key=st.binary(max_size=12),
+    end_key=st.binary(max_size=12),
+    ts=st.integers(1, 2**63),
+    done_ms=st.integers(0, 2**45),
+)
+
+
+def table(number: int, *, ts: int = 50) -> DeleteRange:
+    return DeleteRange(number, 1, b"t%d" % number, b"t%d" % (number + 1), ts)
+
+
+async def run(cluster: Any, records: Any, safe_point: int = 100) -> list[tuple[int, bool]]:
+    seen: list[tuple[int, bool]] = []
+
+    def report(it: DeleteRange, err: TidemarkError | None) -> None:
+        seen.append((it.job_id, err is None))
+
+    await delete_ranges(cluster, records, dict, safe_point, report)
+    return seen
+
+
+@given(ranges)
+def test_a_record_reads_back_the_same(it: DeleteRange) -> None:
+    assert DeleteRange.from_json(it.to_json()) == it
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"start_key": "zz", "end_key": ""}', '{"start_key":"","end_key":""}']
+)
+def test_a_foreign_record_is_corruption(text: str) -> None:
+    with pytest.raises(CorruptError, match="cannot be read"):
+        DeleteRange.from_json(text)
+
+
+@given(st.lists(ranges), st.integers(1, 2**63))
+def test_due_is_all_that_was_dropped_before_the_safepoint_oldest_first(
+    some: list[DeleteRange], safe_point: int
+) -> None:
+    chosen = due(some, safe_point)
+    assert all(it.ts < safe_point for it in chosen)
+    assert len(chosen) == sum(it.ts < safe_point for it in some)
+    assert [it.ts for it in chosen] == sorted(it.ts for it in chosen)
+
+
+@given(st.lists(ranges), st.integers(0, 2**45))
+def test_due_again_is_what_was_done_a_day_ago(done: list[DeleteRange], now_ms: int) -> None:
+    assert due_again(done, now_ms) == [it for it in done if it.done_ms + KEPT_MS <= now_ms]
+
+
+async def test_a_due_range_goes_to_every_store_and_then_to_done(cluster: Any, records: Any) -> None:
+    await register(records, table(1))
+    await register(records, table(2, ts=100))
+    assert await run(cluster, records) == [(1, True)]
+    assert sorted(cluster.diary) == ["destroy on one b't1'", "destroy on two b't1'"]
+    assert [it.job_id for it in await load(records, PENDING)] == [2]
+    assert [(it.job_id, it.done_ms) for it in await load(records, DONE)] == [(1, cluster.now_ms)]
+
+
+async def test_a_range_that_fails_stays_and_does_not_hold_up_the_others(
+    cluster: Any, records: Any, unavailable: Any
+) -> None:
+    for number in (1, 2):
+        await register(records, table(number))
+    destroy = cluster.destroy_range
+
+    async def fails_for_one(address: str, within: Any) -> None:
+        if within.start_key == b"t1":
+            raise unavailable
+        await destroy(address, within)
+
+    cluster.destroy_range = fails_for_one
+    assert await run(cluster, records) == [(1, False), (2, True)]
+    cluster.destroy_range = destroy
+    assert await run(cluster, records) == [(1, True)]
+
+
+async def test_after_a_day_it_is_destroyed_once_more_and_forgotten(cluster: Any, records: Any) -> None:
+    await register(records, table(1))
+    await run(cluster, records)
+    assert await run(cluster, records) == []
+    cluster.now_ms += KEPT_MS
+    assert await run(cluster, records) == [(1, True)]
+    assert await load(records, DONE) == []
+
+
+async def test_losing_the_lease_stops_before_the_next_range(cluster: Any, records: Any) -> None:
+    for number in (1, 2):
+        await register(records, table(number))
+    cluster.failing = {"destroy on one": LeaseLostError("gone")}
+    with pytest.raises(LeaseLostError):
+        await run(cluster, records)
+    assert len(await load(records, PENDING)) == 2
+
+
+async def test_a_fenced_leader_moves_no_record(cluster: Any, records: Any) -> None:
+    await register(records, table(1))
+    await delete_ranges(cluster, records, lambda: {"leader": 7}, 100, lambda *_: None)
+    assert len(await load(records, PENDING)) == 1
+
+
+async def test_registering_twice_is_once_but_another_range_is_refused(records: Any) -> None:
+    await register(records, table(1))
+    await register(records, table(1))
+    with pytest.raises(DeleteRangeError, match="another range already"):
+        await register(records, DeleteRange(1, 1, b"x", b"y", 50))
+
+
+async def test_a_range_already_done_is_not_registered_again(cluster: Any, records: Any) -> None:
+    await register(records, table(1))
+    await run(cluster, records)
+    await register(records, table(1))
+    assert await load(records, PENDING) == []
+
+
+@pytest.mark.parametrize(("start", "end", "ts"), [(b"", b"", 1), (b"b", b"a", 1), (b"a", b"a", 1), (b"a", b"b", 0)])
+def test_empty_endless_and_undated_ranges_are_refused(records: Any, start: bytes, end: bytes, ts: int) -> None:
+    with pytest.raises(DeleteRangeError):
+        asyncio.run(register(records, DeleteRange(1, 1, start, end, ts)))
