@@ -116,8 +116,7 @@ class Election:
         if not revision:
             self._until_s = 0.0
             return False
-        if move is Move.CLAIM:
-            self._revision = revision
+        self._revision = revision if leader is None or move is Move.CLAIM else leader.revisions[LEADER_UUID]
         self._until_s = marked_s + (parse_instant_ms(lease) - now_ms) / 1000
         return self.leads
 

@@ -1,0 +1,101 @@
+"""The worker's cluster over PdClient and KvClient: ours, or a real PD with real TiKVs."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage
+from gcsafepoint.worker.do_gc import CollectUnsupportedError
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.region_router import RegionError, StoreRefusedError
+from server.rpc.tikv import KvClient, region_end
+from storage.codec import decode_bytes
+
+SERVICE_ID = "gc_worker"
+_FOREVER_S = (1 << 63) - 1
+_LOCKS_PER_PAGE = 1024
+_REGIONS_PER_PAGE = 128
+
+
+class TikvCluster:
+    """See `gcsafepoint.worker.cluster.Cluster`."""
+
+    def __init__(self, pd: PdClient, kv: KvClient) -> None:
+        self._pd = pd
+        self._kv = kv
+        self._resolver = LockResolver(pd, kv)
+
+    async def now_ts(self) -> int:
+        """See `Cluster`."""
+        return await self._pd.tso()
+
+    async def hold_safe_point(self, safe_point: int) -> int:
+        """See `Cluster`."""
+        return (await self._pd.update_service_gc_safe_point(SERVICE_ID, _FOREVER_S, safe_point)).safe_point
+
+    async def publish_safe_point(self, safe_point: int) -> int:
+        """See `Cluster`."""
+        return await self._pd.update_gc_safe_point(safe_point)
+
+    async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
+        """See `Cluster`."""
+        found: dict[int, list[KeyRange]] = defaultdict(list)
+        async for route in self._regions():
+            start_key = decode_bytes(route.region.start_key)[0] if route.region.start_key else b""
+            found[route.leader.store_id].append(KeyRange(start_key, region_end(route)))
+        return found
+
+    async def store_addresses(self) -> Sequence[str]:
+        """See `Cluster`."""
+        return [store.address for store in await self._pd.stores()]
+
+    async def scan_locks(self, within: KeyRange, safe_point: int) -> LockPage:
+        """See `Cluster`."""
+        page = await self._kv.scan_lock(within.start_key, within.end_key, safe_point, _LOCKS_PER_PAGE)
+        return LockPage([_lock(info) for info in page.locks], page.next_key, page.route)
+
+    async def decide(self, lock: Lock) -> int:
+        """See `Cluster`."""
+        assert isinstance(lock.token, kvrpcpb.LockInfo)
+        return await self._resolver.decide(lock.token)
+
+    async def rollback_pessimistic(self, lock: Lock) -> None:
+        """See `Cluster`."""
+        assert isinstance(lock.token, kvrpcpb.LockInfo)
+        await self._resolver.rollback_pessimistic(lock.token)
+
+    async def resolve(self, page: LockPage, commit_ts_of: Mapping[int, int]) -> bool:
+        """See `Cluster`."""
+        assert isinstance(page.region, RegionRoute)
+        try:
+            await self._kv.resolve_region(page.region, commit_ts_of)
+        except RegionError:
+            return False
+        return True
+
+    async def destroy_range(self, address: str, within: KeyRange) -> None:
+        """See `Cluster`."""
+        await self._kv.unsafe_destroy_range(address, within.start_key, within.end_key)
+
+    async def collect(self, start_key: bytes, safe_point: int) -> bytes | None:
+        """See `Cluster`."""
+        try:
+            return await self._kv.gc(start_key, safe_point)
+        except StoreRefusedError as err:
+            raise CollectUnsupportedError(
+                f"tikv_gc_mode central needs stores that take KvGC; use distributed ({err.message})"
+            ) from err
+
+    async def _regions(self) -> AsyncIterator[RegionRoute]:
+        start_key: bytes | None = b""
+        while start_key is not None:
+            page = await self._pd.scan_regions(start_key, limit=_REGIONS_PER_PAGE)
+            for route in page:
+                yield route
+            start_key = page[-1].region.end_key or None if page else None
+
+
+def _lock(info: kvrpcpb.LockInfo) -> Lock:
+    return Lock(info.key, info.lock_version, info.lock_type == kvrpcpb.PessimisticLock, info)

@@ -1,0 +1,86 @@
+"""The daemon: its settings, and everything of it connected."""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tidemarkpb.v1 import gc_pb2
+
+from gcsafepoint.worker.election import Election
+from gcsafepoint.worker.times import format_instant
+from gcsafepoint.worker.worker import GCWorker
+from server.config import ConfigError, setting
+from server.daemon import Endpoints
+from server.gc_worker.cluster import TikvCluster
+from server.gc_worker.listener import LogAndCount
+from server.gc_worker.records import MetaRecords
+from server.gc_worker.service import GCService
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from server.rpc.pd import PdClient
+from server.rpc.server import RpcServer
+from server.rpc.tikv import KvClient
+from storage.meta.client import open_meta
+from storage.model.ts import physical_ms
+
+_LEAST_LEASE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GCWorkerConfig:
+    """Where the worker listens and whom it works for; how it collects is set online (SetGCConfig)."""
+
+    addr: str = setting("127.0.0.1:8302", "gRPC address of the admin service, host:port")
+    http_addr: str = setting("127.0.0.1:8392", "address of /metrics, /healthz and /readyz")
+    coordinator: str = setting("127.0.0.1:2379", "coordinator (or PD), host:port")
+    tick_seconds: float = setting(60.0, "seconds between looks at the leadership and at what is due")
+    lease_seconds: float = setting(120.0, "seconds a leader leads without renewing; at least 2, and two ticks")
+
+    def checked(self) -> "GCWorkerConfig":
+        """This configuration.
+
+        Raises:
+            ConfigError: the lease would run out between two ticks.
+        """
+        if not 0 < self.tick_seconds * 2 <= self.lease_seconds or self.lease_seconds < _LEAST_LEASE_S:
+            raise ConfigError(
+                f"--lease-seconds ({self.lease_seconds:g}) must be at least 2, and two --tick-seconds "
+                f"({self.tick_seconds:g})"
+            )
+        return self
+
+
+@asynccontextmanager
+async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+    """Run a worker for the block; yields where it listens."""
+    config.checked()
+    async with (
+        PdClient.open(config.coordinator, security) as pd,
+        KvClient.open(pd, security) as kv,
+        open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
+        asyncio.TaskGroup() as tasks,
+    ):
+        records, cluster = MetaRecords(meta), TikvCluster(pd, kv)
+        me, started = uuid.uuid4().hex, format_instant(physical_ms(await pd.tso()))
+        election = Election(
+            records,
+            uuid=me,
+            desc=f"host:{socket.gethostname()}, pid:{os.getpid()}, start at {started}",
+            lease_ms=int(config.lease_seconds * 1000),
+            monotonic_s=time.monotonic,
+        )
+        worker = GCWorker(cluster, records, election, LogAndCount(me), monotonic_s=time.monotonic)
+        server = RpcServer(security)
+        service = GCService(worker, cluster, records, pd)
+        server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
+        async with server.listen(config.addr) as bound:
+            working = tasks.create_task(worker.run(config.tick_seconds), name="gc worker")
+            try:
+                yield {"gc-worker": bound}
+            finally:
+                working.cancel()
