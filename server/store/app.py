@@ -94,7 +94,11 @@ async def _serving(
                     tasks.create_task(collector.run(pd, config.gc_poll_interval), name="gc"),
                     tasks.create_task(_heartbeats(pd, gate, config.heartbeat_interval), name="heartbeat"),
                 ]
-                yield bound
+                try:
+                    yield bound
+                finally:
+                    service.close()
+                    feed.close()
             for task in background:
                 task.cancel()
 

@@ -32,14 +32,19 @@ class BatchStream:
     def __init__(self, runner: Runner, others: Others) -> None:
         self._runner = runner
         self._others = others
-        self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = asyncio.Queue(_MAX_IN_FLIGHT)
-        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)  # taken by a part, given back when its answer is sent
+        self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = asyncio.Queue()
+
+    def close(self) -> None:
+        """End the stream: answers that are not queued yet are lost, as in a crash."""
+        self._ready.put_nowait(None)
 
     async def responses(self) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         """What `receive` found out, until its requests end."""
         while (response := await self._ready.get()) is not None:
             if isinstance(response, TidemarkError):
                 raise response
+            self._slots.release()
             yield response
 
     async def receive(self, requests: AsyncIterator[tikvpb.BatchCommandsRequest]) -> None:
@@ -53,9 +58,11 @@ class BatchStream:
             end = _first(group)
         except* (grpc.aio.BaseError, grpc.aio.UsageError):
             end = None  # the client is gone
-        await self._ready.put(end)
+        self._ready.put_nowait(end)
 
     async def _start(self, answering: asyncio.TaskGroup, request: tikvpb.BatchCommandsRequest) -> None:
+        if len(request.request_ids) != len(request.requests):
+            raise StatusError(grpc.StatusCode.INVALID_ARGUMENT, "a batch needs one request id for each request")
         reads, writes = _Part([], [], []), _Part([], [], [])
         for request_id, item in zip(request.request_ids, request.requests, strict=True):
             field = item.WhichOneof("cmd") or ""
@@ -74,27 +81,21 @@ class BatchStream:
                 answering.create_task(self._answer(part, run))
 
     async def _answer(self, part: _Part, run: Callable[[list[Call]], Awaitable[list[Any]]]) -> None:
-        try:
-            response = tikvpb.BatchCommandsResponse(request_ids=part.ids)
-            for field, answer in zip(part.fields, await run(part.calls), strict=True):
-                getattr(response.responses.add(), field).CopyFrom(answer)
-            await self._ready.put(response)
-        finally:
-            self._slots.release()
+        response = tikvpb.BatchCommandsResponse(request_ids=part.ids)
+        for field, answer in zip(part.fields, await run(part.calls), strict=True):
+            getattr(response.responses.add(), field).CopyFrom(answer)
+        self._ready.put_nowait(response)
 
     async def _answer_other(self, request_id: int, field: str, item: tikvpb.BatchCommandsRequest.Request) -> None:
-        try:
-            response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
-            if field == "Empty":
-                response.responses.add().Empty.test_id = item.Empty.test_id
-            elif field in self._others:
-                answer = await self._others[field](getattr(item, field), None)
-                getattr(response.responses.add(), field).CopyFrom(answer)
-            else:
-                raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"batched request {field or 'unknown'} is not served")
-            await self._ready.put(response)
-        finally:
-            self._slots.release()
+        response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
+        if field == "Empty":
+            response.responses.add().Empty.test_id = item.Empty.test_id
+        elif field in self._others:
+            answer = await self._others[field](getattr(item, field), None)
+            getattr(response.responses.add(), field).CopyFrom(answer)
+        else:
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"batched request {field or 'unknown'} is not served")
+        self._ready.put_nowait(response)
 
 
 def _first(group: BaseExceptionGroup[TidemarkError]) -> TidemarkError:

@@ -33,16 +33,24 @@ class TikvService:
         self._gate = gate
         self._collector = collector
         self._splitter = splitter
+        self._streams: set[BatchStream] = set()
         self._others: Others = {"GC": self.KvGC, "DeleteRange": self.KvDeleteRange}
+
+    def close(self) -> None:
+        """End all streams, so that the listener need not wait for their clients."""
+        for stream in self._streams:
+            stream.close()
 
     async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:  # noqa: N802
         """See `batch_commands`."""
         stream = BatchStream(self._runner, self._others)
+        self._streams.add(stream)
         receiving = self._tasks.create_task(stream.receive(requests), name="batch-commands")
         try:
             async for response in stream.responses():
                 yield response
         finally:
+            self._streams.discard(stream)
             receiving.cancel()
 
     async def KvGC(self, request: kvrpcpb.GCRequest, _: Any) -> kvrpcpb.GCResponse:  # noqa: N802

@@ -22,6 +22,12 @@ class ChangeDataService:
         self._tasks = tasks
         self._backend = backend
         self._buffer_bytes = buffer_bytes
+        self._open: set[Outbox] = set()
+
+    def close(self) -> None:
+        """End all connections after what is queued for them, so that the listener need not wait."""
+        for outbox in self._open:
+            outbox.close()
 
     async def EventFeed(self, requests: Any, _: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
         """Subscriptions in, events out."""
@@ -41,10 +47,12 @@ class ChangeDataService:
     async def _feed(self, requests: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         outbox = Outbox(self._buffer_bytes)
         connection = Connection(self._backend, outbox)
+        self._open.add(outbox)
         receiving = self._tasks.create_task(connection.receive(requests), name="change-feed")
         try:
             async for message in outbox.messages():
                 yield message
         finally:
+            self._open.discard(outbox)
             receiving.cancel()
             connection.close()
