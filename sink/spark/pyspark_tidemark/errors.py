@@ -1,0 +1,32 @@
+"""What can go wrong between Spark and a capture; messages have the form `[TM:ErrName] what to do`."""
+
+import re
+
+_TAGGED = re.compile(
+    r"\[TM:(?P<code>\w+)\] (?P<message>.*?)(?:\. (?:gRPC client debug context|Client context|Detail)\b|$)", re.S
+)
+
+
+class SourceError(Exception):
+    """An error with a stable code; `retryable` says that the same request may succeed later."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool = False) -> None:
+        super().__init__(f"[TM:{code}] {message}")
+        self.code = code
+        self.message = message
+        self.retryable = retryable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt, (self.code, self.message, self.retryable)
+
+
+def _rebuilt(code: str, message: str, retryable: bool) -> SourceError:  # noqa: FBT001 - called by pickle
+    return SourceError(code, message, retryable=retryable)
+
+
+def from_text(text: str, *, retryable: bool) -> SourceError:
+    """The error a capture sent, cut out of the text Flight wraps around it."""
+    found = _TAGGED.search(text)
+    if found is None:
+        return SourceError("ErrFlight", text, retryable=retryable)
+    return SourceError(found["code"], found["message"].strip(), retryable=retryable)

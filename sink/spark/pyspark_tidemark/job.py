@@ -1,0 +1,209 @@
+"""The lake job: `python -m pyspark_tidemark.job …`, one Structured Streaming query over the cuts of a changefeed.
+
+Exit codes: 0 ended by SIGTERM or at --until-ts, 1 an error that starting again cannot mend, 2 bad usage,
+75 (EX_TEMPFAIL) an error after which the same command may succeed: whoever supervises the job starts it again.
+Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.java import check_java
+from pyspark_tidemark.lake.arguments import Arguments
+from pyspark_tidemark.lake.changelog import ChangelogTarget
+from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.delta import DeltaTarget
+from pyspark_tidemark.lake.manifest import CutRecord, Manifest
+from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.options import parse
+
+EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
+
+
+class _StoppedError(Exception):
+    """Raised in a batch that begins after the job was told to stop: Spark must not count it as done."""
+
+
+class Job:
+    """The query, from the first cut to the stop."""
+
+    def __init__(self, arguments: Arguments, applier: CutApplier, target: Target, out: IO[str]) -> None:
+        self._arguments = arguments
+        self._applier = applier
+        self._target = target
+        self._out = out
+        self._stop = threading.Event()
+        self._in_batch = threading.Lock()
+        self._failure: SourceError | None = None
+
+    def stop(self, *_: Any) -> None:
+        """End after the batch that is running; also a signal handler."""
+        self._stop.set()
+
+    def run(self, spark: SparkSession, start_ts: int) -> None:
+        """Apply cuts until stopped or until `--until-ts`.
+
+        Raises:
+            SourceError: what a batch failed with.
+        """
+        query = self._started(spark, start_ts)
+        self._say({"ready": True, "query": query.id, "start_ts": start_ts})
+        try:
+            while query.isActive and not self._stop.wait(0.1):
+                pass
+            with self._in_batch:  # a cut that is being applied gets finished, and is not interrupted
+                self._stop.set()
+        finally:
+            failed = query.exception() if not query.isActive else None
+            query.stop()
+        if self._failure is not None:
+            raise self._failure
+        if failed is not None and not self._stopped_by_us():
+            raise SourceError("ErrQueryFailed", str(failed), retryable=True)
+
+    def _stopped_by_us(self) -> bool:
+        return self._stop.is_set()
+
+    def _started(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
+        arguments = self._arguments
+        options = arguments.source_options | {"cuts": "true", "startTs": str(start_ts)}
+        options["maxRowsPerTrigger"] = str(arguments.max_rows)
+        if arguments.until_ts is not None:
+            options["endTs"] = str(arguments.until_ts)
+        return (
+            spark.readStream.format("tidemark")
+            .options(**options)
+            .load()
+            .writeStream.queryName("tidemark")
+            .option("checkpointLocation", str(arguments.checkpoint_dir / "query"))
+            .trigger(processingTime=arguments.trigger)
+            .foreachBatch(self._apply)
+            .start()
+        )
+
+    def _apply(self, cuts: DataFrame, batch: int) -> None:
+        with self._in_batch:
+            if self._stop.is_set():
+                raise _StoppedError
+            started = time.monotonic()
+            try:
+                for row in cuts.collect():
+                    record = self._applier.apply(Cut(batch, row.start_ts, row.end_ts))
+                    self._report(record, batch, started, self._applier.acknowledge())
+                    self._target.maintain()
+            except SourceError as err:
+                self._failure = err
+                raise
+
+    def _report(self, record: CutRecord, batch: int, started: float, checkpoint_ts: int) -> None:
+        self._say(
+            {
+                "batch": batch,
+                "start_ts": record.start_ts,
+                "end_ts": record.end_ts,
+                "rows": {item.table: item.rows for item in record.tables},
+                "seconds": round(time.monotonic() - started, 3),
+                "checkpoint": checkpoint_ts,
+                "applied_at": record.applied_at,
+            }
+        )
+        if self._arguments.until_ts is not None and record.end_ts >= self._arguments.until_ts:
+            self._stop.set()
+
+    def _say(self, document: dict[str, Any]) -> None:
+        self._out.write(json.dumps(document) + "\n")
+        self._out.flush()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job; returns the exit code."""
+    try:
+        arguments = Arguments.parse(argv)
+        check_java()
+        if arguments.follow_parent:
+            threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
+        return _run(arguments, _own_output())
+    except SourceError as err:
+        sys.stderr.write(f"{err}\n")
+        return EXIT_AGAIN if err.retryable else EXIT_ERROR
+
+
+def _run(arguments: Arguments, out: IO[str]) -> int:
+    changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
+    root = arguments.target.path
+    with Manifest.opened(root, arguments.changefeed) as manifest:
+        start_ts = _start_ts(changefeed, manifest)
+        if arguments.until_ts is not None and start_ts >= arguments.until_ts:
+            return EXIT_OK
+        delta = arguments.target.format == "delta"
+        spark = open_session(
+            master=arguments.master,
+            driver_memory=arguments.driver_memory,
+            directory=arguments.checkpoint_dir,
+            delta=delta,
+            extra=arguments.conf,
+        )
+        target: Target = (
+            DeltaTarget(spark, root, arguments.changefeed, compact_every=arguments.compact_every)
+            if delta
+            else ChangelogTarget(spark, root)
+        )
+        applier = CutApplier(
+            changefeed,
+            arguments.changefeed,
+            target,
+            manifest,
+            source_options=arguments.source_options,
+            parallel=arguments.parallel,
+        )
+        job = Job(arguments, applier, target, out)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, job.stop)
+        job.run(spark, start_ts)
+        spark.stop()
+    return EXIT_OK
+
+
+def _start_ts(changefeed: Changefeed, manifest: Manifest) -> int:
+    """Where the first cut starts: after the last one in the lake, else at the changefeed's checkpoint."""
+    checkpoint_ts = changefeed.describe().checkpoint_ts
+    if manifest.last is None:
+        return checkpoint_ts
+    if checkpoint_ts > manifest.last.end_ts:
+        raise SourceError(
+            "ErrCutGap",
+            f"the lake ends at {manifest.last.end_ts}, but the changefeed's checkpoint is already {checkpoint_ts}: "
+            "the changes between were given to somebody else; start with a new changefeed and target",
+        )
+    return manifest.last.end_ts
+
+
+def _own_output() -> IO[str]:
+    """Keep standard output for our lines: whatever else writes there, the JVM too, goes to standard error."""
+    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return kept
+
+
+def _follow_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(EXIT_ERROR)
+
+
+if __name__ == "__main__":
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent]
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""The arguments of the lake job."""
+
+import argparse
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark_tidemark.lake.target import TargetUri
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the job keeps current, and how."""
+
+    endpoint: str
+    changefeed: str
+    target: TargetUri
+    checkpoint_dir: Path
+    master: str
+    driver_memory: str
+    trigger: str
+    max_rows: int
+    until_ts: int | None
+    parallel: int
+    compact_every: int
+    follow_parent: bool
+    tls: dict[str, str]
+    conf: dict[str, str]
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """Options for `format("tidemark")`; the job acknowledges by itself."""
+        return {"endpoint": self.endpoint, "changefeed": self.changefeed, "ack": "false"} | self.tls
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> "Arguments":
+        """Read the command line.
+
+        Raises:
+            SourceError: ErrTargetInvalid.
+            SystemExit: bad usage.
+        """
+        given = _parser().parse_args(list(argv))
+        target = TargetUri.parse(given.target)
+        tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
+        return cls(
+            endpoint=given.endpoint,
+            changefeed=given.changefeed,
+            target=target,
+            checkpoint_dir=given.checkpoint_dir or _default_checkpoint(target, given.changefeed),
+            master=given.master,
+            driver_memory=given.driver_memory,
+            trigger=given.trigger,
+            max_rows=given.max_rows_per_trigger,
+            until_ts=given.until_ts,
+            parallel=given.parallel_tables,
+            compact_every=given.compact_every,
+            follow_parent=given.follow_parent,
+            tls={name: value for name, value in tls.items() if value},
+            conf=dict(item.split("=", 1) for item in given.conf),
+        )
+
+
+def _default_checkpoint(target: TargetUri, changefeed: str) -> Path:
+    return Path(target.path) / "_tidemark_checkpoint" / hashlib.sha256(changefeed.encode()).hexdigest()[:12]
+
+
+def _setting(text: str) -> str:
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pyspark_tidemark.job", allow_abbrev=False, description=__doc__)
+    add = parser.add_argument
+    add("--endpoint", required=True, help="Flight addresses of captures, grpc://host:port, separated by commas")
+    add("--changefeed", required=True, help="the changefeed's id")
+    add("--target", required=True, help="delta:///directory or parquet:///directory")
+    add("--checkpoint-dir", type=Path, help="Spark's checkpoint and scratch files (default: under the target)")
+    add("--master", default="local[2]", help="Spark master (default: %(default)s)")
+    add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
+    add("--trigger", default="500 milliseconds", help="shortest time between cuts (default: %(default)s)")
+    add("--max-rows-per-trigger", type=int, default=250_000, help="rows of one cut at most (default: %(default)s)")
+    add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
+    add("--parallel-tables", type=int, default=4, help="tables written at the same time (default: %(default)s)")
+    add("--compact-every", type=int, default=64, help="commits of a Delta table between compactions; 0 is never")
+    add("--conf", action="append", default=[], type=_setting, help="a Spark setting, NAME=VALUE; may be repeated")
+    add("--ca-path", default="", help="PEM file of the CA that captures are checked against")
+    add("--cert-path", default="", help="PEM file of our certificate")
+    add("--key-path", default="", help="PEM file of our key")
+    add("--follow-parent", action="store_true", help="end at once when standard input closes")
+    return parser

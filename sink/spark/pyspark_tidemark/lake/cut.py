@@ -1,0 +1,101 @@
+"""One cut after another: plan, all tables in parallel, manifest, acknowledgement; in this order nothing is lost.
+
+A crash may come between any two steps. The cut is then replayed: tables that hold it already say so by their position,
+a cut that stands in the manifest is only acknowledged again.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.manifest import CutRecord, Manifest, TableCut
+from pyspark_tidemark.lake.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """All changes with `start_ts < commit_ts <= end_ts`, as Spark's batch `batch`."""
+
+    batch: int
+    start_ts: int
+    end_ts: int
+
+
+class CutApplier:
+    """Applies cuts to a lake; one call at a time."""
+
+    def __init__(
+        self,
+        changefeed: Changefeed,
+        name: str,
+        target: Target,
+        manifest: Manifest,
+        *,
+        source_options: dict[str, str],
+        parallel: int,
+    ) -> None:
+        self._changefeed = changefeed
+        self._name = name
+        self._target = target
+        self._manifest = manifest
+        self._source_options = source_options
+        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="table")
+        self._tables: dict[str, TableMeta] = {}
+        self._positions: dict[str, int] = {}
+
+    def apply(self, cut: Cut) -> CutRecord:
+        """Bring every table to `cut.end_ts`, then commit the cut; a cut that is there already changes nothing.
+
+        Raises:
+            SourceError: ErrCutGap, the lake does not end where the cut starts, or a lake's or a capture's error.
+        """
+        last = self._manifest.last
+        if last is not None and cut.end_ts <= last.end_ts:
+            return last
+        if last is None and cut.batch > 0:
+            raise SourceError(
+                "ErrCutGap",
+                "the lake is gone, but Spark's checkpoint is not; start with a new changefeed and checkpoint",
+            )
+        start_ts = cut.start_ts if last is None else last.end_ts
+        if cut.start_ts > start_ts:
+            raise SourceError("ErrCutGap", f"the lake ends at {start_ts}, Spark's checkpoint at {cut.start_ts}")
+        applied = tuple(self._apply_tables(start_ts, cut.end_ts))
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        record = CutRecord(self._name, start_ts, cut.end_ts, cut.batch, moment, applied)
+        self._manifest.commit(record)
+        return record
+
+    def acknowledge(self) -> int:
+        """Tell the changefeed how far the lake is; returns its checkpoint_ts."""
+        assert self._manifest.last is not None
+        return self._changefeed.ack(self._manifest.last.end_ts)
+
+    def _apply_tables(self, start_ts: int, end_ts: int) -> Sequence[TableCut]:
+        slices: dict[str, list[Slice]] = defaultdict(list)
+        for part in self._changefeed.plan(start_ts, end_ts):
+            slices[part.table].append(part)
+        if not self._tables or slices.keys() - self._tables.keys():
+            self._tables = self._changefeed.describe().tables
+        first = self._manifest.last is None
+        names = sorted(self._tables if first else slices)
+        work = [(self._tables[name], start_ts, end_ts, slices.get(name, [])) for name in names]
+        return list(self._pool.map(lambda arguments: self._apply_table(*arguments), work))
+
+    def _apply_table(self, table: TableMeta, start_ts: int, end_ts: int, slices: list[Slice]) -> TableCut:
+        position = self._positions.get(table.name)
+        if position is None:
+            position = self._target.position(table)
+        if position is not None and position >= end_ts:
+            return TableCut(table.name, sum(part.rows for part in slices), self._target.version(table))
+        if position is not None and position > start_ts:
+            start_ts, slices = position, self._changefeed.plan(position, end_ts, [table.name])
+        changes = Changes(table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options)
+        applied = self._target.create(changes) if position is None else self._target.apply(changes)
+        self._positions[table.name] = end_ts
+        return TableCut(table.name, applied.rows, applied.version)

@@ -1,0 +1,56 @@
+"""Fold a table's changes to the last one of each key: what the lake must hold, and which of its rows must go.
+
+Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of a key.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from pyspark_tidemark.lake.changes import DELETE, INSERT
+
+_ORDER = [("_commit_ts", "ascending"), ("_seq", "ascending")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """The net effect of a cut on one table."""
+
+    last: Any
+    """The last change of each key (pyarrow.Table with the envelope), in commit order."""
+    known: Any
+    """The part of `last` whose keys were there before the cut: their first change is no insert."""
+
+    @property
+    def live(self) -> Any:
+        """The rows that the lake must hold after the cut."""
+        return self.last.filter(pc.not_equal(self.last["_op"], DELETE))
+
+
+def fold(changes: Any, key: Sequence[str]) -> Folded:
+    """Fold a pyarrow.Table of changes by `key`."""
+    ordered = changes.sort_by(_ORDER)
+    numbered = ordered.append_column("_row", pa.array(range(len(ordered)), pa.int64()))
+    grouped = numbered.group_by(list(key), use_threads=False).aggregate([("_row", "max"), ("_row", "min")])
+    grouped = grouped.sort_by("_row_max")
+    last = ordered.take(grouped["_row_max"])
+    first_op = ordered["_op"].take(grouped["_row_min"])
+    return Folded(last, last.filter(pc.not_equal(first_op, INSERT)))
+
+
+def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """The last change of each key, computed by the executors."""
+    order = F.struct("_commit_ts", "_seq")
+    last = changes.groupBy(*[F.col(_quoted(name)) for name in key]).agg(
+        F.max_by(F.struct(*[F.col(_quoted(name)) for name in changes.columns]), order).alias("_last")
+    )
+    return last.select("_last.*")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,59 @@
+"""The Spark session of the lake job: bound to loopback, no UI, modest memory, Delta from local jars."""
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jars import default_directory, install, present
+
+_BASE = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",  # plans of a few thousand rows: asking again between stages costs more
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.merge.materializeSource": "none",  # our ranges can be read twice and give the same
+    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",  # new keys may come with the replaced ones
+}
+
+
+def open_session(
+    *, master: str, driver_memory: str, directory: Path, delta: bool, extra: dict[str, str]
+) -> SparkSession:
+    """Start the JVM; what Spark spills goes under `directory`.
+
+    Raises:
+        SourceError: ErrJarsUnavailable, or ErrSparkStart.
+    """
+    local = directory / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = _BASE | {
+        "spark.driver.memory": driver_memory,
+        "spark.local.dir": str(local),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+    }
+    if delta:
+        jars = present(default_directory()) or install(default_directory())
+        settings |= _DELTA | {"spark.jars": ",".join(str(jar) for jar in jars)}
+    builder = SparkSession.builder.master(master).appName("tidemark")
+    for name, value in (settings | extra).items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as err:
+        raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
+    session.sparkContext.setLogLevel("WARN")
+    return session
