@@ -13,8 +13,8 @@ from storage.model.errors import InvalidError
 
 _TP, _START_TS, _COMMIT_TS, _PREWRITE_VALUE, _DDL_SCHEMA_STATE = 1, 2, 3, 5, 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_WIRE_TYPES = {_TP: _VARINT, _START_TS: _VARINT, _COMMIT_TS: _VARINT, 4: _BYTES, _PREWRITE_VALUE: _BYTES}
-_WIRE_TYPES |= {6: _BYTES, 7: _VARINT, _DDL_SCHEMA_STATE: _VARINT}
+_TAGS = {number << 3 | _VARINT for number in (1, 2, 3, 7, 8)} | {number << 3 | _BYTES for number in (4, 5, 6)}
+_WIDTHS = {_VARINT: 0, _FIXED64: 8, _BYTES: 0, _FIXED32: 4}
 _VARINT_BYTES = 10
 _U64 = (1 << 64) - 1
 _MAX_TS = (1 << 63) - 1
@@ -64,7 +64,7 @@ def parse(payload: bytes) -> Binlog:
     Raises:
         BinlogInvalidError: the bytes are no binlog, or its kind or timestamps make no sense; says which.
     """
-    kind, start_ts, commit_ts = Kind.PREWRITE.value, 0, 0
+    kind = start_ts = commit_ts = 0
     for number, value, _, _ in _fields(payload):
         if number == _TP:
             kind = value
@@ -96,9 +96,9 @@ def _from_prewrite(number: int) -> bool:
 
 def _check(binlog: Binlog) -> None:
     kind, start_ts, commit_ts, _ = binlog
-    if kind not in (Kind.PREWRITE, Kind.COMMIT, Kind.ROLLBACK):
+    if kind > Kind.ROLLBACK:
         raise BinlogInvalidError(f"binlog of unknown type {kind} at start_ts {start_ts}")
-    if start_ts > _MAX_TS or commit_ts > _MAX_TS:
+    if (start_ts | commit_ts) > _MAX_TS:
         raise BinlogInvalidError(f"negative timestamp: start_ts {start_ts}, commit_ts {commit_ts}")
     if kind == Kind.COMMIT and commit_ts <= start_ts and not binlog.is_empty:
         raise BinlogInvalidError(f"commit binlog with commit_ts {commit_ts} not after start_ts {start_ts}")
@@ -109,23 +109,20 @@ def _fields(payload: bytes) -> Iterator[tuple[int, int, int, int]]:
     at, size = 0, len(payload)
     while at < size:
         start = at
-        tag, at = _decode_varint(payload, at)
-        number, wire_type = tag >> 3, tag & 7
-        value = 0
-        if number == 0 or _WIRE_TYPES.get(number, wire_type) != wire_type:
-            raise BinlogInvalidError(f"not a binlog: field {number} with wire type {wire_type} at byte {start}")
-        if wire_type == _VARINT:
+        tag, at = (payload[at], at + 1) if payload[at] < 0x80 else _decode_varint(payload, at)
+        wire_type, value = tag & 7, 0
+        if tag not in _TAGS and (tag >> 3 <= _DDL_SCHEMA_STATE or wire_type not in _WIDTHS):
+            raise BinlogInvalidError(f"not a binlog: field {tag >> 3} with wire type {wire_type} at byte {start}")
+        if wire_type in (_VARINT, _BYTES) and at < size and payload[at] < 0x80:
+            value, at = payload[at], at + 1
+        elif wire_type in (_VARINT, _BYTES):
             value, at = _decode_varint(payload, at)
-        elif wire_type == _BYTES:
-            length, at = _decode_varint(payload, at)
-            at += length
-        elif wire_type in (_FIXED64, _FIXED32):
-            at += 8 if wire_type == _FIXED64 else 4
-        else:
-            raise BinlogInvalidError(f"not a binlog: wire type {wire_type} at byte {start}")
+        if wire_type != _VARINT:
+            at += value + _WIDTHS[wire_type]
+            value = 0
         if at > size:
-            raise BinlogInvalidError(f"unexpected EOF: field {number} ends at byte {at}, the payload at {size}")
-        yield number, value, start, at
+            raise BinlogInvalidError(f"unexpected EOF: field {tag >> 3} ends at byte {at}, the payload at {size}")
+        yield tag >> 3, value, start, at
 
 
 def _decode_varint(data: bytes, at: int) -> tuple[int, int]:

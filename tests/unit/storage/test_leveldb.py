@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.kv import MemoryKV, WriteBatch
+from storage.leveldb import CorruptDatabaseError, DirectoryLockedError, DirectoryUnusableError, LevelDB
+
+keys = st.binary(min_size=1, max_size=2)
+bounds = st.binary(max_size=2)
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.dictionaries(keys, st.none() | st.binary(max_size=3), max_size=6)),
+        st.tuples(st.just("delete_range"), st.tuples(bounds, bounds)),
+        st.tuples(st.just("scan"), st.tuples(bounds, bounds, st.booleans())),
+        st.tuples(st.just("reopen"), st.none()),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(operations)
+def test_leveldb_behaves_as_the_memory_store(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+    directory = tmp_path_factory.mktemp("db")
+    database, oracle = LevelDB(directory), MemoryKV()
+    for name, argument in steps:
+        if name == "write":
+            batch = WriteBatch()
+            batch.ops.update(argument)
+            database.write(batch, sync=False)
+            oracle.write(batch, sync=False)
+        elif name == "delete_range":
+            assert database.delete_range(*argument) == oracle.delete_range(*argument)
+        elif name == "scan":
+            lower, upper, reverse = argument
+            if not upper or lower <= upper:
+                assert list(database.scan(lower, upper, reverse=reverse)) == list(
+                    oracle.scan(lower, upper, reverse=reverse)
+                )
+        else:
+            database.close()
+            database = LevelDB(directory)
+    assert list(database.scan(b"")) == list(oracle.scan(b""))
+    database.close()
+
+
+def test_a_snapshot_does_not_see_later_writes(tmp_path: Path) -> None:
+    database = LevelDB(tmp_path)
+    put(database, b"a", b"1")
+    snapshot = database.snapshot()
+    put(database, b"a", b"2")
+    assert (snapshot.get(b"a"), database.get(b"a"), database.get(b"b")) == (b"1", b"2", None)
+    snapshot.close()
+    database.close()
+
+
+def put(database: LevelDB, key: bytes, value: bytes) -> None:
+    batch = WriteBatch()
+    batch.put(key, value)
+    database.write(batch, sync=True)
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    database = LevelDB(tmp_path)
+    with pytest.raises(DirectoryLockedError, match="in use by another process"):
+        LevelDB(tmp_path)
+    database.close()
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "db").write_text("")
+    with pytest.raises(DirectoryUnusableError, match="cannot use"):
+        LevelDB(tmp_path / "db")
+
+
+def test_a_damaged_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    database = LevelDB(tmp_path)
+    put(database, b"a", b"1")
+    database.close()
+    (tmp_path / "CURRENT").write_text("nonsense\n")
+    before = sorted(path.name for path in tmp_path.glob("*.ldb"))
+    with pytest.raises((CorruptDatabaseError, DirectoryUnusableError)):
+        LevelDB(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.ldb")) == before
