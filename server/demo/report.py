@@ -47,7 +47,7 @@ def summary(proof: Proof, tally: Tally, job: Applied, client: str) -> str:
         ("transactions", f"{tally.committed} committed, {tally.rolled_back} rolled back, {tally.retried} retried"),
         ("row changes", f"{tally.row_changes} by the tellers" + (f", {job.rows} applied" if job.rows else "")),
         ("rows in the lake", ", ".join(f"{table} {count}" for table, count in proof.rows.items())),
-        ("batches (cuts)", f"{len(proof.totals)}"),
+        ("batches (cuts)", f"{proof.cuts}"),
         ("commit -> visible", f"p50 {proof.p50_seconds:.2f} s, p99 {proof.p99_seconds:.2f} s"),
         ("cut compared", f"{proof.cut_ts}"),
         ("bank total", f"{proof.expected_total} in {proof.balanced_cuts} of {len(proof.totals)} cuts"),

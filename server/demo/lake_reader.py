@@ -1,0 +1,105 @@
+"""The lake as Spark reads it: `python -m server.demo.lake_reader FORMAT ROOT OUT KEY TABLE…`.
+
+Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the newest cut, the total
+balance in every cut, and how long commits took to become visible. It is a process of its own, and knows the lake only
+by its manifest and its tables, as any reader would.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark_tidemark.lake.session import open_session
+
+from storage.model.ts import physical_ms
+
+_CUTS = "_tidemark_cuts"
+_ACCOUNTS, _TRANSFERS = "bank.accounts", "bank.transfers"
+_META = ("_op", "_commit_ts", "_start_ts", "_seq", "cut")
+
+
+class LakeReader:
+    """A lake of one format, read at its cuts."""
+
+    def __init__(self, spark: Any, lake_format: str, root: Path) -> None:
+        self._spark = spark
+        self._format = lake_format
+        self._root = root
+        documents = sorted((root / _CUTS).glob("*.json"))
+        self.cuts: list[dict[str, Any]] = [json.loads(path.read_text()) for path in documents]
+
+    def versions(self, table: str) -> list[int]:
+        """The version of `table` that each cut shows; a cut without changes shows the one before it."""
+        found, current = [], -1
+        for cut in self.cuts:
+            current = next((part["version"] for part in cut["tables"] if part["table"] == table), current)
+            found.append(current)
+        return found
+
+    def rows(self, table: str, version: int) -> pa.Table:
+        """The rows of `table` at a version, with `_commit_ts`."""
+        path = str(self._root / table.replace(".", "/"))
+        if self._format == "delta":
+            return self._spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
+        changes = self._spark.read.parquet(path).where(f"cut <= {version}").toArrow()
+        return _replayed(changes)
+
+    def totals(self) -> list[int]:
+        """The total balance in every cut that has accounts."""
+        known: dict[int, int] = {}
+        for version in dict.fromkeys(self.versions(_ACCOUNTS)):
+            if version >= 0:
+                known[version] = pc.sum(self.rows(_ACCOUNTS, version)["balance"]).as_py() or 0
+        return [known[version] for version in self.versions(_ACCOUNTS) if version in known]
+
+    def latencies_s(self, transfers: pa.Table) -> list[float]:
+        """Seconds from the commit of each transfer to the moment its cut was visible, sorted."""
+        ends = [(cut["end_ts"], datetime.fromisoformat(cut["applied_at"]).timestamp()) for cut in self.cuts]
+        found, position = [], 0
+        for commit_ts in sorted(transfers["_commit_ts"].to_pylist()):
+            while ends[position][0] < commit_ts:
+                position += 1
+            found.append(max(0.0, ends[position][1] - physical_ms(commit_ts) / 1000))
+        return sorted(found)
+
+
+def _replayed(changes: pa.Table) -> pa.Table:
+    """The last change of each id, deletes left out."""
+    ordered = changes.sort_by([("_commit_ts", "ascending"), ("_seq", "ascending")])
+    numbered = ordered.append_column("_row", pa.array(range(len(ordered)), pa.int64()))
+    newest = numbered.group_by("id").aggregate([("_row", "max")])["_row_max"]
+    last = ordered.take(newest)
+    return last.filter(pc.not_equal(last["_op"], "delete"))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Read the lake; see the module."""
+    lake_format, root, out = arguments[0], Path(arguments[1]), Path(arguments[2])
+    spark = open_session(
+        master="local[2]", driver_memory="1g", directory=out / "spark", delta=lake_format == "delta", extra={}
+    )
+    reader = LakeReader(spark, lake_format, root)
+    tables = {name: reader.rows(name, reader.versions(name)[-1]) for name in (_ACCOUNTS, _TRANSFERS)}
+    for name, table in tables.items():
+        data = table.select([column for column in table.column_names if column not in _META])
+        with pa.OSFile(str(out / f"{name}.arrow"), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
+            writer.write_table(data)
+    latencies = reader.latencies_s(tables[_TRANSFERS])
+    answer = {
+        "cut_ts": reader.cuts[-1]["end_ts"],
+        "totals": reader.totals(),
+        "cuts": len(reader.cuts),
+        "p50_seconds": latencies[len(latencies) // 2] if latencies else 0.0,
+        "p99_seconds": latencies[len(latencies) * 99 // 100] if latencies else 0.0,
+    }
+    spark.stop()
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
