@@ -13,11 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage.model.errors import CorruptError
+from storage.tidb.binary import Mask
 from storage.tidb.cell import Value, decode_cell, decode_text, of_integer
 from storage.tidb.cells import Cells
-from storage.tidb.mysql import INTEGERS, TEXTS, Type
+from storage.tidb.decimal_batch import PRECISION_MAX, decimal128, decode_decimals
+from storage.tidb.mysql import DATES, INTEGERS, TEXTS, Type
 from storage.tidb.schema import Column
 from storage.tidb.time import CoreTime, duration_text
+from storage.tidb.time_batch import unpack_days, unpack_micros
 
 DECIMAL_PRECISION_MAX = 38
 _BIGINT_UNSIGNED = pa.decimal128(20, 0)
@@ -76,28 +80,41 @@ def arrow_array(column: Column, cells: Cells) -> pa.Array:
         return _texts(column, cells)
     if kind in {Type.FLOAT, Type.DOUBLE}:
         return _floats(column, cells)
+    if kind is Type.NEWDECIMAL and column.flen <= PRECISION_MAX:
+        decimals = decode_decimals(column, cells)
+        return decimals if decimals is not None else _scalars(column, cells)
     if kind in {Type.NEWDECIMAL, Type.JSON}:
         return _scalars(column, cells)
     if kind in INTEGERS or kind is Type.YEAR:
-        return arrow_integers(column, cells.uint64() if column.unsigned else cells.int64(), ~cells.present)
+        return arrow_integers(column, cells.uint64() if column.unsigned else cells.int64(), cells.present)
+    if kind in DATES:
+        return _moments(column, cells)
     numbers = cells.int64() if kind is Type.TIME else cells.uint64()
     return _distinct(column, numbers, cells.present)
 
 
-def arrow_integers(column: Column, numbers: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """An integer column's values from 64-bit numbers, signed as the column is."""
+def arrow_integers(column: Column, numbers: npt.NDArray[Any], present: Mask) -> pa.Array:
+    """An integer column's values from 64-bit numbers, signed as the column is.
+
+    Raises:
+        CorruptError: a number is too large for the column.
+    """
     target = arrow_type(column)
     if target == _BIGINT_UNSIGNED:
-        return _decimals_of(numbers.view(np.uint64), absent)
-    return pa.array(numbers.astype(target.to_pandas_dtype()), target, mask=absent)
+        return decimal128(numbers.view(np.int64), np.zeros(len(numbers), np.int64), present, target)
+    try:
+        return pa.array(numbers, mask=~present).cast(target)
+    except pa.ArrowInvalid as err:
+        raise CorruptError(f"column {column.name}: {err}; its schema may be older than the row") from err
 
 
-def _decimals_of(numbers: npt.NDArray[np.uint64], absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """decimal128(20, 0) is 16 little-endian bytes: the number, and eight zeros."""
-    words = np.zeros((len(numbers), 2), np.uint64)
-    words[:, 0] = numbers
-    valid = None if absent is None else pa.array(~absent).buffers()[1]
-    return pa.Array.from_buffers(_BIGINT_UNSIGNED, len(numbers), [valid, pa.py_buffer(words)])
+def _moments(column: Column, cells: Cells) -> pa.Array:
+    packed = cells.uint64()
+    if column.type is Type.DATE:
+        days, known = unpack_days(packed)
+        return pa.array(days.astype(np.int32), mask=~(known & cells.present)).cast(pa.date32())
+    micros, known = unpack_micros(packed)
+    return pa.array(micros, mask=~(known & cells.present)).cast(arrow_type(column))
 
 
 def _floats(column: Column, cells: Cells) -> pa.Array:
@@ -123,7 +140,7 @@ def _scalars(column: Column, cells: Cells) -> pa.Array:
     return _array(column, [None if cell is None else decode_cell(column, cell) for cell in found])
 
 
-def _distinct(column: Column, numbers: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> pa.Array:
+def _distinct(column: Column, numbers: npt.NDArray[Any], present: Mask) -> pa.Array:
     """Decode each distinct number once: times, enums, sets and bits repeat, or decode slowly."""
     distinct, places = np.unique(np.where(present, numbers, 0), return_inverse=True)
     used = np.isin(distinct, numbers[present])

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+Mask = npt.NDArray[np.bool_]
 Offsets = npt.NDArray[np.int64]
 _PAD = 8  # the widest number a view reads at the last byte of the last value
 
@@ -47,7 +48,7 @@ class BinaryColumn:
         """The eight bytes at each offset as a big-endian number."""
         return self.u64(at).byteswap()
 
-    def slices(self, begin: Offsets, end: Offsets, present: npt.NDArray[np.bool_]) -> pa.Array:
+    def slices(self, begin: Offsets, end: Offsets, present: Mask) -> pa.Array:
         """Copy `data[begin:end]` of each value into a new binary array, null where not `present`.
 
         The slices must be ascending and must not overlap: Arrow then reads slices and gaps as one array and takes every

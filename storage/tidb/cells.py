@@ -12,11 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.model.errors import CorruptError
-from storage.tidb.binary import BinaryColumn, Offsets
+from storage.tidb.binary import BinaryColumn, Mask, Offsets
 from storage.tidb.row import HEAD_BYTES, LARGE, VERSION
 from storage.tidb.row_v1 import as_v2
 
-Mask = npt.NDArray[np.bool_]
 _HEAD_MASK = np.uint64((1 << 8 * HEAD_BYTES) - 1)
 _WORD = 8
 

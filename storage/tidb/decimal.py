@@ -4,6 +4,7 @@ The integer part's leading group and the fraction's last one take only the bytes
 flipped and negative numbers are inverted, so that equally shaped values sort as their bytes. Source: MyDecimal.ToBin.
 """
 
+from collections.abc import Iterator
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Final
 
@@ -12,7 +13,6 @@ from storage.model.errors import CorruptError, InvalidError
 _GROUP_DIGITS: Final = 9
 _GROUP_BYTES: Final = 4
 _POWERS: Final[tuple[int, ...]] = tuple(10**digits for digits in range(_GROUP_DIGITS + 1))
-_GROUP_BASE: Final = _POWERS[_GROUP_DIGITS]
 _BYTES_OF_DIGITS: Final[tuple[int, ...]] = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 PRECISION_MAX: Final = 81  # TiDB's arithmetic may exceed the 65 digits a column can have
 _EXACT = Context(prec=2 * PRECISION_MAX)
@@ -25,14 +25,13 @@ def encode_decimal(value: Decimal, precision: int, scale: int) -> bytes:
         InvalidError: the value has too many digits.
     """
     unscaled = int(value.scaleb(scale, _EXACT).to_integral_value(ROUND_HALF_UP))
-    whole, fraction = divmod(abs(unscaled), 10**scale)
-    if whole >= 10 ** (precision - scale):
+    rest, digits = abs(unscaled), b""
+    for count, width in reversed(list(digit_groups(precision, scale))):
+        rest, group = divmod(rest, _POWERS[count])
+        digits = group.to_bytes(width, "big") + digits
+    if rest:
         raise InvalidError(f"{value} does not fit DECIMAL({precision},{scale})")
-    digits = bytearray(_encode_whole(whole, precision - scale) + _encode_fraction(fraction, scale))
-    if unscaled < 0:
-        digits = bytearray(byte ^ 0xFF for byte in digits)
-    digits[0] ^= 0x80
-    return bytes((precision, scale)) + bytes(digits)
+    return bytes((precision, scale)) + _flipped(digits, negative=unscaled < 0)
 
 
 def decimal_size(data: bytes, offset: int = 0) -> int:
@@ -44,7 +43,7 @@ def decimal_size(data: bytes, offset: int = 0) -> int:
     head = data[offset : offset + 2]
     if len(head) != 2 or not 0 < head[0] <= PRECISION_MAX or head[1] > head[0]:
         raise CorruptError(f"decimal with a bad precision and scale: {head.hex()}")
-    return 2 + _size(head[0] - head[1]) + _size(head[1])
+    return 2 + sum(width for _, width in digit_groups(*head))
 
 
 def decode_decimal(data: bytes, offset: int = 0) -> tuple[Decimal, int]:
@@ -58,41 +57,25 @@ def decode_decimal(data: bytes, offset: int = 0) -> tuple[Decimal, int]:
     if end > len(data):
         raise CorruptError(f"decimal({precision},{scale}) ends early at offset {offset}")
     negative = not data[begin] & 0x80
-    digits = bytes(byte ^ (0xFF if negative else 0) for byte in data[begin:end])
-    digits = bytes((digits[0] ^ 0x80,)) + digits[1:]
-    split = _size(precision - scale)
-    unscaled = _decode_whole(digits[:split], precision - scale) * 10**scale + _decode_fraction(digits[split:], scale)
+    digits = _flipped(data[begin:end], negative=negative)
+    unscaled = at = 0
+    for count, width in digit_groups(precision, scale):
+        unscaled = unscaled * _POWERS[count] + int.from_bytes(digits[at : at + width], "big")
+        at += width
     return Decimal(-unscaled if negative else unscaled).scaleb(-scale, _EXACT), end
 
 
-def _size(digits: int) -> int:
-    return digits // _GROUP_DIGITS * _GROUP_BYTES + _BYTES_OF_DIGITS[digits % _GROUP_DIGITS]
+def _flipped(digits: bytes, *, negative: bool) -> bytes:
+    """Between numbers and their sortable form; the same both ways."""
+    mask = 0xFF if negative else 0
+    return bytes((digits[0] ^ mask ^ 0x80,)) + bytes(byte ^ mask for byte in digits[1:])
 
 
-def _encode_whole(value: int, digits: int) -> bytes:
-    groups: list[bytes] = []
-    for _ in range(digits // _GROUP_DIGITS):
-        value, group = divmod(value, _GROUP_BASE)
-        groups.append(group.to_bytes(_GROUP_BYTES, "big"))
-    lead = value.to_bytes(_BYTES_OF_DIGITS[digits % _GROUP_DIGITS], "big")
-    return lead + b"".join(reversed(groups))
-
-
-def _encode_fraction(value: int, digits: int) -> bytes:
-    rest = digits % _GROUP_DIGITS
-    groups, tail = divmod(value, _POWERS[rest])
-    return _encode_whole(groups, digits - rest) + tail.to_bytes(_BYTES_OF_DIGITS[rest], "big")
-
-
-def _decode_whole(data: bytes, digits: int) -> int:
-    lead = _BYTES_OF_DIGITS[digits % _GROUP_DIGITS]
-    value = int.from_bytes(data[:lead], "big")
-    for at in range(lead, len(data), _GROUP_BYTES):
-        value = value * _GROUP_BASE + int.from_bytes(data[at : at + _GROUP_BYTES], "big")
-    return value
-
-
-def _decode_fraction(data: bytes, digits: int) -> int:
-    rest = digits % _GROUP_DIGITS
-    split = digits // _GROUP_DIGITS * _GROUP_BYTES
-    return _decode_whole(data[:split], digits - rest) * _POWERS[rest] + int.from_bytes(data[split:], "big")
+def digit_groups(precision: int, scale: int) -> Iterator[tuple[int, int]]:
+    """(digits, bytes) of each group of a DECIMAL(precision, scale), in the order in which they stand."""
+    lead, groups = (precision - scale) % _GROUP_DIGITS, (precision - scale) // _GROUP_DIGITS
+    if lead:
+        yield lead, _BYTES_OF_DIGITS[lead]
+    yield from [(_GROUP_DIGITS, _GROUP_BYTES)] * (groups + scale // _GROUP_DIGITS)
+    if scale % _GROUP_DIGITS:
+        yield scale % _GROUP_DIGITS, _BYTES_OF_DIGITS[scale % _GROUP_DIGITS]

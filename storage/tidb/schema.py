@@ -138,9 +138,13 @@ class TableInfo:
         return ()
 
     @property
-    def key_is_handle(self) -> bool:
-        """Whether the key columns are the record key: then an update never changes them."""
-        return self.pk_is_handle or self.is_common_handle
+    def handle_is_key(self) -> bool:
+        """Whether rows with other key columns always have another record key.
+
+        Not so for characters, of which a record key holds the collation's sort key: `ABC` and `abc` may share one.
+        """
+        texts = any(column.is_text for column in self.common_handle_columns)
+        return self.pk_is_handle or (self.is_common_handle and self.handle_is_whole and not texts)
 
     @property
     def physical_ids(self) -> tuple[int, ...]:
