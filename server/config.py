@@ -83,9 +83,10 @@ def read_document(path: str | None, sections: Sequence[str]) -> dict[str, Any]:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as err:
         raise ConfigError(f"cannot read the configuration file {path}: {err.strerror}") from err
-    except tomllib.TOMLDecodeError as err:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} is not TOML: {err}") from err
     faults = [_unknown(f"[{key}]", key, sections) for key in document if key not in sections]
+    faults += [f"[{key}] must be a table" for key in sections if not isinstance(document.get(key, {}), dict)]
     if faults:
         raise ConfigError("; ".join(faults))
     return document
@@ -124,15 +125,10 @@ def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
     try:
         if wanted is bool:
             return _boolean(value)
-        if wanted in (int, float) and not isinstance(value, bool):
+        if isinstance(value, str) or type(value) is wanted or (wanted is float and type(value) is int):
             return wanted(value)
-        if wanted is str and isinstance(value, str):
-            return value
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
-    else:
-        if wanted is not str:
-            return value
     faults.append(f"{_kebab(field.name)} must be {_TYPE_NAMES[wanted]}, not {value!r}")
     return field.default
 

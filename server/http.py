@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
+from server.config import ConfigError
 from storage.model.errors import UnavailableError
 
 
@@ -22,10 +23,13 @@ def listen(addr: str, *, ready: Callable[[], bool], registry: CollectorRegistry 
 
     Raises:
         HttpPortError: the address is taken or not ours.
+        ConfigError: it is no address.
     """
     host, _, port = addr.rpartition(":")
     try:
         server = ThreadingHTTPServer((host, int(port)), _handler(ready, registry))
+    except (ValueError, OverflowError) as err:
+        raise ConfigError(f"--http-addr is host:port with a port from 0 to 65535, not {addr!r}") from err
     except OSError as err:
         raise HttpPortError(f"cannot listen on {addr} for HTTP: {err.strerror}; choose another --http-addr") from err
     server.daemon_threads = True

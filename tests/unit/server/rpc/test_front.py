@@ -1,0 +1,134 @@
+"""Batch routes: what waits together is answered together, each call with its own answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.rpc.front import MAX_BYTES, MAX_ITEMS, MAX_WAITING, Answer, OverloadedError, Route
+from storage.model.errors import InvalidError, UnavailableError
+
+
+class Handler:
+    """Answers each request with itself in capitals, once `go` is set; remembers the batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = []
+        self.go = asyncio.Event()
+
+    async def __call__(self, requests: Sequence[bytes]) -> Sequence[Answer]:
+        self.batches.append(list(requests))
+        await self.go.wait()
+        return [InvalidError("bad") if request == b"bad" else request.upper() for request in requests]
+
+
+@asynccontextmanager
+async def running(handler: Callable[[Sequence[bytes]], object]) -> AsyncIterator[Route]:
+    route = Route("Example/Method", handler)  # type: ignore[arg-type]  # tests give handlers that fail, too
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(route.run())
+        yield route
+        loop.cancel()
+
+
+async def calls(route: Route, requests: Sequence[bytes]) -> list[Answer]:
+    async with asyncio.TaskGroup() as tasks:
+        made = [tasks.create_task(route.call(request)) for request in requests]
+    return [task.result() for task in made]
+
+
+async def test_one_call_does_not_wait_for_company() -> None:
+    handler = Handler()
+    handler.go.set()
+    async with running(handler) as route:
+        assert await route.call(b"a") == b"A"
+
+
+async def test_what_comes_during_a_batch_is_the_next_batch() -> None:
+    handler = Handler()
+    async with running(handler) as route, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(route.call(b"a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        rest = tasks.create_task(calls(route, [b"b", b"c"]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        handler.go.set()
+        assert await rest == [b"B", b"C"]
+    assert first.result() == b"A"
+    assert handler.batches == [[b"a"], [b"b", b"c"]]
+
+
+async def test_a_bad_request_does_not_fail_its_neighbours() -> None:
+    handler = Handler()
+    handler.go.set()
+    async with running(handler) as route:
+        good, bad, other = await calls(route, [b"a", b"bad", b"c"])
+    assert (good, other) == (b"A", b"C")
+    assert isinstance(bad, InvalidError)
+
+
+async def test_an_error_of_the_whole_batch_is_everybodys_answer() -> None:
+    async def fails(_: Sequence[bytes]) -> Sequence[Answer]:
+        raise UnavailableError("no disk")
+
+    async with running(fails) as route:
+        assert [str(answer) for answer in await calls(route, [b"a", b"b"])] == ["[TM:ErrUnavailable] no disk"] * 2
+        assert isinstance(await route.call(b"again"), UnavailableError)
+
+
+async def test_a_caller_that_gives_up_disturbs_nobody() -> None:
+    handler = Handler()
+    async with running(handler) as route, asyncio.TaskGroup() as tasks:
+        leaving = tasks.create_task(route.call(b"a"))
+        staying = tasks.create_task(route.call(b"b"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaving.cancel()
+        handler.go.set()
+        assert await staying == b"B"
+
+
+async def test_beyond_the_bound_calls_are_refused_at_once() -> None:
+    route = Route("Example/Method", Handler())
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(route.call(b"x")) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        assert isinstance(await route.call(b"x"), OverloadedError)
+        for task in waiting:
+            task.cancel()
+
+
+async def test_a_handler_that_answers_too_few_is_a_defect_that_stops_us() -> None:
+    async def forgets(_: Sequence[bytes]) -> Sequence[Answer]:
+        return []
+
+    route = Route("Example/Method", forgets)
+
+    async def serve() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(route.run())
+            tasks.create_task(route.call(b"a"))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await serve()
+    assert caught.group_contains(AssertionError, match="Example/Method answered 0 of 1 calls")
+
+
+@given(st.lists(st.integers(0, MAX_BYTES), max_size=40))
+def test_batches_keep_order_and_bounds(sizes: list[int]) -> None:
+    async def run() -> list[list[bytes]]:
+        handler = Handler()
+        handler.go.set()
+        requests = [bytes([number]) + bytes(size) for number, size in enumerate(sizes)]
+        async with running(handler) as route:
+            assert await calls(route, requests) == [request.upper() for request in requests]
+        assert [request for batch in handler.batches for request in batch] == requests
+        return handler.batches
+
+    for batch in asyncio.run(run()):
+        assert len(batch) <= MAX_ITEMS
+        assert sum(len(request) for request in batch[:-1]) < MAX_BYTES

@@ -1,0 +1,118 @@
+"""A daemon's life, in processes of its own: the ready line, signals, exit codes, errors said once, a lost parent."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+DAEMON = """
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+import asyncio
+from server.cli.daemon import run_daemon
+from server.config import setting
+from storage.model.errors import UnavailableError
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    addr: str = setting("127.0.0.1:0", "address")
+    http_addr: str = setting("127.0.0.1:0", "address")
+    fail: str = setting("", "when to fail: opening, running")
+
+async def breaks():
+    raise UnavailableError("the disk is gone")
+
+@asynccontextmanager
+async def opened(config, security):
+    if config.fail == "opening":
+        raise UnavailableError("the disk is gone")
+    async with asyncio.TaskGroup() as tasks:
+        if config.fail == "running":
+            tasks.create_task(breaks())
+        yield {"store": config.addr, "cluster_id": "7"}
+    print("drained", file=sys.stderr)
+
+sys.exit(run_daemon(sys.argv[1:], "store", Example, opened))
+"""
+
+
+@contextmanager
+def daemon(*arguments: str, **environ: str) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DAEMON), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **environ},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ready(process: "subprocess.Popen[str]") -> dict[str, object]:
+    assert process.stdout is not None
+    line: dict[str, object] = json.loads(process.stdout.readline())
+    return line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_is_ready_and_drains_on_a_signal(number: signal.Signals) -> None:
+    with daemon("--addr", "127.0.0.1:1") as process:
+        line = ready(process)
+        endpoints = line["endpoints"]
+        assert isinstance(endpoints, dict)
+        assert (line["ready"], line["cluster_id"], endpoints["store"]) == (True, 7, "127.0.0.1:1")
+        assert not endpoints["http"].endswith(":0")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert out == ""
+        assert "drained" in err
+
+
+@pytest.mark.parametrize("when", ["opening", "running"])
+def test_an_error_is_said_once_and_ends_it_with_status_1(when: str) -> None:
+    with daemon("--fail", when) as process:
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 1
+        lines = [line for line in err.splitlines() if line.startswith("[TM:")]
+        assert lines == ["[TM:ErrUnavailable] the disk is gone"]
+        assert "Traceback" not in err
+
+
+def test_a_busy_http_port_is_one_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with daemon("--http-addr", address) as process:
+            _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"[TM:ErrPortInUse] cannot listen on {address} for HTTP" in err
+
+
+def test_a_misspelt_variable_is_refused_with_the_nearest() -> None:
+    with daemon(TIDEMARK_STORE_ADR="x") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert (
+        "[TM:ErrConfigInvalid] unknown configuration key TIDEMARK_STORE_ADR, did you mean TIDEMARK_STORE_ADDR?" in err
+    )
+
+
+def test_a_daemon_whose_parent_is_gone_ends_at_once() -> None:
+    with daemon("--follow-parent") as process:
+        ready(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=20) == 1

@@ -1,0 +1,81 @@
+"""The HTTP port: metrics, alive, ready, and one clear error for an address that cannot be had."""
+
+import http.client
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from server.config import ConfigError
+from server.http import HttpPortError, listen
+
+
+class Ready:
+    """A switch."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def __call__(self) -> bool:
+        return self.on
+
+
+@pytest.fixture
+def ready() -> Ready:
+    return Ready()
+
+
+@pytest.fixture
+def bound(ready: Ready) -> Iterator[str]:
+    registry = CollectorRegistry()
+    Counter("tidemark_example_things_total", "Things", registry=registry).inc(3)
+    with listen("127.0.0.1:0", ready=ready, registry=registry) as address:
+        yield address
+
+
+def ask(address: str, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_metrics_are_those_of_the_registry(bound: str) -> None:
+    status, body = ask(bound, "/metrics")
+    assert status == 200
+    assert "tidemark_example_things_total 3.0" in body
+
+
+def test_alive_is_not_ready(bound: str, ready: Ready) -> None:
+    assert ask(bound, "/healthz") == (200, "ok\n")
+    assert ask(bound, "/readyz")[0] == 503
+    ready.on = True
+    assert ask(bound, "/readyz") == (200, "ready\n")
+
+
+def test_other_paths_show_the_way(bound: str) -> None:
+    assert ask(bound, "/") == (404, "try /metrics, /healthz or /readyz\n")
+
+
+def test_a_busy_port_says_what_to_do(bound: str, ready: Ready) -> None:
+    with (
+        pytest.raises(HttpPortError, match=r"cannot listen on .* for HTTP: .*; choose another --http-addr"),
+        listen(bound, ready=ready),
+    ):
+        pass
+
+
+def test_the_port_is_free_again_after_the_block(ready: Ready) -> None:
+    with listen("127.0.0.1:0", ready=ready) as address:
+        pass
+    with listen(address, ready=ready) as again:
+        assert again == address
+
+
+@pytest.mark.parametrize("addr", ["", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999"])
+def test_something_that_is_no_address_says_so(addr: str, ready: Ready) -> None:
+    with pytest.raises(ConfigError, match="--http-addr is host:port"), listen(addr, ready=ready):
+        pass

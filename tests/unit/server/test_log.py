@@ -1,0 +1,44 @@
+"""Logs: one JSON object a line on stderr, with the daemon's name; unknown settings are refused."""
+
+import json
+
+import pytest
+import structlog
+
+from server.config import ConfigError
+from server.log import LogConfig, configure
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> object:
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_a_line_is_one_json_object_with_daemon_level_and_time(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(), "store")
+    structlog.get_logger().info("region split", region_id=7)
+    line = json.loads(capfd.readouterr().err)
+    assert (line["event"], line["daemon"], line["level"], line["region_id"]) == ("region split", "store", "info", 7)
+    assert line["timestamp"].endswith("Z")
+
+
+def test_below_the_level_nothing_is_written(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(log_level="warning"), "store")
+    structlog.get_logger().info("not news")
+    assert capfd.readouterr().err == ""
+
+
+def test_text_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(log_format="text"), "store")
+    structlog.get_logger().info("region split")
+    assert "region split" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("config", [LogConfig(log_level="loud"), LogConfig(log_format="xml")])
+def test_unknown_settings_name_the_known_ones(config: LogConfig) -> None:
+    with pytest.raises(
+        ConfigError, match="--log-level is one of debug, info, warning, error, --log-format json or text"
+    ):
+        configure(config, "store")
