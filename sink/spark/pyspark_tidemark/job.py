@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed

@@ -1,0 +1,54 @@
+"""The settings of `tidemark spark run`, and the job's command line made of them."""
+
+import sys
+from dataclasses import dataclass
+
+from server.config import ConfigError, setting
+from server.rpc.credentials import SecurityConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkConfig:
+    """Which changefeed is kept in which lake, and by how much of a Spark."""
+
+    endpoint: str = setting("", "Flight addresses of captures, grpc://host:port, separated by commas")
+    changefeed: str = setting("", "the changefeed's id")
+    target: str = setting("", "delta:///directory or parquet:///directory")
+    checkpoint_dir: str = setting("", "Spark's checkpoint and scratch files; empty: under the target")
+    master: str = setting("local[2]", "Spark master")
+    driver_memory: str = setting("1g", "JVM heap of the driver")
+    trigger: str = setting("500 milliseconds", "shortest time between cuts")
+    max_rows_per_trigger: int = setting(250_000, "rows of one cut at most; a commit_ts is never split")
+    until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
+    compact_every: int = setting(64, "commits of a Delta table between compactions; 0: never")
+    once: bool = setting(default=False, help_text="do not start the job again when it dies")
+    progress_json: str = setting("", "file that the lines about each cut are appended to, besides standard output")
+    http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
+
+
+def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
+    """The command of the job's process.
+
+    Raises:
+        ConfigError: a setting without which there is nothing to run.
+    """
+    missing = [f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)]
+    if missing:
+        raise ConfigError(f"tidemark spark run needs {', '.join(missing)}")
+    flags = {
+        "--endpoint": config.endpoint,
+        "--changefeed": config.changefeed,
+        "--target": config.target,
+        "--checkpoint-dir": config.checkpoint_dir,
+        "--master": config.master,
+        "--driver-memory": config.driver_memory,
+        "--trigger": config.trigger,
+        "--max-rows-per-trigger": str(config.max_rows_per_trigger),
+        "--until-ts": str(config.until_ts or ""),
+        "--compact-every": str(config.compact_every),
+        "--ca-path": security.ca_path,
+        "--cert-path": security.cert_path,
+        "--key-path": security.key_path,
+    }
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    return [sys.executable, "-m", "pyspark_tidemark.job", "--follow-parent", *given]
