@@ -15,7 +15,7 @@ from storage.model.errors import TidemarkError, UnavailableError
 from storage.pump.append import Append
 
 PREFIX = b"/tidb-binlog/v1/pumps/"
-_WRITE_SECONDS = 5.0
+_WRITE_SECONDS = 3.0
 
 _log = structlog.get_logger(__name__)
 

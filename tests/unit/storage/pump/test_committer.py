@@ -1,0 +1,113 @@
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from storage.model.errors import UnavailableError
+from storage.pump import committer as module
+from storage.pump.binlog import Binlog, fake, parse
+from storage.pump.committer import Committer, PumpBusyError, PumpClosedError
+from storage.value_log import ValueLog
+from storage.vfs import HookedFS, MemFS
+
+
+class Disk:
+    """A log whose fdatasync waits for the test."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.syncs = 0
+        self.log = ValueLog(HookedFS(MemFS(), self._hook), Path("/log"), ts_of=lambda _: 0)
+
+    def _hook(self, call: str, path: Path) -> None:
+        if call == "sync":
+            self.syncs += 1
+            assert self.released.wait(10)
+
+
+def binlog(ts: int) -> Binlog:
+    return parse(fake(ts))
+
+
+async def test_what_waits_while_the_disk_works_is_one_group() -> None:
+    disk = Disk()
+    with ThreadPoolExecutor(1) as thread:
+        committer = Committer(disk.log, thread)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(committer.run())
+            writers = [tasks.create_task(committer.write([binlog(ts)])) for ts in range(1, 101)]
+            await asyncio.sleep(0)
+            disk.released.set()
+            await asyncio.gather(*writers)
+            committer.close()
+    assert disk.syncs <= 2
+    groups = [committer.groups.get_nowait() for _ in range(committer.groups.qsize())]
+    assert groups[-1] is None
+    entries = [entry for group in groups if group for entry in group.entries]
+    assert entries == [(2, ts, ts) for ts in range(1, 101)]
+
+
+async def test_nothing_is_acknowledged_before_the_disk_has_it() -> None:
+    disk = Disk()
+    with ThreadPoolExecutor(1) as thread:
+        committer = Committer(disk.log, thread)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(committer.run())
+            writer = tasks.create_task(committer.write([binlog(1)]))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(writer), 0.05)
+            disk.released.set()
+            await writer
+            committer.close()
+
+
+async def test_a_queue_beyond_its_bound_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 50)
+    disk = Disk()
+    with ThreadPoolExecutor(1) as thread:
+        committer = Committer(disk.log, thread)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = [tasks.create_task(committer.write([binlog(1 << 60)])) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(PumpBusyError, match="bytes wait for the disk"):
+                await committer.write([binlog(1 << 60)])
+            disk.released.set()
+            tasks.create_task(committer.run())
+            await asyncio.gather(*waiting)
+            committer.close()
+
+
+async def test_refusing_answers_those_who_wait() -> None:
+    disk = Disk()
+    with ThreadPoolExecutor(1) as thread:
+        committer = Committer(disk.log, thread)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(_refusal(committer))
+            await asyncio.sleep(0)
+            committer.refuse(UnavailableError("the index is full"))
+            assert "the index is full" in await waiting
+            committer.close()
+            assert "the index is full" in await _refusal(committer)
+
+
+async def test_a_closed_committer_stores_what_waits_and_refuses_the_rest() -> None:
+    disk = Disk()
+    disk.released.set()
+    with ThreadPoolExecutor(1) as thread:
+        committer = Committer(disk.log, thread)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(committer.write([binlog(1)]))
+            await asyncio.sleep(0)
+            committer.close()
+            tasks.create_task(committer.run())
+            await waiting
+            with pytest.raises(PumpClosedError):
+                await committer.write([binlog(2)])
+
+
+async def _refusal(committer: Committer) -> str:
+    with pytest.raises(UnavailableError) as caught:
+        await committer.write([binlog(1)])
+    return str(caught.value)
