@@ -1,0 +1,1 @@
+"""The capture daemon: changefeeds, their pullers, sorter and sink manager, and what steers them."""

@@ -1,0 +1,136 @@
+"""A changefeed as the metadata holds it: what to replicate, from when, in which state. Pure.
+
+`info` changes only by the owner's API and on errors; `status` (the checkpoint) changes all the time, so they are two
+records. Source: TiCDC's ChangeFeedInfo and ChangeFeedStatus, the members that are used here.
+"""
+
+import enum
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
+from storage.model.errors import CorruptError
+
+CREATOR_VERSION: Final = "0.1.0"
+_ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
+_ID_CHARACTERS_MAX = 128
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
+
+
+class State(enum.StrEnum):
+    """TiCDC's states that occur here."""
+
+    NORMAL = "normal"
+    STOPPED = "stopped"
+    WARNING = "warning"
+    FAILED = "failed"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether rows are to be pulled."""
+        return self in (State.NORMAL, State.WARNING)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningError:
+    """Why a changefeed is in state warning or failed; `time` is RFC 3339, UTC."""
+
+    code: str
+    message: str
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """One table: TiDB's TableInfo JSON, as the request gave it."""
+
+    schema_name: str
+    table_info: dict[str, Any]
+
+    @property
+    def table_info_json(self) -> str:
+        """The TableInfo as text."""
+        return json.dumps(self.table_info, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangefeedInfo:
+    """`target_ts` 0 means no end."""
+
+    id: str
+    sink_uri: str
+    start_ts: int
+    target_ts: int
+    create_time: str
+    tables: tuple[TableRecord, ...]
+    state: State = State.NORMAL
+    error: RunningError | None = None
+    creator_version: str = CREATOR_VERSION
+
+    @property
+    def blocks_gc(self) -> bool:
+        """Whether its history must be kept: always, except when it is lost already."""
+        return self.error is None or self.error.code not in ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC")
+
+    def moved_to(self, state: State, error: RunningError | None = None) -> "ChangefeedInfo":
+        """The same changefeed in another state."""
+        return replace(self, state=state, error=error)
+
+    def to_json(self) -> bytes:
+        """The value of its record."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, value: bytes) -> "ChangefeedInfo":
+        """Read what `to_json` wrote.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            doc = json.loads(value)
+            doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
+            doc["state"] = State(doc["state"])
+            doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
+            return cls(**doc)
+        except (ValueError, KeyError, TypeError) as err:
+            raise CorruptError(f"a changefeed's record in the metadata cannot be read: {err!r}") from err
+
+
+def status_json(checkpoint_ts: int) -> bytes:
+    """The value of a status record."""
+    return json.dumps({"checkpoint_ts": checkpoint_ts}).encode()
+
+
+def checkpoint_of(value: bytes) -> int:
+    """The checkpoint_ts of a status record; raises CorruptError."""
+    try:
+        return int(json.loads(value)["checkpoint_ts"])
+    except (ValueError, KeyError, TypeError) as err:
+        raise CorruptError(f"a changefeed's status in the metadata cannot be read: {err!r}") from err
+
+
+def check_id(changefeed: str) -> None:
+    """Refuse what cannot be part of a key or a path.
+
+    Raises:
+        ChangefeedIdInvalidError: with the rule.
+    """
+    if len(changefeed) > _ID_CHARACTERS_MAX or not _ID.fullmatch(changefeed):
+        raise ChangefeedIdInvalidError(
+            f"{changefeed!r} cannot be a changefeed id: letters and digits, with single hyphens between, at most 128"
+        )
+
+
+def check_sink_uri(sink_uri: str) -> None:
+    """Refuse what no reader could take as its target.
+
+    Raises:
+        SinkUriError: there is no scheme.
+    """
+    if not _SCHEME.match(sink_uri):
+        raise SinkUriError(
+            f"the sink URI {sink_uri!r} has no scheme; give one such as delta:///path or parquet:///path"
+        )

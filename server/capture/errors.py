@@ -1,0 +1,92 @@
+"""What can go wrong with a changefeed; names as TiCDC's where it has one."""
+
+from sink.flight.feeds import ChangefeedNotExistsError
+from storage.model.errors import ConflictError, InvalidError, UnavailableError
+
+__all__ = [
+    "ChangefeedExistsError",
+    "ChangefeedIdInvalidError",
+    "ChangefeedNotExistsError",
+    "ChangefeedNotRunningError",
+    "ChangefeedStateError",
+    "NotOwnerError",
+    "ParameterError",
+    "SinkUriError",
+    "SnapshotLostError",
+    "StartTsBeforeGcError",
+    "StartTsInFutureError",
+    "TableIneligibleError",
+    "TargetTsError",
+]
+
+
+class ChangefeedExistsError(ConflictError):
+    """The id is taken."""
+
+    code = "ErrChangeFeedAlreadyExists"
+
+
+class ChangefeedIdInvalidError(InvalidError):
+    """The id cannot be a changefeed's."""
+
+    code = "ErrInvalidChangefeedID"
+
+
+class ChangefeedStateError(ConflictError):
+    """The changefeed's state does not allow it."""
+
+    code = "ErrChangefeedUpdateRefused"
+
+
+class ChangefeedNotRunningError(UnavailableError):
+    """The changefeed exists but no rows are pulled for it at this moment."""
+
+    code = "ErrChangefeedNotRunning"
+
+
+class NotOwnerError(UnavailableError):
+    """Another capture owns the changefeeds, or none does yet."""
+
+    code = "ErrNotOwner"
+
+
+class ParameterError(InvalidError):
+    """A parameter of the request cannot be used."""
+
+    code = "ErrAPIInvalidParam"
+
+
+class SinkUriError(InvalidError):
+    """The sink URI cannot be used."""
+
+    code = "ErrSinkURIInvalid"
+
+
+class StartTsBeforeGcError(InvalidError):
+    """The history after start_ts may be collected already."""
+
+    code = "ErrStartTsBeforeGC"
+
+
+class StartTsInFutureError(InvalidError):
+    """start_ts has not been given out yet."""
+
+    code = "ErrStartTsInFuture"
+
+
+class SnapshotLostError(InvalidError):
+    """GC has passed the checkpoint: what was not read yet is gone."""
+
+    code = "ErrSnapshotLostByGC"
+
+
+class TargetTsError(InvalidError):
+    """target_ts is not after start_ts."""
+
+    code = "ErrTargetTsBeforeStartTs"
+
+
+class TableIneligibleError(InvalidError):
+    """The table cannot be replicated."""
+
+    code = "ErrTableIneligible"

@@ -1,0 +1,158 @@
+"""The owner's changefeeds as the Flight server sees them; called from its threads.
+
+A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE: readers wait and ask
+again. After a restart the rows are pulled anew, so ranges above what is resolved so far are waited for.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from server.capture.errors import ChangefeedNotRunningError
+from server.capture.feed import Feed
+from server.capture.owner import Owner
+from server.capture.table import SourceTable
+from sink.errors import TableNotFoundError
+from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
+from sink.manager import SinkManager
+from storage.model.span import Span
+
+T = TypeVar("T")
+_READ_WAIT_S = 60.0
+_CALL_WAIT_S = 20.0
+_STEP_S = 0.5
+
+
+class OwnerFeeds:
+    """Implements `sink.flight.feeds.Feeds`; `close` lets go of whoever waits."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._closing = threading.Event()
+
+    def close(self) -> None:
+        """End all waiting."""
+        self._closing.set()
+
+    def describe(self, changefeed: str) -> FeedDescription:
+        """See `Feeds.describe`; a changefeed that does not run stands at its checkpoint."""
+        feed = self._owner.feed(changefeed)
+        processor = feed.processor
+        sink = processor.sink
+        tables = tuple(
+            TableDescription(
+                table=table.name,
+                table_id=table.span.table_id,
+                key=table.mounter.key_columns,
+                schema=table.mounter.schema,
+                resolved_ts=sink.resolved_ts(table.span) if sink else processor.start_ts,
+                checkpoint_ts=sink.checkpoint_ts(table.span) if sink else processor.start_ts,
+            )
+            for table in feed.tables
+        )
+        return FeedDescription(
+            changefeed=feed.id,
+            state=feed.info.state.value,
+            sink_uri=feed.info.sink_uri,
+            start_ts=feed.info.start_ts,
+            checkpoint_ts=processor.checkpoint_ts,
+            resolved_ts=processor.resolved_ts,
+            tables=tables,
+        )
+
+    def latest(
+        self,
+        changefeed: str,
+        table: str | None,
+        start_ts: int,
+        max_rows: int | None,
+        max_bytes: int | None,
+        wait_s: float,
+    ) -> int:
+        """See `Feeds.latest`."""
+        feed, sink = self._running(changefeed)
+        span = _table(feed, table).span if table else None
+
+        def cut() -> int:
+            if not self._wait(sink, span, start_ts + 1, wait_s):
+                return start_ts
+            return sink.cut(start_ts, max_rows, max_bytes, span)
+
+        return _while_running(feed, cut)
+
+    def plan(self, changefeed: str, tables: Sequence[str] | None, start_ts: int, end_ts: int) -> list[Slice]:
+        """See `Feeds.plan`."""
+        feed, sink = self._running(changefeed)
+        wanted = feed.tables if tables is None else tuple(_table(feed, name) for name in tables)
+
+        def plan() -> list[Slice]:
+            for table in wanted:
+                self._wait(sink, table.span, end_ts, _CALL_WAIT_S)
+            planned = [(table.name, sink.plan(table.span, start_ts, end_ts)) for table in wanted]
+            return [Slice(name, part.rows, part.bytes) for name, part in planned if part.rows]
+
+        return _while_running(feed, plan)
+
+    def read(
+        self, changefeed: str, table: str, start_ts: int, end_ts: int
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See `Feeds.read`."""
+        feed, sink = self._running(changefeed)
+        source = _table(feed, table)
+
+        def read() -> Iterator[pa.RecordBatch]:
+            self._wait(sink, source.span, end_ts, _READ_WAIT_S)
+            return sink.read(source.span, start_ts, end_ts)
+
+        return source.mounter.schema, _while_running(feed, read)
+
+    def ack(self, changefeed: str, table: str | None, ts: int) -> int:
+        """See `Feeds.ack`."""
+        feed, sink = self._running(changefeed)
+        span = _table(feed, table).span if table else None
+
+        def ack() -> int:
+            self._wait(sink, span, ts, _CALL_WAIT_S)
+            sink.ack(ts, span)
+            return sink.checkpoint_ts()
+
+        return _while_running(feed, ack)
+
+    def _running(self, changefeed: str) -> tuple[Feed, SinkManager]:
+        feed = self._owner.feed(changefeed)
+        sink = feed.processor.sink
+        if sink is None:
+            raise _not_running(feed)
+        return feed, sink
+
+    def _wait(self, sink: SinkManager, span: Span | None, ts: int, limit_s: float) -> bool:
+        """Wait until the table (None: all) is resolved up to `ts`, for `limit_s` at most; returns whether it is."""
+        deadline = time.monotonic() + limit_s
+        while (left_s := deadline - time.monotonic()) > 0 and not self._closing.is_set():
+            if sink.wait_resolved(ts - 1, min(left_s, _STEP_S), span) >= ts:
+                return True
+        return sink.resolved_ts(span) >= ts
+
+
+def _table(feed: Feed, name: str) -> SourceTable:
+    for table in feed.tables:
+        if table.name == name:
+            return table
+    known = ", ".join(table.name for table in feed.tables)
+    raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {known}")
+
+
+def _not_running(feed: Feed) -> ChangefeedNotRunningError:
+    error = f" after {feed.info.error.code}: {feed.info.error.message}" if feed.info.error else ""
+    return ChangefeedNotRunningError(f"changefeed {feed.id} does not run now, its state is {feed.info.state}{error}")
+
+
+def _while_running(feed: Feed, call: Callable[[], T]) -> T:
+    """A changefeed may stop during a call: its sink has no tables then."""
+    try:
+        return call()
+    except TableNotFoundError as err:
+        raise _not_running(feed) from err

@@ -1,0 +1,64 @@
+"""The changefeeds' service GC safepoints: what they have not handed on yet must not be collected.
+
+The safe point is checkpoint_ts - 1, so that a read at checkpoint_ts stays possible.
+Source: seed 000; TiCDC's gc manager.
+"""
+
+from typing import Final
+
+from server.capture.errors import SnapshotLostError, StartTsBeforeGcError
+from server.rpc.pd import PdClient
+
+TTL_S: Final = 86_400
+CREATING_TTL_S: Final = 3_600
+_PREFIX = "ticdc-default-"
+
+
+class Safepoints:
+    """Sets them at the coordinator."""
+
+    def __init__(self, pd: PdClient) -> None:
+        self._pd = pd
+
+    async def protect_creation(self, changefeed: str, start_ts: int) -> None:
+        """Keep the history after `start_ts` while the changefeed is being made or resumed.
+
+        Raises:
+            StartTsBeforeGcError: some of it may be gone.
+        """
+        held = await self._pd.update_service_gc_safe_point(_creating(changefeed), CREATING_TTL_S, start_ts - 1)
+        if held.safe_point < start_ts:
+            collected_to, holder = await self._pd.gc_safe_point(), "the GC safe point"
+        else:
+            collected_to, holder = held.safe_point + 1, f"the safe point of {held.service_id}"
+        if collected_to > start_ts:
+            await self.end_creation(changefeed)
+            raise StartTsBeforeGcError(
+                f"the start {start_ts} is before {holder}; choose {collected_to} or later, or leave it out to start now"
+            )
+
+    async def end_creation(self, changefeed: str) -> None:
+        """The changefeed has a safepoint of its own by now, or is not made."""
+        await self._pd.update_service_gc_safe_point(_creating(changefeed), 0, 0)
+
+    async def hold(self, changefeed: str, checkpoint_ts: int) -> None:
+        """Keep the history after `checkpoint_ts` for a day from now.
+
+        Raises:
+            SnapshotLostError: some of it may be gone.
+        """
+        held = await self._pd.update_service_gc_safe_point(_PREFIX + changefeed, TTL_S, checkpoint_ts - 1)
+        if held.safe_point > checkpoint_ts - 1:
+            raise SnapshotLostError(
+                f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe point "
+                f"{held.safe_point} of {held.service_id}: what was not read yet may be collected. Resume it with "
+                "--overwrite-checkpoint-ts to go on with a gap, or create it anew from a full copy"
+            )
+
+    async def release(self, changefeed: str) -> None:
+        """Keep nothing for the changefeed any more."""
+        await self._pd.update_service_gc_safe_point(_PREFIX + changefeed, 0, 0)
+
+
+def _creating(changefeed: str) -> str:
+    return f"{_PREFIX}creating-{changefeed}"

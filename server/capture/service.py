@@ -1,0 +1,153 @@
+"""The captures' API: `tidemarkpb.v1` ChangefeedService and CaptureService. Only the owner answers; others ask it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from tidemarkpb.v1 import capture_pb2 as capturepb
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from server.capture.changefeed import State
+from server.capture.errors import NotOwnerError
+from server.capture.feed import Feed
+from server.capture.membership import Membership
+from server.capture.owner import Owner
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from server.rpc.errors import StatusError
+
+A = TypeVar("A")
+_FORWARDED = "tidemark-forwarded"
+_FORWARD_S = 30.0
+_STATES = {
+    State.NORMAL: pb.CHANGEFEED_STATE_NORMAL,
+    State.STOPPED: pb.CHANGEFEED_STATE_STOPPED,
+    State.WARNING: pb.CHANGEFEED_STATE_WARNING,
+    State.FAILED: pb.CHANGEFEED_STATE_FAILED,
+}
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ChangefeedService:
+    """`tidemarkpb.v1.ChangefeedService`."""
+
+    def __init__(self, owner: Owner, membership: Membership, security: SecurityConfig) -> None:
+        self._owner = owner
+        self._membership = membership
+        self._security = security
+
+    async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:  # noqa: N802
+        """Make a changefeed."""
+
+        async def create() -> pb.CreateChangefeedResponse:
+            tables = [(table.schema_name, table.table_info_json) for table in request.tables]
+            feed = await self._owner.create(request.id, request.sink_uri, request.start_ts, request.target_ts, tables)
+            return pb.CreateChangefeedResponse(changefeed=message(feed))
+
+        return await self._by_owner("CreateChangefeed", request, context, create)
+
+    async def ListChangefeeds(self, request: pb.ListChangefeedsRequest, context: Context) -> Any:  # noqa: N802
+        """All changefeeds."""
+
+        async def listed() -> pb.ListChangefeedsResponse:
+            return pb.ListChangefeedsResponse(changefeeds=map(message, self._owner.feeds.values()))
+
+        return await self._by_owner("ListChangefeeds", request, context, listed)
+
+    async def QueryChangefeed(self, request: pb.QueryChangefeedRequest, context: Context) -> Any:  # noqa: N802
+        """One changefeed."""
+
+        async def queried() -> pb.QueryChangefeedResponse:
+            return pb.QueryChangefeedResponse(changefeed=message(self._owner.feed(request.id)))
+
+        return await self._by_owner("QueryChangefeed", request, context, queried)
+
+    async def PauseChangefeed(self, request: pb.PauseChangefeedRequest, context: Context) -> Any:  # noqa: N802
+        """Stop pulling."""
+
+        async def pause() -> pb.PauseChangefeedResponse:
+            return pb.PauseChangefeedResponse(changefeed=message(await self._owner.pause(request.id)))
+
+        return await self._by_owner("PauseChangefeed", request, context, pause)
+
+    async def ResumeChangefeed(self, request: pb.ResumeChangefeedRequest, context: Context) -> Any:  # noqa: N802
+        """Pull again."""
+
+        async def resume() -> pb.ResumeChangefeedResponse:
+            feed = await self._owner.resume(request.id, request.overwrite_checkpoint_ts)
+            return pb.ResumeChangefeedResponse(changefeed=message(feed))
+
+        return await self._by_owner("ResumeChangefeed", request, context, resume)
+
+    async def RemoveChangefeed(self, request: pb.RemoveChangefeedRequest, context: Context) -> Any:  # noqa: N802
+        """Forget it."""
+
+        async def remove() -> pb.RemoveChangefeedResponse:
+            return pb.RemoveChangefeedResponse(changefeed=message(await self._owner.remove(request.id)))
+
+        return await self._by_owner("RemoveChangefeed", request, context, remove)
+
+    async def _by_owner(self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]) -> Any:
+        if self._owner.is_active:
+            return await call()
+        if any(key == _FORWARDED for key, _ in context.invocation_metadata() or ()):
+            raise NotOwnerError("the owner of the changefeeds has changed just now; ask again")
+        async with connect(await self._membership.owner_address(), self._security) as channel:
+            forward = getattr(ChangefeedServiceStub(channel), method)
+            try:
+                return await forward(request, timeout=_FORWARD_S, metadata=((_FORWARDED, "1"),))
+            except grpc.aio.AioRpcError as err:
+                raise StatusError(err.code(), err.details() or "") from err
+
+
+class CaptureService:
+    """`tidemarkpb.v1.CaptureService`."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def ListCaptures(  # noqa: N802 - the name in the proto
+        self, request: capturepb.ListCapturesRequest, context: Context
+    ) -> capturepb.ListCapturesResponse:
+        """All living captures."""
+        del request, context
+        captures = [
+            capturepb.Capture(
+                id=member.record.id,
+                address=member.record.address,
+                flight_address=member.record.flight_address,
+                is_owner=member.is_owner,
+                version=member.record.version,
+            )
+            for member in await self._membership.members()
+        ]
+        return capturepb.ListCapturesResponse(captures=captures)
+
+
+def message(feed: Feed) -> pb.Changefeed:
+    """A changefeed as the API shows it."""
+    info, processor = feed.info, feed.processor
+    sink = processor.sink
+    error = info.error
+    return pb.Changefeed(
+        id=info.id,
+        state=_STATES[info.state],
+        sink_uri=info.sink_uri,
+        start_ts=info.start_ts,
+        target_ts=info.target_ts,
+        checkpoint_ts=processor.checkpoint_ts,
+        resolved_ts=processor.resolved_ts,
+        create_time=info.create_time,
+        error=pb.RunningError(code=error.code, message=error.message, time=error.time) if error else None,
+        tables=[
+            pb.TableStatus(
+                name=table.name,
+                table_id=table.span.table_id,
+                resolved_ts=sink.resolved_ts(table.span) if sink else processor.start_ts,
+                checkpoint_ts=sink.checkpoint_ts(table.span) if sink else processor.start_ts,
+            )
+            for table in feed.tables
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Arrow Flight: how Spark asks for cuts, reads their rows, and acknowledges them (docs/format/flight.md)."""

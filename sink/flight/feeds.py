@@ -1,0 +1,101 @@
+"""What the Flight server hands out: the changefeeds, as the capture that owns them implements them.
+
+Calls come from the Flight server's threads and may wait; they must be safe to make from many threads at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from storage.model.errors import NotFoundError
+
+
+class ChangefeedNotExistsError(NotFoundError):
+    """No changefeed of that id."""
+
+    code = "ErrChangeFeedNotExists"
+
+
+class TableNotExistsError(NotFoundError):
+    """The changefeed has no such table."""
+
+    code = "ErrTableNotExists"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDescription:
+    """One table as readers see it; `table` is `schema.table`, `key` the columns that identify a row."""
+
+    table: str
+    table_id: int
+    key: tuple[str, ...]
+    schema: Any
+    resolved_ts: int
+    checkpoint_ts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedDescription:
+    """One changefeed; rows in `(checkpoint_ts, resolved_ts]` can be read."""
+
+    changefeed: str
+    state: str
+    sink_uri: str
+    start_ts: int
+    checkpoint_ts: int
+    resolved_ts: int
+    tables: tuple[TableDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The rows of one table in a cut: one DoGet; sizes are estimates."""
+
+    table: str
+    rows: int
+    bytes: int
+
+
+class Feeds(Protocol):
+    """The changefeeds of a capture.
+
+    Every method raises ChangefeedNotExistsError and TableNotExistsError for names that do not exist, and an
+    UnavailableError while the changefeed does not run here.
+    """
+
+    def describe(self, changefeed: str) -> FeedDescription:
+        """State, positions and tables."""
+        ...
+
+    def latest(
+        self,
+        changefeed: str,
+        table: str | None,
+        start_ts: int,
+        max_rows: int | None,
+        max_bytes: int | None,
+        wait_s: float,
+    ) -> int:
+        """The end of the next cut after `start_ts` within the limits; `start_ts` if nothing is new within `wait_s`."""
+        ...
+
+    def plan(self, changefeed: str, tables: Sequence[str] | None, start_ts: int, end_ts: int) -> list[Slice]:
+        """The slices that hold the rows in `(start_ts, end_ts]`; waits a while for `end_ts` to be resolved."""
+        ...
+
+    def read(
+        self, changefeed: str, table: str, start_ts: int, end_ts: int
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The mounted rows in `(start_ts, end_ts]`, always the same ones; waits for `end_ts` to be resolved.
+
+        Raises:
+            RangeCleanedError: `start_ts` was acknowledged too long ago.
+            NotResolvedError: `end_ts` is not reached in time.
+        """
+        ...
+
+    def ack(self, changefeed: str, table: str | None, ts: int) -> int:
+        """The reader has everything up to `ts` of the table (None: of all); returns the changefeed's checkpoint_ts."""
+        ...

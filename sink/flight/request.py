@@ -1,0 +1,153 @@
+"""The JSON documents of actions and tickets, read strictly. Pure.
+
+A number is a JSON integer in [0, 2^63); an unknown member is ignored, so that newer readers can talk to older captures.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from storage.model.errors import InvalidError
+
+_MAX_INT64 = (1 << 63) - 1
+_WAIT_MS = 200
+_WAIT_MS_MAX = 20_000
+
+
+class FlightRequestError(InvalidError):
+    """The action's body or the ticket is not what docs/format/flight.md says."""
+
+    code = "ErrFlightRequestInvalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """`describe`."""
+
+    changefeed: str
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Describe":
+        """Read the action's body; raises FlightRequestError."""
+        return cls(_text(_document(body), "changefeed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """`latest`."""
+
+    changefeed: str
+    table: str | None
+    start: int
+    max_rows: int | None
+    max_bytes: int | None
+    wait_ms: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Latest":
+        """Read the action's body; raises FlightRequestError."""
+        doc = _document(body)
+        wait_ms = _optional_number(doc, "wait_ms")
+        return cls(
+            _text(doc, "changefeed"),
+            _optional_text(doc, "table"),
+            _number(doc, "start"),
+            _optional_number(doc, "max_rows"),
+            _optional_number(doc, "max_bytes"),
+            min(_WAIT_MS if wait_ms is None else wait_ms, _WAIT_MS_MAX),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`plan`."""
+
+    changefeed: str
+    tables: tuple[str, ...] | None
+    start: int
+    end: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Plan":
+        """Read the action's body; raises FlightRequestError."""
+        doc = _document(body)
+        tables = doc.get("tables")
+        if tables is not None and not (isinstance(tables, list) and all(isinstance(name, str) for name in tables)):
+            raise FlightRequestError("`tables` must be a list of strings")
+        start, end = _range(doc)
+        return cls(_text(doc, "changefeed"), None if tables is None else tuple(tables), start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """`ack`."""
+
+    changefeed: str
+    table: str | None
+    ts: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Ack":
+        """Read the action's body; raises FlightRequestError."""
+        doc = _document(body)
+        return cls(_text(doc, "changefeed"), _optional_text(doc, "table"), _number(doc, "ts"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What DoGet reads: the rows of one table with `start < _commit_ts <= end`."""
+
+    changefeed: str
+    table: str
+    start: int
+    end: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Ticket":
+        """Read the ticket; raises FlightRequestError."""
+        doc = _document(body)
+        return cls(_text(doc, "changefeed"), _text(doc, "table"), *_range(doc))
+
+    def document(self) -> dict[str, Any]:
+        """The members, for a plan."""
+        return asdict(self)
+
+
+def _document(body: bytes) -> Mapping[str, Any]:
+    try:
+        doc = json.loads(body)
+    except ValueError as err:
+        raise FlightRequestError(f"the body is not JSON: {err}") from err
+    if not isinstance(doc, dict):
+        raise FlightRequestError("the body must be a JSON object")
+    return doc
+
+
+def _range(doc: Mapping[str, Any]) -> tuple[int, int]:
+    start, end = _number(doc, "start"), _number(doc, "end")
+    if end < start:
+        raise FlightRequestError(f"`end` {end} is below `start` {start}")
+    return start, end
+
+
+def _text(doc: Mapping[str, Any], name: str) -> str:
+    value = doc.get(name)
+    if not isinstance(value, str) or not value:
+        raise FlightRequestError(f"`{name}` must be a string that is not empty")
+    return value
+
+
+def _optional_text(doc: Mapping[str, Any], name: str) -> str | None:
+    return None if doc.get(name) is None else _text(doc, name)
+
+
+def _number(doc: Mapping[str, Any], name: str) -> int:
+    value = doc.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
+        raise FlightRequestError(f"`{name}` must be an integer from 0 to 2^63-1")
+    return value
+
+
+def _optional_number(doc: Mapping[str, Any], name: str) -> int | None:
+    return None if doc.get(name) is None else _number(doc, name)

@@ -1,0 +1,173 @@
+"""The Flight listener: actions describe, latest, plan and ack, and DoGet; everything it knows comes from `Feeds`.
+
+Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps, else FlightServerError.
+"""
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from sink.flight import metrics
+from sink.flight.feeds import FeedDescription, Feeds
+from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan, Ticket
+from storage.model.errors import Kind, TidemarkError, UnavailableError
+
+Answer: TypeAlias = dict[str, Any]
+_RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
+_ACTIONS = {
+    "describe": "a changefeed's state, positions, tables and their schemas",
+    "latest": "the end of the next cut",
+    "plan": "the slices of a cut",
+    "ack": "the reader has everything up to a ts",
+}
+
+
+class FlightPortError(UnavailableError):
+    """The Flight address cannot be listened on."""
+
+    code = "ErrPortInUse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightTls:
+    """PEM files' contents; `root` demands and checks clients' certificates."""
+
+    certificate: bytes
+    key: bytes
+    root: bytes | None = None
+
+
+class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
+    """Serves `feeds`; `location` is what plans tell readers to connect to."""
+
+    def __init__(self, feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None) -> None:
+        self._feeds = feeds
+        scheme = "grpc" if tls is None else "grpc+tls"
+        security: dict[str, Any] = {}
+        if tls is not None:
+            security["tls_certificates"] = [(tls.certificate, tls.key)]
+            security |= {"verify_client": True, "root_certificates": tls.root} if tls.root else {}
+        super().__init__(f"{scheme}://{addr}", **security)
+        self.bound = f"{addr.rpartition(':')[0]}:{self.port}"
+        self.location = f"{scheme}://{advertise_addr or self.bound}"
+        self._actions: dict[str, Callable[[bytes], Answer]] = {
+            "describe": self._describe,
+            "latest": self._latest,
+            "plan": self._plan,
+            "ack": self._ack,
+        }
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:  # noqa: ARG002 - the base class's signature
+        """What `do_action` takes."""
+        return list(_ACTIONS.items())
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:  # noqa: ARG002 - the base class's signature
+        """One JSON document in, one out."""
+        with _errors_cross_the_wire(), metrics.SECONDS.labels(_known(action.type)).time():
+            if action.type not in self._actions:
+                raise FlightRequestError(f"no action {action.type!r}; there are {', '.join(self._actions)}")
+            answer = self._actions[action.type](action.body.to_pybytes())
+            return [json.dumps(answer).encode()]
+
+    def do_get(self, context: Any, ticket: Any) -> Any:  # noqa: ARG002 - the base class's signature
+        """The rows of one slice."""
+        with _errors_cross_the_wire():
+            wanted = Ticket.parse(ticket.ticket)
+            schema, batches = self._feeds.read(wanted.changefeed, wanted.table, wanted.start, wanted.end)
+            return fl.GeneratorStream(schema, _streamed(batches))
+
+    def _describe(self, body: bytes) -> Answer:
+        return _description(self._feeds.describe(Describe.parse(body).changefeed))
+
+    def _latest(self, body: bytes) -> Answer:
+        asked = Latest.parse(body)
+        wait_s = asked.wait_ms / 1e3
+        feeds = self._feeds
+        ts = feeds.latest(asked.changefeed, asked.table, asked.start, asked.max_rows, asked.max_bytes, wait_s)
+        return {"ts": ts}
+
+    def _plan(self, body: bytes) -> Answer:
+        asked = Plan.parse(body)
+        slices = self._feeds.plan(asked.changefeed, asked.tables, asked.start, asked.end)
+        return {
+            "slices": [
+                {
+                    "table": part.table,
+                    "locations": [self.location],
+                    "ticket": Ticket(asked.changefeed, part.table, asked.start, asked.end).document(),
+                    "rows": part.rows,
+                    "bytes": part.bytes,
+                }
+                for part in slices
+            ]
+        }
+
+    def _ack(self, body: bytes) -> Answer:
+        asked = Ack.parse(body)
+        return {"checkpoint_ts": self._feeds.ack(asked.changefeed, asked.table, asked.ts)}
+
+
+def open_server(feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None) -> FlightServer:
+    """A server that listens on `addr` (port 0: any); run `serve` in a thread, `shutdown` waits for calls under way.
+
+    Raises:
+        FlightPortError: the address is taken or not ours.
+    """
+    try:
+        return FlightServer(feeds, addr, advertise_addr, tls)
+    except (pa.ArrowException, OSError) as err:
+        raise FlightPortError(f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr") from err
+
+
+def _known(action: str) -> str:
+    return action if action in _ACTIONS else "unknown"
+
+
+def _description(feed: FeedDescription) -> Answer:
+    tables = [
+        {
+            "table": table.table,
+            "table_id": table.table_id,
+            "key": list(table.key),
+            "schema": base64.b64encode(table.schema.serialize().to_pybytes()).decode(),
+            "resolved_ts": table.resolved_ts,
+            "checkpoint_ts": table.checkpoint_ts,
+        }
+        for table in feed.tables
+    ]
+    return {
+        "changefeed": feed.changefeed,
+        "state": feed.state,
+        "sink_uri": feed.sink_uri,
+        "start_ts": feed.start_ts,
+        "checkpoint_ts": feed.checkpoint_ts,
+        "resolved_ts": feed.resolved_ts,
+        "tables": tables,
+    }
+
+
+def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    started = time.monotonic()
+    with _errors_cross_the_wire():
+        for batch in batches:
+            metrics.ROWS.inc(batch.num_rows)
+            metrics.BYTES.inc(batch.nbytes)
+            yield batch
+    metrics.SECONDS.labels("get").observe(time.monotonic() - started)
+
+
+@contextmanager
+def _errors_cross_the_wire() -> Iterator[None]:
+    try:
+        yield
+    except TidemarkError as err:
+        if err.kind in _RETRYABLE:
+            raise fl.FlightUnavailableError(str(err)) from err
+        raise fl.FlightServerError(str(err)) from err
