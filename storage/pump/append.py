@@ -135,7 +135,7 @@ class Append:
         check_not_purged(self._index, cursor.commit_ts)
         while True:
             upto_ts = await self._wait_beyond(cursor.commit_ts)
-            while cursor != Cursor(upto_ts):
+            while self._pulling and cursor != Cursor(upto_ts):
                 chunk = await self._run(self._readers, read_chunk, self._index, self._log, cursor, upto_ts)
                 cursor = chunk.cursor
                 if chunk.payloads or chunk.orphans:
@@ -243,11 +243,12 @@ def _recover(
     stack.callback(log.close)
     index = Index(kv)
     rebuilt = _rebuild(log, index)
-    skipped = list(log.skipped)
+    skipped = dict.fromkeys(log.skipped)
     found = log.scan(index.handle)
     replayed = 0
     while batch := list(islice(found, _REPLAY_BATCH)):
         records = [item for item in batch if not isinstance(item, Skipped)]
+        skipped |= dict.fromkeys(item for item in batch if isinstance(item, Skipped))
         if records:
             index.apply([parse(payload)[:3] for _, payload in records], [pointer for pointer, _ in records])
         replayed += len(records)

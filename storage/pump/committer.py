@@ -90,11 +90,14 @@ class Committer:
 
     async def run(self) -> None:
         """Store groups until closed; then tell the index that there are no more."""
-        while self._waiting or self._refusal is None:
-            await self._wake.wait()
-            self._wake.clear()
-            while writes := self._take():
-                await self._store(writes)
+        try:
+            while self._waiting or self._refusal is None:
+                await self._wake.wait()
+                self._wake.clear()
+                while writes := self._take():
+                    await self._store(writes)
+        finally:
+            self.refuse(_stopping())
         await self.groups.put(None)
 
     def _take(self) -> list[_Write]:

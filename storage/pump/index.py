@@ -13,6 +13,7 @@ whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
 
 import struct
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from storage.kv import KV, WriteBatch
@@ -133,12 +134,14 @@ class Index:
         return True
 
     def droppable(self, segments: dict[int, int]) -> list[int]:
-        """Of the log's segments -> max_ts, those that neither a reader after gc_ts nor a restart can ask for."""
-        return [
-            fid
-            for fid, max_ts in segments.items()
-            if fid < self.handle.fid and max(max_ts, self._segment_ts.get(fid, 0)) <= self.gc_ts
-        ]
+        """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a restart can ask for.
+
+        They are dropped from the oldest on, so that a hole in the numbers always means a lost file.
+        """
+        return list(takewhile(lambda fid: self._is_done(fid, segments[fid]), sorted(segments)))
+
+    def _is_done(self, fid: int, max_ts: int) -> bool:
+        return fid < self.handle.fid and max(max_ts, self._segment_ts.get(fid, 0)) <= self.gc_ts
 
     def forget_segment(self, fid: int) -> None:
         """Drop what is kept about a removed segment."""

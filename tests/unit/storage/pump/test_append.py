@@ -204,7 +204,7 @@ async def test_gc_drops_whole_segments_but_never_a_prewrite_that_a_later_commit_
             await append.write([binlog])
         await wait_max_commit_ts(append, 30)
         assert await append.gc(19) == 3 + 1
-        assert fs.names(DIRECTORY / "value") == ["000002.vlog", "000004.vlog", "000005.vlog"]
+        assert fs.names(DIRECTORY / "value") == ["000002.vlog", "000003.vlog", "000004.vlog", "000005.vlog"]
         assert (await pulled(append, 19, 20))[0] == (20, 6, b"old")
         await append.write([heartbeat(40)])
         await wait_max_commit_ts(append, 40)
@@ -244,6 +244,18 @@ async def test_an_index_ahead_of_the_log_is_rebuilt() -> None:
     async with opened(fs, kv) as append:
         assert append.recovery.rebuilt
         assert await pulled(append, 0, 5) == [(5, 1, b"rows")]
+
+
+async def test_damage_in_a_finished_segment_is_reported_and_costs_only_its_own_record() -> None:
+    fs = MemFS()
+    async with opened(fs, segment_bytes=1) as append:
+        for binlog in (prewrite(1), prewrite(2), commit(2, 3), commit(1, 4)):
+            await append.write([binlog])
+    fs.open(DIRECTORY / "value" / "000001.vlog").content[20] ^= 1
+    async with opened(fs, segment_bytes=1) as append:
+        assert [(skipped.fid, skipped.torn) for skipped in append.recovery.skipped] == [(1, False)]
+        chunk = await anext(append.pull(0))
+        assert (len(chunk.payloads), chunk.orphans) == (1, [2])
 
 
 async def test_a_lost_segment_stops_the_start() -> None:
