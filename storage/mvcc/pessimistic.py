@@ -7,6 +7,7 @@ from storage.codec import encode_bytes
 from storage.mvcc.draft import Draft
 from storage.mvcc.errors import (
     AlreadyExistsError,
+    CommittedError,
     ConflictReason,
     KeyIsLockedError,
     PessimisticLockLostError,
@@ -38,6 +39,7 @@ def pessimistic_lock(draft: Draft, request: PessimisticLock) -> list[bytes | Non
         WriteConflictError: a key changed after for_update_ts, or the transaction was rolled back on it.
         AlreadyExistsError: a key asserted as absent has a value.
         PessimisticLockLostError: the transaction already prewrote a key.
+        CommittedError: it is already over, this is a late request.
     """
     return [_lock_key(draft, request, mutation) for mutation in request.mutations]
 
@@ -65,6 +67,8 @@ def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: b
     for commit_ts, write in draft.writes(encoded):
         if commit_ts < request.start_ts:
             return
+        if write.start_ts == request.start_ts and write.kind != ROLLBACK:
+            raise CommittedError(key, request.start_ts, commit_ts)
         if commit_ts == request.start_ts and (write.kind == ROLLBACK or write.overlapped_rollback):
             reason = ConflictReason.SELF_ROLLED_BACK
         elif commit_ts > request.for_update_ts and write.kind != ROLLBACK:
