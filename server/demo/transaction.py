@@ -34,6 +34,12 @@ class UndeterminedError(ConflictError):
     code = "ErrUndetermined"
 
 
+class LockWaitError(ConflictError):
+    """Others kept a key locked for too long, perhaps because they wait for us: roll back and begin again."""
+
+    code = "ErrLockWaitTimeout"
+
+
 class TransactionEndedError(ClosedError):
     """The transaction was committed or rolled back already."""
 
@@ -43,25 +49,35 @@ class TransactionEndedError(ClosedError):
 class TransactionClient:
     """A cluster to run transactions on; made by `open`."""
 
-    def __init__(self, pd: PdClient, kv: KvClient, *, timeout_s: float) -> None:
+    def __init__(self, pd: PdClient, kv: KvClient, *, timeout_s: float, lock_wait_s: float) -> None:
         self.pd = pd
         self.kv = kv
         self.timeout_s = timeout_s
+        self.lock_wait_s = lock_wait_s
         self.resolver = LockResolver(pd, kv)
         self._beating: set[Transaction] = set()
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, coordinator: str, security: SecurityConfig | None = None, *, timeout_s: float = 40.0
+        cls,
+        coordinator: str,
+        security: SecurityConfig | None = None,
+        *,
+        timeout_s: float = 40.0,
+        lock_wait_s: float = 5.0,
     ) -> AsyncIterator["TransactionClient"]:
-        """Connect for the block; one read or write waits at most `timeout_s` seconds for locks and stores."""
+        """Connect for the block.
+
+        Reads and commits wait at most `timeout_s` seconds for locks and stores, pessimistic locks `lock_wait_s` seconds
+        for each other: stores need not detect deadlocks, so waiting has to end.
+        """
         async with (
             PdClient.open(coordinator, security) as pd,
             KvClient.open(pd, security) as kv,
             asyncio.TaskGroup() as tasks,
         ):
-            client = cls(pd, kv, timeout_s=timeout_s)
+            client = cls(pd, kv, timeout_s=timeout_s, lock_wait_s=lock_wait_s)
             heart = tasks.create_task(client._beat(), name="transaction heartbeats")
             try:
                 yield client
@@ -74,14 +90,15 @@ class TransactionClient:
 
     async def begin(self, *, pessimistic: bool = False) -> "Transaction":
         """A transaction that reads as of now; it must be ended by `commit` or `rollback`."""
-        transaction = Transaction(self, await self.pd.tso(), pessimistic=pessimistic)
-        if pessimistic:
-            self._beating.add(transaction)
-        return transaction
+        return Transaction(self, await self.pd.tso(), pessimistic=pessimistic)
 
     def snapshot(self, ts: int) -> Snapshot:
         """Reads as of `ts`."""
         return Snapshot(self.kv, self.resolver, ts, timeout_s=self.timeout_s)
+
+    def keep(self, transaction: "Transaction") -> None:
+        """Do not let the transaction's locks expire."""
+        self._beating.add(transaction)
 
     def forget(self, transaction: "Transaction") -> None:
         """Let the transaction's locks expire from now on."""
@@ -91,7 +108,8 @@ class TransactionClient:
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             for transaction in list(self._beating):
-                await transaction.heartbeat()
+                if transaction in self._beating:  # it may have ended while another one's was under way
+                    await transaction.heartbeat()
 
 
 class Transaction:
@@ -139,7 +157,7 @@ class Transaction:
         """Lock `key` and return its newest value (own writes first); a pessimistic transaction's read before a write.
 
         Raises:
-            GaveUpError: others kept it locked for too long.
+            LockWaitError: others kept it locked for too long.
             DeadlockError: waiting would never end; roll back.
         """
         newest = await self._lock([key])
@@ -195,8 +213,7 @@ class Transaction:
 
     async def heartbeat(self) -> None:
         """Keep the locks of a long pessimistic transaction alive."""
-        if self._primary is None or self._ended:
-            return
+        assert self._primary is not None
         try:
             await self._kv.heartbeat(self._primary, self.start_ts, self._ttl_ms())
         except TidemarkError as err:
@@ -214,22 +231,33 @@ class Transaction:
             raise TransactionEndedError("the transaction has ended; begin another one")
         self._primary = self._primary or min(keys)
         self._locked.update(keys)  # before it is known: a lost answer must be rolled back as well
-        backoff = Backoff(self._client.timeout_s)
+        backoff = Backoff(self._client.lock_wait_s)
         while True:
-            self._for_update_ts = await self._client.pd.tso()
             try:
-                return await self._kv.pessimistic_lock(
-                    keys,
-                    primary=self._primary,
-                    start_version=self.start_ts,
-                    for_update_ts=self._for_update_ts,
-                    lock_ttl_ms=self._ttl_ms(),
-                    wait_ms=_LOCK_WAIT_MS,
-                )
+                return await self._lock_once(keys, self._primary)
             except LockedError as err:
-                await clear_or_wait(self._client.resolver, err, 0, backoff)
+                await self._wait_for(err, backoff)
             except WriteConflictError as err:
                 await backoff.wait(err)
+
+    async def _lock_once(self, keys: list[bytes], primary: bytes) -> dict[bytes, bytes]:
+        self._for_update_ts = await self._client.pd.tso()
+        found = await self._kv.pessimistic_lock(
+            keys,
+            primary=primary,
+            start_version=self.start_ts,
+            for_update_ts=self._for_update_ts,
+            lock_ttl_ms=self._ttl_ms(),
+            wait_ms=_LOCK_WAIT_MS,
+        )
+        self._client.keep(self)
+        return found
+
+    async def _wait_for(self, err: LockedError, backoff: Backoff) -> None:
+        try:
+            await clear_or_wait(self._client.resolver, err, 0, backoff)
+        except GaveUpError as late:
+            raise LockWaitError(f"{err.message}; roll back and begin again") from late
 
     async def _prewrite(self, primary: bytes) -> None:
         backoff = Backoff(self._client.timeout_s)
