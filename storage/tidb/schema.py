@@ -178,7 +178,7 @@ class TableInfo:
         """
         try:
             return _table(json.loads(text))
-        except (KeyError, TypeError, ValueError) as err:
+        except (AttributeError, KeyError, TypeError, ValueError) as err:
             raise InvalidError(f"not a TiDB TableInfo: {err!r}; pass the JSON that TiDB's schema API gives") from err
 
     @classmethod
@@ -210,8 +210,8 @@ def _table(doc: Mapping[str, Any]) -> TableInfo:
         pk_is_handle=bool(doc["pk_is_handle"]),
         is_common_handle=bool(doc.get("is_common_handle")),
         partition_ids=tuple(int(definition["id"]) for definition in definitions),
-        is_view=bool(doc.get("view")),
-        is_sequence=bool(doc.get("sequence")),
+        is_view=doc.get("view") is not None,
+        is_sequence=doc.get("sequence") is not None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink.mounted import SequenceMount
@@ -23,6 +23,7 @@ from storage.tidb.record import decode_record, encode_record
 from storage.tidb.row import decode_row, encode_row
 from storage.tidb.schema import Column, Index, TableInfo
 from tests.unit.storage.tidb import vectors
+from tests.unit.storage.tidb.values import COLUMNS
 
 ACCOUNTS = TableInfo.build(
     101,
@@ -195,6 +196,32 @@ def _by_table() -> Iterator[tuple[str, TableInfo, list[Change]]]:
             own = [change for change in changes if decode_record_key(change[3]).table_id in ids]
             if own:
                 yield name, versions[-1], own
+
+
+EVERY_TYPE = TableInfo.build(5, "t", [Column.bigint("id"), *(column for column, _ in COLUMNS)])
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.fixed_dictionaries({"id": INT64}, optional={column.name: st.none() | values for column, values in COLUMNS}),
+        max_size=6,
+    )
+)
+def test_every_type_mounts_as_its_single_rows(rows: list[dict[str, Any]]) -> None:
+    changes: list[Change] = [(2, 1, INSERT, *encode_record(EVERY_TYPE, values), None) for values in rows]
+    assert mounted(Mounter(EVERY_TYPE, "db"), batch(changes)) == [scalar(EVERY_TYPE, change) for change in changes]
+
+
+def test_every_type_has_the_type_that_spark_reads() -> None:
+    schema = Mounter(EVERY_TYPE, "db").schema
+    assert {str(field.type) for field in schema} == {
+        *("int8", "int16", "int32", "int64", "float", "double", "string", "binary"),
+        *("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]", "decimal128(20, 0)"),
+        *(f"decimal128({p}, {s})" for p, s in ((1, 0), (5, 5), (10, 2), (18, 9), (18, 0), (19, 4), (38, 10))),
+    }
+    assert schema.field("decimal_65_30").type == pa.string()
+    assert all(field.nullable for field in schema)
 
 
 def _unclustered() -> TableInfo:
