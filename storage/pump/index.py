@@ -136,7 +136,9 @@ class Index:
     def droppable(self, segments: dict[int, int]) -> list[int]:
         """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a restart can ask for.
 
-        They are dropped from the oldest on, so that a hole in the numbers always means a lost file.
+        They go from the oldest on, so a hole in the numbers always means a lost file. Hence also a handle that a crash
+        moves back still finds its segment: max_commit_ts > gc_ts was durable together with that handle, so a record
+        later than gc_ts stands before it.
         """
         return list(takewhile(lambda fid: self._is_done(fid, segments[fid]), sorted(segments)))
 
