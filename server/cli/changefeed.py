@@ -1,0 +1,222 @@
+"""`tidemark cli changefeed create|list|query|pause|resume|remove`."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from server.cli.output import Output
+from server.cli.remote import CALL_S, Remote
+from server.cli.tso import time_of
+from storage.model.errors import InvalidError
+from storage.model.ts import physical_ms
+
+_COLUMNS = (
+    ("ID", "id"),
+    ("STATE", "summary.state"),
+    ("CHECKPOINT", "summary.checkpoint"),
+    ("TSO", "summary.tso"),
+    ("ERROR", "summary.error.code"),
+)
+_LARGE_GAP_S = 86_400
+_NOW = "now"
+
+
+class TablesFileError(InvalidError):
+    """The file of --tables cannot be used."""
+
+    code = "ErrTablesFileInvalid"
+
+
+class NotConfirmedError(InvalidError):
+    """The user did not say yes."""
+
+    code = "ErrNotConfirmed"
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `changefeed`."""
+    verbs = groups.add_parser("changefeed", help="what is replicated, and how far").add_subparsers(required=True)
+
+    create = verbs.add_parser("create", help="start to replicate tables", parents=[shared])
+    create.add_argument("-c", "--changefeed-id", required=True, help="letters, digits and single hyphens")
+    create.add_argument("--sink-uri", required=True, help="where the rows go, such as delta:///path")
+    create.add_argument("--tables", required=True, help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
+    create.add_argument("--start-ts", type=int, default=0, help="replicate what is committed after it (default: now)")
+    create.add_argument("--target-ts", type=int, default=0, help="replicate up to it (default: without end)")
+    create.add_argument("--no-confirm", action="store_true", help="do not ask when the start lies more than a day back")
+    create.set_defaults(command=create_changefeed)
+
+    listed = verbs.add_parser("list", help="all changefeeds", parents=[shared])
+    listed.add_argument("-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway")
+    listed.set_defaults(command=list_changefeeds)
+
+    for name, command, text in (
+        ("query", query_changefeed, "one changefeed in detail"),
+        ("pause", pause_changefeed, "stop pulling; the checkpoint goes on holding GC back"),
+        ("resume", resume_changefeed, "pull again from the checkpoint"),
+        ("remove", remove_changefeed, "forget it, and let GC go on"),
+    ):
+        verb = verbs.add_parser(name, help=text, parents=[shared])
+        verb.add_argument("-c", "--changefeed-id", required=True)
+        verb.set_defaults(command=command)
+        if name in ("resume", "remove"):
+            verb.add_argument("--no-confirm", action="store_true", help="do not ask")
+        if name == "resume":
+            verb.add_argument("--overwrite-checkpoint-ts", type=ts_or_now, help="go on from this ts, or from `now`")
+        if name == "remove":
+            verb.add_argument("--dry-run", action="store_true", help="only show what would be removed")
+
+
+async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Make a changefeed from a file of table schemas."""
+    if arguments.start_ts and time.time() - physical_ms(arguments.start_ts) / 1e3 > _LARGE_GAP_S:
+        _confirm(arguments, f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all since?")
+    request = pb.CreateChangefeedRequest(
+        id=arguments.changefeed_id,
+        sink_uri=arguments.sink_uri,
+        start_ts=arguments.start_ts,
+        target_ts=arguments.target_ts,
+        tables=read_tables(arguments.tables),
+    )
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
+    """All changefeeds, in short."""
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).ListChangefeeds(pb.ListChangefeedsRequest(), timeout=CALL_S)
+    return Output([_summary(changefeed) for changefeed in answer.changefeeds], _COLUMNS)
+
+
+async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """One changefeed."""
+    request = pb.QueryChangefeedRequest(id=arguments.changefeed_id)
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).QueryChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Stop pulling."""
+    request = pb.PauseChangefeedRequest(id=arguments.changefeed_id)
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).PauseChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Pull again; overwriting the checkpoint skips or repeats rows, so it is asked for."""
+    wanted: int | str | None = arguments.overwrite_checkpoint_ts
+    if wanted is not None:
+        _confirm(arguments, f"Continue from {wanted}, whatever the checkpoint is? Rows may be skipped or repeated.")
+    if wanted == _NOW:
+        async with remote.coordinator() as pd:
+            wanted = await pd.tso()
+    request = pb.ResumeChangefeedRequest(id=arguments.changefeed_id, overwrite_checkpoint_ts=int(wanted or 0))
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).ResumeChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Forget a changefeed after asking; with --dry-run only show it."""
+    found = await query_changefeed(remote, arguments)
+    if arguments.dry_run:
+        return Output({"dry_run": True} | found.document)
+    _confirm(
+        arguments, f"Remove changefeed {arguments.changefeed_id} at checkpoint {found.document['checkpoint_tso']}?"
+    )
+    request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).RemoveChangefeed(request, timeout=CALL_S)
+    return Output({"removed": True} | detail(answer.changefeed))
+
+
+def ts_or_now(text: str) -> int | str:
+    """A timestamp, or `now`; raises ValueError."""
+    return _NOW if text == _NOW else int(text)
+
+
+def read_tables(path: str) -> list[pb.Table]:
+    """The tables of a --tables file.
+
+    Raises:
+        TablesFileError: it cannot be read, or is something else.
+    """
+    try:
+        documents = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [
+            pb.Table(schema_name=document["schema_name"], table_info_json=json.dumps(document["table_info"]))
+            for document in documents
+        ]
+    except OSError as err:
+        raise TablesFileError(f"cannot read {path}: {err.strerror}") from err
+    except (ValueError, KeyError, TypeError) as err:
+        raise TablesFileError(
+            f'{path} must hold a JSON list of {{"schema_name": …, "table_info": {{…}}}}: {err!r}'
+        ) from err
+
+
+def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """A changefeed as `query` shows it; names as TiCDC's."""
+    return {
+        "id": changefeed.id,
+        "namespace": "default",
+        "sink_uri": changefeed.sink_uri,
+        "create_time": changefeed.create_time,
+        "start_ts": changefeed.start_ts,
+        "resolved_ts": changefeed.resolved_ts,
+        "target_ts": changefeed.target_ts,
+        "checkpoint_tso": changefeed.checkpoint_ts,
+        "checkpoint_time": time_of(changefeed.checkpoint_ts),
+        "state": _state(changefeed),
+        "error": _error(changefeed),
+        "tables": [
+            {
+                "table": table.name,
+                "table_id": table.table_id,
+                "resolved_ts": table.resolved_ts,
+                "checkpoint_ts": table.checkpoint_ts,
+            }
+            for table in changefeed.tables
+        ],
+    }
+
+
+def _summary(changefeed: pb.Changefeed) -> dict[str, Any]:
+    summary = {
+        "state": _state(changefeed),
+        "tso": changefeed.checkpoint_ts,
+        "checkpoint": time_of(changefeed.checkpoint_ts),
+        "error": _error(changefeed),
+    }
+    return {"id": changefeed.id, "namespace": "default", "summary": summary}
+
+
+def _state(changefeed: pb.Changefeed) -> str:
+    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
+
+
+def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
+    if not changefeed.HasField("error"):
+        return None
+    error = changefeed.error
+    return {"time": error.time, "code": f"TM:{error.code}", "message": error.message}
+
+
+def _confirm(arguments: argparse.Namespace, question: str) -> None:
+    if arguments.no_confirm:
+        return
+    if not sys.stdin.isatty():
+        raise NotConfirmedError(f"{question} Pass --no-confirm to say yes where nobody can be asked")
+    print(f"{question} [Y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise NotConfirmedError("nothing was changed")

@@ -1,0 +1,57 @@
+"""`tidemark cli …`: ask and steer a cluster. The verbs and flags are those of `cdc cli` where it has them."""
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+from server.cli import captures, changefeed, gc, tso
+from server.cli.output import Output
+from server.cli.remote import Remote
+from server.daemon import EXIT_OK
+from server.rpc.credentials import SecurityConfig
+
+Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
+
+_GLOBAL = {
+    "--server": ("127.0.0.1:8300", "a capture's gRPC address"),
+    "--pd": ("127.0.0.1:2379", "the coordinator's address"),
+    "--ca-path": ("", "file with the CA certificates that daemons are checked against"),
+    "--cert-path": ("", "file with the client's certificate chain"),
+    "--key-path": ("", "file with the client's private key"),
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; prints its output and returns the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    security = SecurityConfig(ca_path=arguments.ca_path, cert_path=arguments.cert_path, key_path=arguments.key_path)
+    remote = Remote(arguments.server, arguments.pd, security)
+    command: Command = arguments.command
+    output = asyncio.run(_awaited(command, remote, arguments))
+    print(output.text(as_json=arguments.json))
+    return EXIT_OK
+
+
+async def _awaited(command: Command, remote: Remote, arguments: argparse.Namespace) -> Output:
+    return await command(remote, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tidemark cli", allow_abbrev=False)
+    for flag, (default, text) in _GLOBAL.items():
+        parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
+    parser.add_argument("--json", action="store_true", default=False, help="print one JSON document")
+    groups = parser.add_subparsers(required=True, metavar="GROUP")
+    for module in (changefeed, captures, tso, gc):
+        module.add_commands(groups, _after_the_verb())
+    return parser
+
+
+def _after_the_verb() -> argparse.ArgumentParser:
+    """The global flags once more: they may stand behind the verb, too."""
+    parent = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    for flag in _GLOBAL:
+        parent.add_argument(flag, help=argparse.SUPPRESS)
+    parent.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    return parent

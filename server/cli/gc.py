@@ -1,0 +1,36 @@
+"""`tidemark cli gc safepoint`: who holds GC back, as PD's `/pd/api/v1/gc/safepoint` says it."""
+
+import argparse
+import json
+from typing import Any
+
+from server.cli.output import Output
+from server.cli.remote import Remote
+from server.rpc.client import connect
+from storage.meta.client import open_meta
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `gc`."""
+    verbs = groups.add_parser("gc", help="garbage collection of the upstream").add_subparsers(required=True)
+    safepoint = verbs.add_parser("safepoint", help="the GC safe point and the services' safe points", parents=[shared])
+    safepoint.set_defaults(command=show_safepoint)
+
+
+async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:
+    """The GC safe point, and all service safe points, smallest first."""
+    async with (
+        remote.coordinator() as pd,
+        open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta,
+    ):
+        gc_safe_point = await pd.gc_safe_point()
+        pairs = await meta.get_prefix(f"/pd/{pd.cluster_id}/gc/safe_point/service/".encode())
+    services = sorted((json.loads(pair.value) for pair in pairs), key=lambda service: int(service["safe_point"]))
+    least = services[0]["safe_point"] if services else 0
+    return Output(
+        {
+            "gc_safe_point": gc_safe_point,
+            "min_service_gc_safe_point": least,
+            "service_gc_safe_points": services,
+        }
+    )
