@@ -14,7 +14,7 @@ from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig
 
 C = TypeVar("C")
-SECTIONS = ("coordinator", "store", "capture", "pump", "gc-worker", "up", "spark", "security", "log")
+SECTIONS = ("coordinator", "store", "capture", "pump", "gc-worker", "up", "spark", "spark-keep", "security", "log")
 
 
 def run_daemon(

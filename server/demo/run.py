@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from server.demo.process import ProcessFailedError, started
 from server.demo.proof import Proof, prove
 from server.demo.report import Progress, summary
 from server.demo.workload import Tally, Teller, open_accounts
+from server.spark.java import require_java
 from storage.model.errors import InvalidError, UnavailableError
 from storage.model.ts import physical_ms
 
@@ -28,12 +28,6 @@ _CHANGEFEED = "bank"
 _CATCH_UP_SECONDS = 180.0
 _TRANSFER_BITS_PER_MS = 14
 _TRANSFERS_PER_TELLER = 1 << 20
-
-
-class JavaMissingError(InvalidError):
-    """Spark cannot run on this machine."""
-
-    code = "ErrJavaNotFound"
 
 
 class LagError(UnavailableError):
@@ -75,8 +69,7 @@ async def run_demo(config: DemoConfig) -> bool:
         ProcessFailedError: a daemon or the Spark job died for good.
         LagError: the lake did not catch up.
     """
-    if shutil.which("java") is None:
-        raise JavaMissingError("Spark needs Java; install a JDK 17 (Debian: openjdk-17-jre-headless) and run again")
+    require_java()
     if config.join:
         return await _run_joined(config)
     data = _data_dir(config)

@@ -18,6 +18,7 @@ from storage.model.errors import UnavailableError
 
 READY_SECONDS = 60.0
 DRAIN_SECONDS = 15.0
+_LINE_BYTES = 1 << 20
 _BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 _log = structlog.get_logger(__name__)
@@ -30,7 +31,7 @@ class ChildFailedError(UnavailableError):
 
 
 class Child:
-    """One daemon of the tree."""
+    """One daemon of the tree; `name` is its command, and what it is called in logs and metrics."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self.name = name
@@ -50,10 +51,10 @@ class Child:
             ChildFailedError: it ended, or said nothing in time.
         """
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "server.cli.main", self.name, "--follow-parent", *self._arguments),
+            *(sys.executable, "-m", "server.cli.main", *self.name.split(), "--follow-parent", *self._arguments),
             stdin=PIPE,
             stdout=PIPE,
-            stderr=None,
+            limit=_LINE_BYTES,
         )
         try:
             async with asyncio.timeout(READY_SECONDS):
@@ -67,8 +68,7 @@ class Child:
         """Keep the daemon alive until cancelled: restart it, on the same addresses, whenever it dies."""
         failures = 0
         while True:
-            assert self._process is not None
-            status = await self._process.wait()
+            status = await self._until_death()
             _log.error("daemon died, restarting", child=self.name, status=status)
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
@@ -91,6 +91,14 @@ class Child:
             _log.warning("daemon did not drain in time, killing it", child=self.name)
             self._process.kill()
             await self._process.wait()
+
+    async def _until_death(self) -> int:
+        """Pass on what the daemon prints after its ready line, and wait for its end."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            sys.stderr.write(line.decode(errors="replace"))
+        return await self._process.wait()
 
     async def _ready_line(self, process: Process) -> dict[str, str]:
         assert process.stdout is not None

@@ -10,6 +10,7 @@ from server.config import setting
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
+from server.spark.java import require_java
 from server.up.child import Child
 from server.up.metrics import collect_from
 from storage.model.errors import UnavailableError
@@ -45,7 +46,10 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
     Raises:
         ChildFailedError: a daemon could not start.
         DataDirError: the data directory cannot be created or written.
+        JavaMissingError: lakes are asked for, and there is no Java.
     """
+    if config.spark:
+        require_java("or leave out the lakes with --no-spark")
     data = _usable(Path(config.data_dir))
     tls = _tls_flags(security)
     coordinator = Child(
@@ -62,6 +66,10 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
         async with asyncio.TaskGroup() as starting:
             for child in others:
                 starting.create_task(child.start(), name=child.name)
+        if config.spark:
+            lakes = _lakes(data, started, tls)
+            started.append(lakes)
+            await lakes.start()
         async with asyncio.TaskGroup() as tasks:
             keepers = [tasks.create_task(child.run(), name=child.name) for child in started]
             with collect_from(started):
@@ -94,6 +102,12 @@ def _others(config: UpConfig, data: Path, common: list[str]) -> list[Child]:
 async def _cluster_id(coordinator: str, security: SecurityConfig) -> str:
     async with PdClient.open(coordinator, security) as pd:
         return str(pd.cluster_id)
+
+
+def _lakes(data: Path, started: list[Child], tls: list[str]) -> Child:
+    capture = next(child.endpoints["capture"] for child in started if child.name == "capture")
+    checkpoints = str(data / "checkpoints")
+    return Child("spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *_HTTP, *tls])
 
 
 def _endpoints(children: list[Child]) -> dict[str, str]:

@@ -1,0 +1,134 @@
+"""`tidemark spark keep` for the block: one lake job for each running changefeed whose sink is a lake.
+
+The captures say which changefeeds there are; a job is started when one appears, drained when it is paused or removed.
+A job that ends for good is reported once and left alone until its changefeed is paused and resumed.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc.aio
+import structlog
+from tidemarkpb.v1 import capture_pb2, changefeed_pb2
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from server.config import setting
+from server.daemon import Endpoints
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from server.spark.config import SparkConfig, job_command
+from server.spark.job import LakeJob
+from storage.model.errors import TidemarkError
+
+LAKES = ("delta", "parquet")
+_POLL_SECONDS = 1.0
+_RPC_SECONDS = 10.0
+_RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepConfig:
+    """Where the changefeeds are, and how much of a Spark each lake job gets."""
+
+    capture: str = setting("127.0.0.1:8300", "a capture's gRPC address, host:port")
+    checkpoint_dir: str = setting("./data/checkpoints", "Spark's checkpoints, one directory a changefeed")
+    master: str = setting("local[2]", "Spark master")
+    driver_memory: str = setting("1g", "JVM heap of each driver")
+    trigger: str = setting("500 milliseconds", "shortest time between cuts")
+    http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
+
+
+@asynccontextmanager
+async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+    """Keep all lakes current."""
+    async with connect(config.capture, security) as channel, asyncio.TaskGroup() as tasks:
+        keeper = Keeper(config, security, channel, tasks)
+        task = tasks.create_task(keeper.run(), name="keeper")
+        try:
+            yield {}
+        finally:
+            task.cancel()
+            await keeper.drain()
+
+
+class Keeper:
+    """Starts and drains lake jobs as changefeeds come and go."""
+
+    def __init__(
+        self, config: KeepConfig, security: SecurityConfig, channel: grpc.aio.Channel, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._config = config
+        self._security = security
+        self._changefeeds = ChangefeedServiceStub(channel)
+        self._captures = CaptureServiceStub(channel)
+        self._tasks = tasks
+        self._jobs: dict[str, LakeJob] = {}
+
+    async def run(self) -> None:
+        """Follow the captures' list of changefeeds until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except grpc.aio.AioRpcError as err:
+                _log.warning("no capture answers", capture=self._config.capture, error=err.details())
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def drain(self) -> None:
+        """End all jobs after the cuts they are at."""
+        for job in list(self._jobs.values()):
+            await job.drain()
+
+    async def _follow(self) -> None:
+        known = await self._changefeeds.ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
+        wanted = {
+            found.id: found.sink_uri
+            for found in known.changefeeds
+            if found.state in _RUNNING and urlsplit(found.sink_uri).scheme in LAKES
+        }
+        for changefeed in self._jobs.keys() - wanted.keys():
+            await self._jobs.pop(changefeed).drain()
+        new = wanted.keys() - self._jobs.keys()
+        endpoint = await self._flight_endpoint() if new else ""
+        for changefeed in new:
+            self._start(changefeed, wanted[changefeed], endpoint)
+
+    async def _flight_endpoint(self) -> str:
+        answer = await self._captures.ListCaptures(capture_pb2.ListCapturesRequest(), timeout=_RPC_SECONDS)
+        scheme = "grpc+tls" if self._security.enabled else "grpc"
+        return ",".join(f"{scheme}://{capture.flight_address}" for capture in answer.captures)
+
+    def _start(self, changefeed: str, target: str, endpoint: str) -> None:
+        base = SparkConfig(endpoint=endpoint, changefeed=changefeed, target=target)
+        config = replace(
+            base,
+            checkpoint_dir=str(Path(self._config.checkpoint_dir) / changefeed),
+            master=self._config.master,
+            driver_memory=self._config.driver_memory,
+            trigger=self._config.trigger,
+        )
+        command = job_command(config, self._security)
+        job = LakeJob(changefeed, command, once=False, on_line=lambda line: _show(changefeed, line))
+        self._jobs[changefeed] = job
+        self._tasks.create_task(self._guarded(changefeed, job), name=f"lake {changefeed}")
+        _log.info("lake job started", changefeed=changefeed, target=target)
+
+    async def _guarded(self, changefeed: str, job: LakeJob) -> None:
+        try:
+            await job.run()
+        except TidemarkError as err:
+            _log.error("lake job failed", changefeed=changefeed, code=err.code, error=err.message)
+
+
+def _show(changefeed: str, line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"changefeed": changefeed, **line}) + "\n")
+    sys.stdout.flush()
