@@ -1,0 +1,56 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan, Ticket
+
+TS = st.integers(0, (1 << 63) - 1)
+NAME = st.text(min_size=1)
+
+
+def body(**members):
+    return json.dumps(members).encode()
+
+
+@given(NAME, NAME, TS, TS)
+def test_a_ticket_comes_back_as_it_was_planned(changefeed, table, one, other):
+    ticket = Ticket(changefeed, table, min(one, other), max(one, other))
+    assert Ticket.parse(json.dumps(ticket.document()).encode()) == ticket
+
+
+def test_what_may_be_left_out_has_a_default():
+    assert Latest.parse(body(changefeed="a", start=1)) == Latest("a", None, 1, None, None, 200)
+    assert Plan.parse(body(changefeed="a", start=1, end=2)) == Plan("a", None, 1, 2)
+    assert Ack.parse(body(changefeed="a", ts=3)) == Ack("a", None, 3)
+
+
+def test_waiting_is_bounded():
+    assert Latest.parse(body(changefeed="a", start=1, wait_ms=10**9)).wait_ms == 20_000
+
+
+def test_unknown_members_are_ignored():
+    assert Describe.parse(body(changefeed="a", later="x")) == Describe("a")
+
+
+@pytest.mark.parametrize(
+    ("parse", "sent", "named"),
+    [
+        (Describe.parse, b"{", "not JSON"),
+        (Describe.parse, b"[]", "object"),
+        (Describe.parse, body(), "`changefeed`"),
+        (Describe.parse, body(changefeed=""), "`changefeed`"),
+        (Latest.parse, body(changefeed="a"), "`start`"),
+        (Latest.parse, body(changefeed="a", start=1 << 63), "`start`"),
+        (Latest.parse, body(changefeed="a", start=True), "`start`"),
+        (Latest.parse, body(changefeed="a", start=1, max_rows=-1), "`max_rows`"),
+        (Plan.parse, body(changefeed="a", start=2, end=1), "below"),
+        (Plan.parse, body(changefeed="a", start=1, end=2, tables="t"), "`tables`"),
+        (Ack.parse, body(changefeed="a", ts="1"), "`ts`"),
+        (Ticket.parse, body(changefeed="a", start=1, end=2), "`table`"),
+    ],
+)
+def test_a_wrong_member_is_named(parse, sent, named):
+    with pytest.raises(FlightRequestError, match=named):
+        parse(sent)

@@ -1,0 +1,172 @@
+"""The Flight server over a scripted capture, asked by pyarrow's own client."""
+
+import base64
+import json
+import threading
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from sink.errors import NotResolvedError, RangeCleanedError
+from sink.flight.feeds import ChangefeedNotExistsError, FeedDescription, Slice, TableDescription, TableNotExistsError
+from sink.flight.server import FlightPortError, open_server
+
+SCHEMA = pa.schema([("_op", pa.string()), ("_commit_ts", pa.int64()), ("id", pa.int64())])
+
+
+class Capture:
+    def __init__(self):
+        self.calls = []
+        self.break_after = None
+
+    def describe(self, changefeed):
+        if changefeed != "feed":
+            raise ChangefeedNotExistsError(f"there is no changefeed {changefeed!r}")
+        table = TableDescription(
+            table="bank.accounts", table_id=101, key=("id",), schema=SCHEMA, resolved_ts=9, checkpoint_ts=4
+        )
+        return FeedDescription(
+            changefeed=changefeed,
+            state="normal",
+            sink_uri="delta:///lake",
+            start_ts=1,
+            checkpoint_ts=4,
+            resolved_ts=9,
+            tables=(table,),
+        )
+
+    def latest(self, *asked):
+        self.calls.append(asked)
+        return 7
+
+    def plan(self, changefeed, tables, start_ts, end_ts):
+        self.calls.append((changefeed, tables, start_ts, end_ts))
+        return [Slice("bank.accounts", 3, 120)]
+
+    def read(self, changefeed, table, start_ts, end_ts):
+        if table != "bank.accounts":
+            raise TableNotExistsError(f"no table {table}")
+        if start_ts < 4:
+            raise RangeCleanedError("gone")
+        if end_ts > 9:
+            raise NotResolvedError("not yet")
+        return SCHEMA, self._batches()
+
+    def _batches(self):
+        for number in range(3):
+            if number == self.break_after:
+                raise RangeCleanedError("cleaned meanwhile")
+            yield pa.RecordBatch.from_pydict({"_op": ["insert"], "_commit_ts": [5], "id": [number]}, schema=SCHEMA)
+
+    def ack(self, *asked):
+        self.calls.append(asked)
+        return 6
+
+
+@contextmanager
+def serving(capture, advertise_addr=""):
+    server = open_server(capture, "127.0.0.1:0", advertise_addr)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        with fl.FlightClient(f"grpc://{server.bound}") as client:
+            yield server, client
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def ask(client, action, **members):
+    [result] = client.do_action(fl.Action(action, json.dumps(members).encode()))
+    return json.loads(result.body.to_pybytes())
+
+
+def test_describe_carries_positions_and_schemas():
+    with serving(Capture()) as (_, client):
+        answer = ask(client, "describe", changefeed="feed")
+    [table] = answer.pop("tables")
+    assert answer == {
+        "changefeed": "feed",
+        "state": "normal",
+        "sink_uri": "delta:///lake",
+        "start_ts": 1,
+        "checkpoint_ts": 4,
+        "resolved_ts": 9,
+    }
+    assert pa.ipc.read_schema(pa.py_buffer(base64.b64decode(table.pop("schema")))) == SCHEMA
+    assert table == {"table": "bank.accounts", "table_id": 101, "key": ["id"], "resolved_ts": 9, "checkpoint_ts": 4}
+
+
+def test_latest_and_ack_pass_their_arguments_on():
+    capture = Capture()
+    with serving(capture) as (_, client):
+        assert ask(client, "latest", changefeed="feed", start=5, max_rows=10, wait_ms=1500) == {"ts": 7}
+        assert ask(client, "ack", changefeed="feed", table="bank.accounts", ts=6) == {"checkpoint_ts": 6}
+    assert capture.calls == [("feed", None, 5, 10, None, 1.5), ("feed", "bank.accounts", 6)]
+
+
+def test_a_planned_ticket_reads_the_rows():
+    with serving(Capture()) as (server, client):
+        [part] = ask(client, "plan", changefeed="feed", start=4, end=9)["slices"]
+        assert part["locations"] == [f"grpc://{server.bound}"]
+        assert (part["table"], part["rows"], part["bytes"]) == ("bank.accounts", 3, 120)
+        rows = client.do_get(fl.Ticket(json.dumps(part["ticket"]).encode())).read_all()
+    assert rows.schema == SCHEMA
+    assert rows["id"].to_pylist() == [0, 1, 2]
+
+
+def test_readers_are_told_the_advertised_address():
+    with serving(Capture(), "capture-1.example:8301") as (_, client):
+        [part] = ask(client, "plan", changefeed="feed", start=4, end=9)["slices"]
+    assert part["locations"] == ["grpc://capture-1.example:8301"]
+
+
+def ticket(**members):
+    return fl.Ticket(
+        json.dumps({"changefeed": "feed", "table": "bank.accounts", "start": 4, "end": 9} | members).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "code"),
+    [
+        (ticket(table="bank.none"), fl.FlightServerError, "[TM:ErrTableNotExists]"),
+        (ticket(start=1), fl.FlightServerError, "[TM:ErrRangeCleaned]"),
+        (ticket(end=99), fl.FlightUnavailableError, "[TM:ErrNotResolved]"),
+        (fl.Ticket(b"?"), fl.FlightServerError, "[TM:ErrFlightRequestInvalid]"),
+    ],
+)
+def test_errors_of_a_read_carry_their_code_and_whether_to_try_again(wanted, kind, code):
+    with serving(Capture()) as (_, client), pytest.raises(kind) as caught:
+        client.do_get(wanted).read_all()
+    assert code in str(caught.value)
+
+
+def test_an_error_in_the_middle_of_the_rows_is_told():
+    capture = Capture()
+    capture.break_after = 2
+    with serving(capture) as (_, client), pytest.raises(fl.FlightServerError) as caught:
+        client.do_get(ticket()).read_all()
+    assert "[TM:ErrRangeCleaned]" in str(caught.value)
+
+
+def test_an_unknown_changefeed_and_an_unknown_action_are_named():
+    with serving(Capture()) as (_, client):
+        with pytest.raises(fl.FlightServerError) as caught:
+            ask(client, "describe", changefeed="other")
+        assert "[TM:ErrChangeFeedNotExists]" in str(caught.value)
+        with pytest.raises(fl.FlightServerError) as caught:
+            ask(client, "explain")
+        assert "describe, latest, plan, ack" in str(caught.value)
+
+
+def test_actions_are_listed():
+    with serving(Capture()) as (_, client):
+        assert {action.type for action in client.list_actions()} == {"describe", "latest", "plan", "ack"}
+
+
+def test_a_busy_port_is_one_clear_error():
+    with serving(Capture()) as (server, _), pytest.raises(FlightPortError, match="--flight-addr"):
+        open_server(Capture(), server.bound)
