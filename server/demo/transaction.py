@@ -207,9 +207,10 @@ class Transaction:
         return commit_ts
 
     async def rollback(self) -> None:
-        """Forget the writes and release the locks."""
-        self._end()
-        await self._undo()
+        """Forget the writes and release the locks; after `commit`, or a second time, it does nothing."""
+        if not self._ended:
+            self._end()
+            await self._undo()
 
     async def heartbeat(self) -> None:
         """Keep the locks of a long pessimistic transaction alive."""

@@ -1,0 +1,154 @@
+"""A coordinator, a store with four regions and GC workers, each a process of its own."""
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tidemarkpb.v1 import gc_pb2, gc_pb2_grpc
+
+from server.demo.transaction import TransactionClient
+from server.rpc.client import connect
+from storage.model.errors import TidemarkError
+
+SPLITS = (b"g", b"n", b"t")
+TICK_S, LEASE_S = 0.5, 3.0
+
+
+@dataclass
+class Daemon:
+    """One process and where it listens."""
+
+    process: Process
+    endpoints: dict[str, str]
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+def tail(log: Path) -> str:
+    return log.read_text()[-2000:]
+
+
+@asynccontextmanager
+async def daemon(log: Path, name: str, *arguments: str) -> AsyncIterator[Daemon]:
+    with log.open("ab") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "server.cli.main", name, "--addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"),
+            *arguments,
+            stdout=PIPE,
+            stderr=stderr,
+        )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            line = await process.stdout.readline()
+        assert line, f"{name} ended before it was ready: {tail(log)}"
+        yield Daemon(process, json.loads(line)["endpoints"])
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            async with asyncio.timeout(30):
+                assert await process.wait() == 0, f"{name} did not drain: {tail(log)}"
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe of a killed child open
+
+
+class Cluster:
+    """The processes, and clients to them."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory, self._stack = directory, stack
+        self.coordinator = ""
+        self.client: TransactionClient
+
+    async def start(self) -> None:
+        metadata = f"leveldb:{self._directory / 'coordinator'}"
+        coordinator = await self._daemon("coordinator", "--metadata", metadata)
+        self.coordinator = coordinator.endpoints["coordinator"]
+        data_dir, splits = str(self._directory / "store"), ",".join(key.hex() for key in SPLITS)
+        await self._daemon(
+            "store", *self._to, "--data-dir", data_dir, "--split-keys", splits, "--gc-poll-interval", "0.2"
+        )
+        self.client = await self._stack.enter_async_context(TransactionClient.open(self.coordinator))
+
+    async def worker(self) -> Daemon:
+        return await self._daemon(
+            "gc-worker", *self._to, "--tick-seconds", str(TICK_S), "--lease-seconds", str(LEASE_S)
+        )
+
+    async def service(self, worker: Daemon) -> Any:
+        channel = await self._stack.enter_async_context(connect(worker.endpoints["gc-worker"]))
+        return gc_pb2_grpc.GCServiceStub(channel)
+
+    async def put(self, *pairs: tuple[bytes, bytes | None]) -> int:
+        transaction = await self.client.begin()
+        for key, value in pairs:
+            await (transaction.delete(key) if value is None else transaction.put(key, value))
+        return await transaction.commit()
+
+    async def now(self) -> int:
+        return await self.client.pd.tso()
+
+    async def locked_keys(self) -> list[bytes]:
+        keys: list[bytes] = []
+        key: bytes | None = b""
+        while key is not None:
+            page = await self.client.kv.scan_lock(key, b"", (1 << 64) - 1, 1024)
+            keys += [lock.key for lock in page.locks]
+            key = page.next_key
+        return keys
+
+    @property
+    def _to(self) -> tuple[str, str]:
+        return "--coordinator", self.coordinator
+
+    async def _daemon(self, name: str, *arguments: str) -> Daemon:
+        return await self._stack.enter_async_context(daemon(self._directory / f"{name}.log", name, *arguments))
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        made = Cluster(tmp_path, stack)
+        await made.start()
+        yield made
+
+
+@pytest.fixture
+async def gc(cluster: Cluster) -> Any:
+    """The admin service of a worker that leads and collects only when told."""
+    service = await cluster.service(await cluster.worker())
+    variables = {"tikv_gc_life_time": "1ms", "tikv_gc_run_interval": "24h"}
+    await service.SetGCConfig(gc_pb2.SetGCConfigRequest(variables=variables))
+
+    async def first_round_over() -> bool:
+        return bool((await service.GetGCStatus(gc_pb2.GetGCStatusRequest())).last_round.result)
+
+    await eventually(first_round_over)  # it is due at once
+    return service
+
+
+async def eventually(claim: Any, seconds: float = 20.0) -> None:
+    """Wait until the coroutine function `claim` answers true."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                if await claim():
+                    return
+            except TidemarkError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def until() -> Any:
+    return eventually
