@@ -70,6 +70,10 @@ class RpcServer:
         self._server.add_generic_rpc_handlers((generic,))
         self._names.append(service.full_name)
 
+    def add_proxy(self, handler: "grpc.GenericRpcHandler[Any, Any]") -> None:
+        """Serve the methods `handler` knows, as bytes; it speaks for services this process has no stubs of."""
+        self._server.add_generic_rpc_handlers((handler,))
+
     @asynccontextmanager
     async def listen(self, addr: str) -> AsyncIterator[str]:
         """Listen on `host:port` (port 0: any) for the block; yields the bound address, drains on the way out.

@@ -1,0 +1,16 @@
+"""The coordinator's settings."""
+
+from dataclasses import dataclass
+
+from server.config import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Where the coordinator listens, and where its state lives."""
+
+    addr: str = setting("127.0.0.1:2379", "host:port for PD's and etcd's gRPC services")
+    http_addr: str = setting("127.0.0.1:0", "host:port for /metrics, /healthz and /readyz")
+    advertise_addr: str = setting("", "host:port that clients are told to use; empty: the listening address")
+    metadata: str = setting("leveldb:data/coordinator", "etcd://host:port[,host:port…] or leveldb:DIRECTORY")
+    cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")

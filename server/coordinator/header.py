@@ -1,0 +1,58 @@
+"""Headers: every request is checked for its cluster, every answer carries ours; `error` is unset when all is well."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvproto import pdpb_pb2
+
+from server.coordinator.errors import RefusedError, WrongClusterError
+
+Handler = Callable[[Any], Awaitable[Any]]
+Call = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Headers:
+    """The cluster's headers, and the door every PD request goes through."""
+
+    def __init__(self, cluster_id: int, bootstrapped: Callable[[], bool]) -> None:
+        self.cluster_id = cluster_id
+        self.bootstrapped = bootstrapped
+        self.ok = pdpb_pb2.ResponseHeader(cluster_id=cluster_id)
+
+    def check(self, header: pdpb_pb2.RequestHeader) -> None:
+        """Raises: WrongClusterError: the request is meant for another cluster."""
+        if header.cluster_id != self.cluster_id:
+            raise WrongClusterError(self.cluster_id, header.cluster_id)
+
+    def refused(self, err: RefusedError) -> pdpb_pb2.ResponseHeader:
+        """A header that refuses."""
+        error = pdpb_pb2.Error(type=err.type, message=err.message)
+        return pdpb_pb2.ResponseHeader(cluster_id=self.cluster_id, error=error)
+
+    def check_bootstrapped(self) -> None:
+        """Raises: RefusedError: no store has started the cluster yet."""
+        if not self.bootstrapped():
+            raise RefusedError(pdpb_pb2.NOT_BOOTSTRAPPED, "cluster is not bootstrapped")
+
+    def open(self, response: type[Any], handler: Handler) -> Call:
+        """A call that works before bootstrap: `handler` gets checked requests, its answers get their header here."""
+
+        async def call(request: Any, _context: Any) -> Any:
+            self.check(request.header)
+            try:
+                answer = await handler(request)
+            except RefusedError as err:
+                return response(header=self.refused(err))
+            answer.header.CopyFrom(self.ok)
+            return answer
+
+        return call
+
+    def bound(self, response: type[Any], handler: Handler) -> Call:
+        """As `open`, for calls that need a bootstrapped cluster."""
+
+        async def checked(request: Any) -> Any:
+            self.check_bootstrapped()
+            return await handler(request)
+
+        return self.open(response, checked)

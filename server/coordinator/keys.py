@@ -1,0 +1,31 @@
+"""Where PD keeps what in etcd; an operator's etcdctl habits hold."""
+
+from dataclasses import dataclass
+
+from gcsafepoint.record import GcKeys
+
+CLUSTER_ID = b"/pd/cluster_id"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKeys:
+    """The paths of one cluster."""
+
+    cluster_id: int
+
+    def path(self, tail: str) -> bytes:
+        """`/pd/<cluster id>/<tail>`."""
+        return f"/pd/{self.cluster_id}/{tail}".encode()
+
+    def store(self, store_id: int) -> bytes:
+        """A `metapb.Store`."""
+        return self.path(f"raft/s/{store_id:020d}")
+
+    def region(self, region_id: int) -> bytes:
+        """A `metapb.Region`."""
+        return self.path(f"raft/r/{region_id:020d}")
+
+    @property
+    def gc(self) -> GcKeys:
+        """The safepoints' paths."""
+        return GcKeys(self.path("gc/"))

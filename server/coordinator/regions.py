@@ -1,0 +1,118 @@
+"""The region map (pure): regions sorted by encoded start key, never overlapping.
+
+Invariants (PD's core.RegionsInfo):
+1. At most one region holds a key.
+2. A report is stale, and changes nothing, when its epoch is behind the known one of the same region, or its version
+   behind that of a region it overlaps.
+3. A report that is not stale replaces what it overlaps: a split or merge was heard of from its outcome.
+"""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvproto import metapb_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRegion:
+    """A region and its leader."""
+
+    region: metapb_pb2.Region
+    leader: metapb_pb2.Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What a report did: `saved` is set when there is something new to keep, `removed` are ids that are gone."""
+
+    stale: bool = False
+    saved: metapb_pb2.Region | None = None
+    removed: list[int] = field(default_factory=list)
+
+
+class Regions:
+    """All known regions."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, KnownRegion] = {}
+        self._starts: list[bytes] = []
+        self._ids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def report(self, region: metapb_pb2.Region, leader: metapb_pb2.Peer) -> Reported:
+        """Take one heartbeat in; without a leader the known one stays, or else the first peer is taken."""
+        known = self._by_id.get(region.id)
+        if known is not None and _behind(region.region_epoch, known.region.region_epoch):
+            return Reported(stale=True)
+        overlapped = [other.region for other in self._overlapping(region) if other.region.id != region.id]
+        if any(region.region_epoch.version < other.region_epoch.version for other in overlapped):
+            return Reported(stale=True)
+        for gone in overlapped:
+            self._remove(gone)
+        self._set(KnownRegion(region, _leader(region, leader, known)))
+        changed = known is None or known.region != region
+        return Reported(saved=region if changed else None, removed=[gone.id for gone in overlapped])
+
+    def by_id(self, region_id: int) -> KnownRegion | None:
+        """The region of that id."""
+        return self._by_id.get(region_id)
+
+    def find(self, key: bytes) -> KnownRegion | None:
+        """The region that holds `key`."""
+        at = bisect.bisect_right(self._starts, key) - 1
+        known = self._by_id[self._ids[at]] if at >= 0 else None
+        return known if known is not None and _reaches(known.region, key) else None
+
+    def before(self, key: bytes) -> KnownRegion | None:
+        """The region that ends where the one that holds `key` starts."""
+        holder = self.find(key)
+        if holder is None or not holder.region.start_key:
+            return None
+        at = bisect.bisect_left(self._starts, holder.region.start_key) - 1
+        known = self._by_id[self._ids[at]] if at >= 0 else None
+        return known if known is not None and known.region.end_key == holder.region.start_key else None
+
+    def scan(self, start_key: bytes, end_key: bytes) -> Iterator[KnownRegion]:
+        """Regions that touch `[start_key, end_key)`, in key order; `end_key == b""`: to the end."""
+        at = max(0, bisect.bisect_right(self._starts, start_key) - 1)
+        for region_id in self._ids[at:]:
+            known = self._by_id[region_id]
+            if end_key and known.region.start_key >= end_key:
+                return
+            if _reaches(known.region, start_key):
+                yield known
+
+    def _overlapping(self, region: metapb_pb2.Region) -> list[KnownRegion]:
+        return list(self.scan(region.start_key, region.end_key))
+
+    def _set(self, known: KnownRegion) -> None:
+        previous = self._by_id.get(known.region.id)
+        if previous is not None:
+            self._remove(previous.region)
+        at = bisect.bisect_left(self._starts, known.region.start_key)
+        self._starts.insert(at, known.region.start_key)
+        self._ids.insert(at, known.region.id)
+        self._by_id[known.region.id] = known
+
+    def _remove(self, region: metapb_pb2.Region) -> None:
+        at = bisect.bisect_left(self._starts, region.start_key)
+        del self._starts[at], self._ids[at], self._by_id[region.id]
+
+
+def _reaches(region: metapb_pb2.Region, key: bytes) -> bool:
+    return not region.end_key or key < region.end_key
+
+
+def _behind(new: metapb_pb2.RegionEpoch, known: metapb_pb2.RegionEpoch) -> bool:
+    return new.version < known.version or new.conf_ver < known.conf_ver
+
+
+def _leader(region: metapb_pb2.Region, leader: metapb_pb2.Peer, known: KnownRegion | None) -> metapb_pb2.Peer:
+    if leader.id:
+        return leader
+    if known is not None and known.leader in region.peers:
+        return known.leader
+    return region.peers[0] if region.peers else leader

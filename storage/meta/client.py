@@ -1,0 +1,135 @@
+"""`Meta` over the etcd API, whoever answers it: a real etcd, a coordinator, or the embedded server in this process."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import grpc.aio
+from etcdpb import kv_pb2, rpc_pb2
+
+from storage.codec import prefix_end
+from storage.meta.api import EtcdApi
+from storage.meta.convert import compare_message, op_message, pair_of
+from storage.meta.errors import CompactedError, MetaUnavailableError, MetaUrlError
+from storage.meta.lease import KeptLease
+from storage.meta.meta import Compare, Delete, Get, KeyValue, Lease, Op, Put, TxnResult, WatchEvent
+from storage.meta.remote import RemoteEtcd
+
+_BACKOFF_SECONDS = (0.05, 2.0)
+
+
+@asynccontextmanager
+async def open_meta(url: str, channel: Callable[[str], grpc.aio.Channel]) -> AsyncIterator["EtcdMeta"]:
+    """Connect to `etcd://host:port[,host:port…]` for the block; `channel` makes a channel to one `host:port`.
+
+    Raises:
+        MetaUrlError: not such a URL.
+    """
+    scheme, _, rest = url.partition("://")
+    endpoints = [endpoint for endpoint in rest.split(",") if endpoint]
+    if scheme != "etcd" or not endpoints:
+        raise MetaUrlError(f"{url!r} is not a metadata URL; write etcd://host:port[,host:port…]")
+    async with RemoteEtcd.open(endpoints, channel) as api:
+        yield EtcdMeta(api)
+
+
+class EtcdMeta:
+    """See `storage.meta.meta.Meta`."""
+
+    def __init__(self, api: EtcdApi) -> None:
+        self._api = api
+
+    async def get(self, key: bytes) -> KeyValue | None:
+        """See `Meta.get`."""
+        answer = await self._api.read(rpc_pb2.RangeRequest(key=key))
+        return pair_of(answer.kvs[0]) if answer.kvs else None
+
+    async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
+        """See `Meta.get_prefix`."""
+        answer = await self._api.read(rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=_end(prefix)))
+        return [pair_of(pair) for pair in answer.kvs]
+
+    async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
+        """See `Meta.put`."""
+        return (await self.txn((), [Put(key, value, lease)])).revision
+
+    async def delete(self, key: bytes) -> int:
+        """See `Meta.delete`."""
+        return (await self.txn((), [Delete(key)])).revision
+
+    async def delete_prefix(self, prefix: bytes) -> int:
+        """See `Meta.delete_prefix`."""
+        answer = await self._api.txn(_request((), [Delete(prefix or b"\0", _end(prefix))], ()))
+        return answer.responses[0].response_delete_range.deleted
+
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
+        """See `Meta.txn`."""
+        answer = await self._api.txn(_request(compares, success, failure))
+        ran = success if answer.succeeded else failure
+        pairs = [
+            [pair_of(pair) for pair in response.response_range.kvs]
+            for op, response in zip(ran, answer.responses, strict=True)
+            if isinstance(op, Get)
+        ]
+        return TxnResult(answer.succeeded, answer.header.revision, pairs)
+
+    async def grant_lease(self, ttl_s: int) -> Lease:
+        """See `Meta.grant_lease`."""
+        asked_at = asyncio.get_running_loop().time()
+        granted = await self._api.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
+        return KeptLease(self._api, granted.ID, granted.TTL, asked_at)
+
+    async def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
+        """See `Meta.watch`."""
+        asked = rpc_pb2.WatchCreateRequest(key=prefix or b"\0", range_end=_end(prefix), start_revision=start_revision)
+        pause, most = _BACKOFF_SECONDS
+        while True:
+            try:
+                async for response in self._api.watch(asked):
+                    pause, _ = _BACKOFF_SECONDS
+                    if response.compact_revision:
+                        raise CompactedError(response.compact_revision)
+                    if response.created and not asked.start_revision:
+                        asked.start_revision = response.header.revision + 1
+                    if response.events:
+                        asked.start_revision = response.events[-1].kv.mod_revision + 1
+                        yield [
+                            WatchEvent(event.type == kv_pb2.Event.DELETE, pair_of(event.kv))
+                            for event in response.events
+                        ]
+            except MetaUnavailableError:
+                pass  # the server is away: watch again, from the next revision
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
+            pause = min(pause * 2, most)
+
+    async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
+        """See `Meta.campaign`."""
+        while True:
+            result = await self.txn([Compare.absent(key)], [Put(key, value, lease)], [Get(key)])
+            if result.succeeded:
+                return result.revision
+            holder = result.pairs[0][0]
+            if holder.lease == lease:
+                return holder.create_revision
+            await self._wait_deleted(key, result.revision + 1)
+
+    async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
+        try:
+            async for events in self.watch(key, start_revision):
+                if any(event.deleted and event.pair.key == key for event in events):
+                    return
+        except CompactedError:
+            return
+
+
+def _request(compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> rpc_pb2.TxnRequest:
+    return rpc_pb2.TxnRequest(
+        compare=[compare_message(compare) for compare in compares],
+        success=[op_message(op) for op in success],
+        failure=[op_message(op) for op in failure],
+    )
+
+
+def _end(prefix: bytes) -> bytes:
+    return prefix_end(prefix) or b"\0"

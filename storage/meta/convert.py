@@ -1,0 +1,41 @@
+"""Our values to etcd's messages and back."""
+
+from typing import Any
+
+from etcdpb import kv_pb2, rpc_pb2
+
+from storage.meta.meta import Compare, Delete, KeyValue, Op, Put
+
+_RESULT: dict[str, Any] = {
+    "==": rpc_pb2.Compare.EQUAL,
+    "!=": rpc_pb2.Compare.NOT_EQUAL,
+    ">": rpc_pb2.Compare.GREATER,
+    "<": rpc_pb2.Compare.LESS,
+}
+_TARGET: dict[str, Any] = {
+    "version": rpc_pb2.Compare.VERSION,
+    "create_revision": rpc_pb2.Compare.CREATE,
+    "mod_revision": rpc_pb2.Compare.MOD,
+    "value": rpc_pb2.Compare.VALUE,
+    "lease": rpc_pb2.Compare.LEASE,
+}
+
+
+def pair_of(pair: kv_pb2.KeyValue) -> KeyValue:
+    """A stored pair as our value."""
+    return KeyValue(pair.key, pair.value, pair.create_revision, pair.mod_revision, pair.version, pair.lease)
+
+
+def compare_message(compare: Compare) -> rpc_pb2.Compare:
+    """A condition as etcd's message."""
+    operand: dict[str, Any] = {compare.target: compare.operand}
+    return rpc_pb2.Compare(key=compare.key, result=_RESULT[compare.result], target=_TARGET[compare.target], **operand)
+
+
+def op_message(op: Op) -> rpc_pb2.RequestOp:
+    """An operation as etcd's message."""
+    if isinstance(op, Put):
+        return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=op.key, value=op.value, lease=op.lease))
+    if isinstance(op, Delete):
+        return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=op.key, range_end=op.range_end))
+    return rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=op.key, range_end=op.range_end))
