@@ -154,12 +154,17 @@ class Transaction:
         return [(key, value) for key, value in merged if value is not None][:limit]
 
     async def get_for_update(self, key: bytes) -> bytes | None:
-        """Lock `key` and return its newest value (own writes first); a pessimistic transaction's read before a write.
+        """Lock `key` and return its newest value, own writes first: how a pessimistic transaction reads what it will write.
+
+        An optimistic one reads its snapshot, and fails at commit if the key has changed since.
 
         Raises:
             LockWaitError: others kept it locked for too long.
             DeadlockError: waiting would never end; roll back.
         """
+        if not self._pessimistic:
+            self._lock_only.add(key)
+            return await self.get(key)
         newest = await self._lock([key])
         return _written(self._writes[key]) if key in self._writes else newest.get(key)
 

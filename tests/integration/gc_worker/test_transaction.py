@@ -124,8 +124,9 @@ async def test_the_banks_total_is_the_same_in_every_snapshot(cluster: Any) -> No
         chosen, committed = random.Random(seed), 0
         for _ in range(12):
             source, target = sorted(chosen.sample(ACCOUNTS, 2))
-            transaction = await client.begin(pessimistic=chosen.random() < 0.5)
-            read = transaction.get_for_update if chosen.random() < 0.5 else transaction.get
+            pessimistic = chosen.random() < 0.5
+            transaction = await client.begin(pessimistic=pessimistic)
+            read = transaction.get_for_update if pessimistic else transaction.get
             try:
                 balances = [int(await read(account) or b"0") for account in (source, target)]
                 await transaction.put(source, b"%d" % (balances[0] - 1))
