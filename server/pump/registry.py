@@ -7,10 +7,10 @@ TiDB writes to the pumps whose state is `online`. Source: tidb-binlog pkg/node.
 import asyncio
 
 import structlog
-from storage.meta.meta import Meta
 
 from server.pump.node import PAUSED, Node
 from server.rpc.pd import PdClient
+from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.pump.append import Append
 

@@ -36,6 +36,6 @@ async def collect_garbage(storage: Append, pd: PdClient, retention_seconds: int,
         try:
             gc_ts = compose(physical_ms(await pd.tso()) - retention_seconds * 1000)
             deleted = await storage.gc(gc_ts)
-            _log.info("binlogs removed", gc_ts=gc_ts, index_keys=deleted, log_bytes=storage.statistics().log_bytes)
+            _log.info("gc ran", gc_ts=storage.gc_ts, index_keys=deleted, log_bytes=storage.statistics().log_bytes)
         except TidemarkError as err:
-            _log.error("binlogs not removed", error=str(err))
+            _log.error("gc failed", error=str(err))

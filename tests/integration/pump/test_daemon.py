@@ -200,6 +200,20 @@ async def test_a_restarted_pump_keeps_its_name(coordinator: str, tmp_path: Path)
             assert (await entry_of(coordinator))["host"] == pump.endpoints["pump"]
 
 
+async def test_gc_gives_disk_space_back_and_readers_below_it_are_told(coordinator: str, tmp_path: Path) -> None:
+    more = ("--segment-bytes", "1000", "--gc-retention-seconds", "1", "--gc-interval-seconds", "0.2", *FAST)
+    async with started(*pump_argv(coordinator, tmp_path / "pump", *more)) as pump, client_of(pump) as client:
+        for start_ts in range(10, 1000, 10):
+            await client.pair(start_ts)
+        directory = tmp_path / "pump" / "value"
+        async with asyncio.timeout(20):
+            while (directory / "000000.vlog").exists():  # noqa: ASYNC110 - the disk has no event for this
+                await asyncio.sleep(0.05)
+        with pytest.raises(grpc.aio.AioRpcError, match="ErrBinlogPurged"):
+            await anext(client.pull(500))
+        assert (await anext(client.pull())).tp == binlog_pb2.Rollback
+
+
 async def refused(*argv: str) -> str:
     process = await spawned(*argv)
     async with asyncio.timeout(40):
