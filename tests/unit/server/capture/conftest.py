@@ -1,0 +1,130 @@
+"""An upstream in memory: one region, a coordinator that keeps safepoints, and the real embedded metadata."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from kvproto import cdcpb_pb2 as cdcpb
+from kvproto import metapb_pb2 as metapb
+
+from server.capture import keys
+from server.capture.owner import Owner
+from server.capture.processor import Resources
+from server.capture.records import Records
+from server.puller.tikv.fault import Fault
+from server.rpc.pd import MinSafePoint, RegionRoute
+from storage.kv import MemoryKV
+from storage.meta.client import EtcdMeta
+from storage.meta.embedded import EmbeddedEtcd
+from storage.tidb.record import encode_record
+from storage.tidb.schema import Column, TableInfo
+
+TABLE = TableInfo.build(101, "accounts", [Column.bigint("id"), Column.bigint("balance")])
+Row = cdcpb.Event.Row
+
+
+class Upstream:
+    """Stands in for PdClient and EventFeeds."""
+
+    def __init__(self):
+        self.now_ts, self.gc_ts = 1000, 0
+        self.safepoints = {"gc_worker": 0}
+        self.rows = []
+        self.resolved_ts = 0
+        self.subscriptions = []
+
+    async def tso(self, count=1):
+        self.now_ts += count
+        return self.now_ts
+
+    async def gc_safe_point(self):
+        return self.gc_ts
+
+    async def update_service_gc_safe_point(self, service_id, ttl_s, safe_point):
+        if ttl_s <= 0:
+            self.safepoints.pop(service_id, None)
+        elif safe_point >= min(self.safepoints.values()):
+            self.safepoints[service_id] = safe_point
+        least = min(self.safepoints, key=self.safepoints.get)
+        return MinSafePoint(least, ttl_s, self.safepoints[least])
+
+    async def scan_regions(self, start, end, limit):
+        return [RegionRoute(metapb.Region(id=1), metapb.Peer(id=1, store_id=1), "store")]
+
+    def subscribe(self, subscription):
+        self.subscriptions.append(subscription)
+        self._send(subscription, [row for row in self.rows if row.commit_ts > subscription.matcher.start_ts])
+        self._send(subscription, [Row(type=cdcpb.Event.INITIALIZED)])
+        subscription.inbox.put_now((subscription, self.resolved_ts))
+
+    def unsubscribe(self, subscription):
+        if subscription in self.subscriptions:
+            self.subscriptions.remove(subscription)
+
+    def commit(self, commit_ts, identity, balance):
+        key, value = encode_record(TABLE, {"id": identity, "balance": balance})
+        row = Row(
+            type=cdcpb.Event.COMMITTED,
+            op_type=Row.PUT,
+            start_ts=commit_ts - 1,
+            commit_ts=commit_ts,
+            key=key,
+            value=value,
+        )
+        self.rows.append(row)
+        for subscription in self.subscriptions:
+            self._send(subscription, [row])
+
+    def resolve(self, ts):
+        self.resolved_ts = ts
+        for subscription in self.subscriptions:
+            subscription.inbox.put_now((subscription, ts))
+
+    def fail(self, error):
+        for subscription in list(self.subscriptions):
+            subscription.inbox.put_now((subscription, Fault("scripted", fatal=error)))
+
+    @staticmethod
+    def _send(subscription, rows):
+        subscription.inbox.put_now((subscription, cdcpb.Event(entries=cdcpb.Event.Entries(entries=rows))))
+
+
+@pytest.fixture
+def upstream():
+    return Upstream()
+
+
+@pytest.fixture
+async def meta():
+    server = EmbeddedEtcd(MemoryKV())
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(server.run()), tasks.create_task(server.run_expiry())]
+        yield EtcdMeta(server)
+        for task in running:
+            task.cancel()
+        server.close()
+
+
+@pytest.fixture
+async def capture(upstream, meta, tmp_path):
+    """Runs owners one after the other, as restarts of a capture do."""
+    resources = Resources(upstream, upstream, tmp_path / "sorter", 64 << 20)
+    running = []
+
+    async def start():
+        records = Records(meta)
+        records.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
+        owner, started = Owner(records, resources), asyncio.Event()
+        running.append(asyncio.get_running_loop().create_task(owner.run(started.set)))
+        await started.wait()
+        return owner
+
+    async def stop():
+        task = running.pop()
+        task.cancel()
+        await asyncio.wait([task])
+        await meta.delete(keys.OWNER)
+
+    yield SimpleNamespace(start=start, stop=stop, records=Records(meta), table=("bank", TABLE.to_json()))
+    while running:
+        await stop()

@@ -1,0 +1,74 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.capture.changefeed import (
+    ChangefeedInfo,
+    RunningError,
+    State,
+    TableRecord,
+    check_id,
+    check_sink_uri,
+    checkpoint_of,
+    status_json,
+)
+from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
+from storage.model.errors import CorruptError
+
+TEXT = st.text()
+TS = st.integers(0, (1 << 64) - 1)
+
+
+@given(
+    st.builds(
+        ChangefeedInfo,
+        id=TEXT,
+        sink_uri=TEXT,
+        start_ts=TS,
+        target_ts=TS,
+        create_time=TEXT,
+        tables=st.lists(st.builds(TableRecord, TEXT, st.dictionaries(TEXT, st.integers()))).map(tuple),
+        state=st.sampled_from(State),
+        error=st.none() | st.builds(RunningError, TEXT, TEXT, TEXT),
+        creator_version=TEXT,
+    )
+)
+def test_a_record_comes_back_as_it_was_written(info):
+    assert ChangefeedInfo.from_json(info.to_json()) == info
+
+
+@given(TS)
+def test_a_checkpoint_comes_back_as_it_was_written(ts):
+    assert checkpoint_of(status_json(ts)) == ts
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"[]", b'{"tables":1}'])
+def test_a_damaged_record_is_corrupt(value):
+    with pytest.raises(CorruptError):
+        ChangefeedInfo.from_json(value)
+    with pytest.raises(CorruptError):
+        checkpoint_of(value)
+
+
+@pytest.mark.parametrize("changefeed", ["a", "bank-to-lake", "A1-b2", "x" * 128])
+def test_ids_of_letters_digits_and_single_hyphens_are_taken(changefeed):
+    check_id(changefeed)
+
+
+@pytest.mark.parametrize("changefeed", ["", "-a", "a-", "a--b", "a/b", "../a", "a b", "ä", "x" * 129, "a\n"])
+def test_other_ids_are_refused(changefeed):
+    with pytest.raises(ChangefeedIdInvalidError):
+        check_id(changefeed)
+
+
+def test_a_sink_uri_needs_a_scheme():
+    check_sink_uri("delta:///lake?mode=append")
+    with pytest.raises(SinkUriError):
+        check_sink_uri("/lake")
+
+
+def test_lost_history_does_not_hold_gc_back_any_more():
+    info = ChangefeedInfo(id="a", sink_uri="x:", start_ts=1, target_ts=0, create_time="", tables=())
+    assert info.moved_to(State.STOPPED).blocks_gc
+    assert info.moved_to(State.FAILED, RunningError("ErrOther", "", "")).blocks_gc
+    assert not info.moved_to(State.FAILED, RunningError("ErrSnapshotLostByGC", "", "")).blocks_gc

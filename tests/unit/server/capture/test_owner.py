@@ -1,0 +1,222 @@
+"""The life of changefeeds on their owner: real sorter, sink and metadata, an upstream in memory."""
+
+import asyncio
+
+import pytest
+
+from server.capture.errors import (
+    ChangefeedExistsError,
+    ChangefeedIdInvalidError,
+    ChangefeedNotExistsError,
+    ChangefeedNotRunningError,
+    ChangefeedStateError,
+    NotOwnerError,
+    ParameterError,
+    StartTsBeforeGcError,
+    StartTsInFutureError,
+    TableIneligibleError,
+    TargetTsError,
+)
+from server.capture.flight import OwnerFeeds
+from storage.model.errors import UnavailableError
+from storage.tidb.mysql import Type
+from storage.tidb.schema import Column, TableInfo
+
+URI = "delta:///lake"
+SAFEPOINT = "ticdc-default-feed"
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+async def rows(feeds, start_ts, end_ts):
+    _, batches = await asyncio.to_thread(feeds.read, "feed", "bank.accounts", start_ts, end_ts)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, upstream):
+    owner = await capture.start()
+    feeds = OwnerFeeds(owner)
+    upstream.commit(900, 1, 5)
+    feed = await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    upstream.commit(1010, 1, 7)
+    upstream.commit(1020, 2, 8)
+    upstream.resolve(1030)
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 10.0) == 1030
+    assert [(row["_commit_ts"], row["id"], row["balance"]) for row in await rows(feeds, 1000, 1030)] == [
+        (1010, 1, 7),
+        (1020, 2, 8),
+    ]
+    assert await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1000, 1, None, 0.0) == 1019
+    [part] = await asyncio.to_thread(feeds.plan, "feed", None, 1000, 1030)
+    assert (part.table, part.rows) == ("bank.accounts", 2)
+    assert await asyncio.to_thread(feeds.ack, "feed", None, 1020) == 1020
+    await until(lambda: feed.checkpoint_ts == 1020)
+    assert {info.id: ts for info, ts in await capture.records.load()} == {"feed": 1020}
+    await until(lambda: upstream.safepoints[SAFEPOINT] == 1019)
+
+
+async def test_a_new_owner_goes_on_at_the_checkpoint_and_gives_the_same_rows(capture, upstream):
+    owner = await capture.start()
+    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    for ts in (1010, 1020, 1030):
+        upstream.commit(ts, ts, ts)
+    upstream.resolve(1040)
+    feeds = OwnerFeeds(owner)
+    before = await rows(feeds, 1010, 1040)
+    await asyncio.to_thread(feeds.ack, "feed", None, 1010)
+    await capture.stop()
+    with pytest.raises(NotOwnerError):
+        owner.feed("feed")
+
+    owner = await capture.start()
+    feeds = OwnerFeeds(owner)
+    assert owner.feed("feed").checkpoint_ts == 1010
+    await until(lambda: owner.feed("feed").processor.sink)
+    assert await rows(feeds, 1010, 1040) == before
+
+
+async def test_a_paused_changefeed_holds_gc_back_and_goes_on_where_it_was(capture, upstream):
+    owner = await capture.start()
+    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    assert (await owner.pause("feed")).info.state == "stopped"
+    assert not upstream.subscriptions
+    assert upstream.safepoints[SAFEPOINT] == 999
+    with pytest.raises(ChangefeedNotRunningError, match="stopped"):
+        OwnerFeeds(owner).latest("feed", None, 1000, None, None, 0.0)
+    assert OwnerFeeds(owner).describe("feed").checkpoint_ts == 1000
+    upstream.commit(1010, 1, 1)
+    upstream.resolved_ts = 1020
+    feed = await owner.resume("feed")
+    await until(lambda: feed.processor.resolved_ts == 1020)
+    assert len(await rows(OwnerFeeds(owner), 1000, 1020)) == 1
+    with pytest.raises(ChangefeedStateError):
+        await owner.resume("feed")
+
+
+async def test_a_resume_may_overwrite_the_checkpoint(capture, upstream):
+    owner = await capture.start()
+    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.pause("feed")
+    upstream.now_ts = 2000
+    feed = await owner.resume("feed", 1500)
+    assert feed.checkpoint_ts == 1500
+    assert [ts for _, ts in await capture.records.load()] == [1500]
+    await until(lambda: upstream.subscriptions)
+    assert upstream.subscriptions[0].matcher.start_ts == 1500
+
+
+async def test_a_removed_changefeed_is_forgotten_and_lets_gc_go_on(capture, upstream, tmp_path):
+    owner = await capture.start()
+    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    await owner.remove("feed")
+    assert await capture.records.load() == []
+    assert upstream.safepoints == {"gc_worker": 0}
+    assert not (tmp_path / "sorter" / "feed").exists()
+    with pytest.raises(ChangefeedNotExistsError):
+        owner.feed("feed")
+
+
+async def test_no_history_is_unprotected_while_a_changefeed_is_made(capture, upstream):
+    owner = await capture.start()
+    seen = []
+    update = upstream.update_service_gc_safe_point
+
+    async def recorded(service_id, ttl_s, safe_point):
+        seen.append((service_id, ttl_s, safe_point))
+        return await update(service_id, ttl_s, safe_point)
+
+    upstream.update_service_gc_safe_point = recorded
+    feed = await owner.create("feed", URI, 0, 0, [capture.table])
+    start_ts = feed.info.start_ts
+    assert start_ts == 1001
+    assert seen[:3] == [
+        ("ticdc-default-creating-feed", 3600, start_ts - 1),
+        (SAFEPOINT, 86400, start_ts - 1),
+        ("ticdc-default-creating-feed", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(("gc_worker", "gc_ts"), [(1000, 0), (500, 1001)])
+async def test_a_start_before_gc_is_refused_and_leaves_nothing(capture, upstream, gc_worker, gc_ts):
+    upstream.safepoints["gc_worker"], upstream.gc_ts = gc_worker, gc_ts
+    owner = await capture.start()
+    with pytest.raises(StartTsBeforeGcError):
+        await owner.create("feed", URI, 1000, 0, [capture.table])
+    assert await capture.records.load() == []
+    assert upstream.safepoints == {"gc_worker": gc_worker}
+
+
+async def test_lost_history_fails_the_changefeed(capture, upstream):
+    owner = await capture.start()
+    feed = await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    await capture.stop()
+    upstream.safepoints = {"gc_worker": 2000}
+    owner = await capture.start()
+    feed = owner.feed("feed")
+    await until(lambda: feed.info.state == "failed" and feed.info_saved)
+    [(saved, _)] = await capture.records.load()
+    assert saved.error.code == "ErrSnapshotLostByGC"
+
+
+async def test_a_passing_error_is_a_warning_and_the_changefeed_recovers(capture, upstream):
+    owner = await capture.start()
+    feed = await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    upstream.fail(UnavailableError("no luck"))
+    await until(lambda: feed.info.state == "warning")
+    assert feed.info.error.message == "no luck"
+    await until(lambda: upstream.subscriptions)
+    upstream.resolve(1010)
+    await until(lambda: feed.info.state == "normal")
+
+
+async def test_nothing_beyond_the_target_is_handed_out(capture, upstream):
+    owner = await capture.start()
+    feed = await owner.create("feed", URI, 1000, 1015, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    upstream.commit(1010, 1, 1)
+    upstream.commit(1020, 1, 2)
+    upstream.resolve(1030)
+    await until(lambda: feed.processor.resolved_ts == 1015)
+
+
+async def test_parameters_that_cannot_be_used_are_refused(capture, upstream):
+    owner = await capture.start()
+    name, accounts = capture.table
+    keyless = TableInfo(7, "keyless", (Column(name="v", type=Type.LONGLONG, id=1),))
+    for error, arguments in (
+        (ChangefeedIdInvalidError, ("a/b", URI, 0, 0, [capture.table])),
+        (StartTsInFutureError, ("feed", URI, 99_999, 0, [capture.table])),
+        (TargetTsError, ("feed", URI, 1000, 1000, [capture.table])),
+        (ParameterError, ("feed", URI, 0, 0, [])),
+        (ParameterError, ("feed", URI, 0, 0, [capture.table, capture.table])),
+        (ParameterError, ("feed", URI, 0, 0, [(name, "{")])),
+        (TableIneligibleError, ("feed", URI, 0, 0, [(name, keyless.to_json())])),
+    ):
+        with pytest.raises(error):
+            await owner.create(*arguments)
+    await owner.create("feed", URI, 0, 0, [(name, accounts)])
+    with pytest.raises(ChangefeedExistsError):
+        await owner.create("feed", URI, 0, 0, [(name, accounts)])
+
+
+async def test_a_deposed_owner_writes_nothing(capture, upstream, meta):
+    owner = await capture.start()
+    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await meta.delete(b"/tidemark/default/owner")
+    with pytest.raises(NotOwnerError):
+        await owner.create("other", URI, 1000, 0, [capture.table])
+    with pytest.raises(NotOwnerError):
+        await owner.remove("feed")
+    assert [info.id for info, _ in await capture.records.load()] == ["feed"]
