@@ -1,7 +1,7 @@
 """Where the cells of one column lie in a batch of rows: many rows of format v2 taken apart at once.
 
-Rows whose header bytes are equal (same columns present, same width of offsets) form a layout; its ids are decoded once,
-and each column's bounds are one gather per layout. A column costs no Python object per row.
+Rows with equally many NULL and other columns form a layout: their offsets stand at the same places. Mostly they list
+the same column ids, too, which are then read once. A column costs a few gathers per layout, no Python object per row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,20 +74,34 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Rows (by number) whose header is the same, and what it says."""
+    """Rows (by number) whose ids and offsets have the same count and width."""
 
     at: Offsets
-    ids: tuple[int, ...]
-    null_ids: frozenset[int]
+    ids: npt.NDArray[np.uint32]
+    """The column ids of each row, or of all rows alike in one line."""
+    not_null: int
     large: bool
 
     @property
     def ends_at(self) -> int:
-        return HEAD_BYTES + (len(self.ids) + len(self.null_ids)) * (4 if self.large else 1)
+        return HEAD_BYTES + int(self.ids.shape[1]) * (4 if self.large else 1)
 
     @property
     def data_at(self) -> int:
-        return self.ends_at + len(self.ids) * (4 if self.large else 2)
+        return self.ends_at + self.not_null * (4 if self.large else 2)
+
+    def having(self, column_id: int) -> tuple[Offsets, Offsets]:
+        """The rows in which the column is not null, and its place among the offsets there (in one item if alike)."""
+        hits = self.ids[:, : self.not_null] == column_id
+        found = hits.any(axis=1)
+        at = self.at if bool(found.all()) else self.at[np.broadcast_to(found, self.at.shape)]
+        return at, hits[found].argmax(axis=1) if self.not_null else found[found].astype(np.int64)
+
+    def missing(self, column_id: int) -> Offsets:
+        """The rows that do not list the column."""
+        absent = ~(self.ids == column_id).any(axis=1)
+        rows: Offsets = self.at[np.broadcast_to(absent, self.at.shape)]
+        return rows
 
 
 class RowBlock:
@@ -109,27 +123,24 @@ class RowBlock:
 
     def cells(self, column_id: int) -> Cells:
         """Find the column's cells in every row."""
-        found = [(layout, self._bounds(layout, column_id)) for layout in self._layouts]
-        if len(found) == 1 and found[0][1] is not None and len(found[0][0].at) == len(self):
-            begin, end = found[0][1]
-            return Cells(self._rows, begin, end, np.ones(len(self), np.bool_), np.zeros(len(self), np.bool_))
-        begin, end = self._rows.begin.copy(), self._rows.begin.copy()
         present, missing = np.zeros(len(self), np.bool_), np.zeros(len(self), np.bool_)
-        for layout, bounds in found:
-            if bounds is not None:
-                begin[layout.at], end[layout.at] = bounds
-                present[layout.at] = True
-            elif column_id not in layout.null_ids:
-                missing[layout.at] = True
+        begin, end = self._rows.begin, self._rows.begin
+        for layout in self._layouts:
+            at, number = layout.having(column_id)
+            found = self._bounds(layout, at, number)
+            present[at] = True
+            if len(at) == len(self):
+                return Cells(self._rows, *found, present, missing)
+            begin, end = _put(begin, at, found[0]), _put(end, at, found[1])
+            missing[layout.missing(column_id)] = True
         return Cells(self._rows, begin, end, present, missing)
 
-    def _bounds(self, layout: _Layout, column_id: int) -> tuple[Offsets, Offsets] | None:
-        if column_id not in layout.ids:
-            return None
-        number = layout.ids.index(column_id)
-        data = self._rows.begin[layout.at] + layout.data_at
-        begin = data + _end(self._rows, layout, number - 1) if number else data
-        return begin, data + _end(self._rows, layout, number)
+    def _bounds(self, layout: _Layout, at: Offsets, number: Offsets) -> tuple[Offsets, Offsets]:
+        data = self._rows.begin[at] + layout.data_at
+        end = data + _end(self._rows, layout, at, number)
+        if not bool(number.any()):
+            return data, end
+        return data + np.where(number > 0, _end(self._rows, layout, at, np.maximum(number - 1, 0)), 0), end
 
 
 def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
@@ -139,10 +150,16 @@ def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
     return BinaryColumn(pa.array([None if row is None else as_v2(row) for row in rows.to_pylist()], pa.binary()))
 
 
-def _end(rows: BinaryColumn, layout: _Layout, number: int) -> Offsets:
-    at = rows.begin[layout.at] + layout.ends_at
-    ends = rows.u32(at + 4 * number) if layout.large else rows.u16(at + 2 * number)
-    return ends.astype(np.int64)
+def _put(offsets: Offsets, at: Offsets, found: Offsets) -> Offsets:
+    changed = offsets.copy()
+    changed[at] = found
+    return changed
+
+
+def _end(rows: BinaryColumn, layout: _Layout, at: Offsets, number: Offsets | int) -> Offsets:
+    """Where the cell with that place ends, counted from the row's first cell."""
+    ends = rows.begin[at] + layout.ends_at
+    return (rows.u32(ends + 4 * number) if layout.large else rows.u16(ends + 2 * number)).astype(np.int64)
 
 
 def _check(rows: BinaryColumn, layout: _Layout) -> None:
@@ -151,8 +168,8 @@ def _check(rows: BinaryColumn, layout: _Layout) -> None:
     if bool(np.any(size < layout.data_at)):
         raise CorruptError("a row ends within its header")
     before = np.zeros(len(layout.at), np.int64)
-    for number in range(len(layout.ids)):
-        after = _end(rows, layout, number)
+    for number in range(layout.not_null):
+        after = _end(rows, layout, layout.at, number)
         if bool(np.any(after < before)):
             raise CorruptError("the cell offsets of a row do not ascend")
         before = after
@@ -170,23 +187,27 @@ def _layouts(rows: BinaryColumn) -> Iterator[_Layout]:
         if version != VERSION:
             raise CorruptError(f"a row begins with {version}, not {VERSION}: it is not of format v2")
         width = 4 if flags & LARGE else 1
-        ids_bytes = width * (not_null + null)
-        if bool(np.any((rows.end - rows.begin)[members] < HEAD_BYTES + ids_bytes)):
+        if bool(np.any((rows.end - rows.begin)[members] < HEAD_BYTES + width * (not_null + null))):
             raise CorruptError("a row ends within its column ids")
-        yield from _by_ids(rows, members, not_null, ids_bytes, large=bool(flags & LARGE))
+        yield _Layout(members, _ids(rows, members, not_null + null, width), not_null, large=bool(flags & LARGE))
 
 
-def _by_ids(rows: BinaryColumn, members: Offsets, not_null: int, ids_bytes: int, *, large: bool) -> Iterator[_Layout]:
-    """Split rows with equally many columns by which ones they are."""
-    classes = [members]
-    for word in range(0, ids_bytes, _WORD):
-        mask = np.uint64((1 << 8 * min(_WORD, ids_bytes - word)) - 1)
-        split = [_groups(part, rows.u64(rows.begin[part] + HEAD_BYTES + word) & mask) for part in classes]
-        classes = [part for groups in split for _, part in groups]
-    for part in classes:
-        begin = int(rows.begin[part[0]]) + HEAD_BYTES
-        ids = np.frombuffer(rows.data[begin : begin + ids_bytes].tobytes(), "<u4" if large else "u1").tolist()
-        yield _Layout(part, tuple(ids[:not_null]), frozenset(ids[not_null:]), large)
+def _ids(rows: BinaryColumn, members: Offsets, count: int, width: int) -> npt.NDArray[np.uint32]:
+    """The column ids of each member; of the first one only, if all are alike."""
+    begin = rows.begin[members] + HEAD_BYTES
+    read = members if not _alike(rows, begin, count * width) else members[:1]
+    at = rows.begin[read][:, None] + HEAD_BYTES + width * np.arange(count)
+    return rows.u32(at) if width > 1 else rows.u8(at).astype(np.uint32)
+
+
+def _alike(rows: BinaryColumn, begin: Offsets, size: int) -> bool:
+    """Whether the `size` bytes at each offset are the same."""
+    for word in range(0, size, _WORD):
+        mask = np.uint64((1 << 8 * min(_WORD, size - word)) - 1)
+        words = rows.u64(begin + word) & mask
+        if not bool(np.all(words == words[0])):
+            return False
+    return True
 
 
 def _groups(at: Offsets, keys: npt.NDArray[np.uint64]) -> list[tuple[int, Offsets]]:

@@ -54,7 +54,9 @@ def decode_row(row: bytes) -> dict[int, bytes | None]:
     bounds = (0, *ends)
     if version != VERSION or data + bounds[-1] > len(row) or list(bounds) != sorted(bounds):
         raise CorruptError(f"row of {len(row)} bytes is not of format v2: {row[:HEAD_BYTES].hex()}")
-    cells: dict[int, bytes | None] = dict.fromkeys(ids[not_null:])
+    cells: dict[int, bytes | None] = {}
     for column_id, begin, end in zip(ids, bounds, ends, strict=False):
-        cells[column_id] = row[data + begin : data + end]
+        cells.setdefault(column_id, row[data + begin : data + end])
+    for column_id in ids[not_null:]:
+        cells.setdefault(column_id, None)
     return cells
