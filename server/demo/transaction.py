@@ -154,7 +154,7 @@ class Transaction:
         return [(key, value) for key, value in merged if value is not None][:limit]
 
     async def get_for_update(self, key: bytes) -> bytes | None:
-        """Lock `key` and return its newest value, own writes first: how a pessimistic transaction reads what it will write.
+        """Lock `key` and return its newest value, own writes first: a pessimistic read of what will be written.
 
         An optimistic one reads its snapshot, and fails at commit if the key has changed since.
 
