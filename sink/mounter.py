@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sink.key_change import split_key_changes
+from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
@@ -55,9 +56,7 @@ class Mounter:
             CorruptError: a key or row is not what TiDB writes for this table.
         """
         raw = raw if self.table.handle_is_key else split_key_changes(raw, self.table.key_columns)
-        deletes = pc.equal(raw["op"], pa.scalar(DELETE, pa.uint8()))
-        rows = pc.if_else(deletes, raw["old_value"], raw["value"]) if pc.any(deletes).as_py() else raw["value"]
-        block = RowBlock(rows)
+        block = RowBlock(_rows(raw))
         keys = HandleCells(self.table, raw["key"])
         columns = [self._column(column, block, keys) for column in self._columns]
         return pa.RecordBatch.from_arrays([*_meta(raw), *columns], schema=self.schema)
@@ -77,6 +76,14 @@ class Mounter:
 
 def _default(column: Column) -> pa.Scalar:
     return pa.scalar(arrow_value(column, parse_default(column)), arrow_type(column))
+
+
+def _rows(raw: pa.RecordBatch) -> pa.Array:
+    """What each change tells of its row: the new value, or a delete's old one."""
+    deletes = pc.equal(raw["op"], pa.scalar(DELETE, pa.uint8()))
+    if pc.any(pc.and_not(raw["value"].is_null(), deletes)).as_py():
+        raise CorruptError("an insert or update without a row; a puller must give each change its value")
+    return pc.if_else(deletes, raw["old_value"], raw["value"]) if pc.any(deletes).as_py() else raw["value"]
 
 
 def _meta(raw: pa.RecordBatch) -> list[pa.Array]:

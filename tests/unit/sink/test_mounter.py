@@ -117,6 +117,12 @@ def test_a_delete_without_old_value_has_its_key_only() -> None:
     assert rows == [{"id": 42, "owner": None, "balance": None, "updated_at": None}]
 
 
+@pytest.mark.parametrize("op", [INSERT, UPDATE])
+def test_a_change_without_its_row_is_refused(op: int) -> None:
+    with pytest.raises(CorruptError, match="without a row"):
+        MOUNTER.mount(batch([(2, 1, op, record_key(101, 42), None, encode_row({}))]))
+
+
 def test_an_empty_batch_stays_empty() -> None:
     assert MOUNTER.mount(batch([])).num_rows == 0
 
