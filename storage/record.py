@@ -22,6 +22,7 @@ _MAGIC = 0x70B1D4A7
 _MAGIC_BYTES = struct.pack("<I", _MAGIC)
 _HEADER = struct.Struct("<IBBHII")
 _CHECKED = struct.Struct("<QBBHI")
+_LENGTH, _LENGTH_OFFSET = struct.Struct("<I"), 8
 _WINDOW_BYTES = 1 << 20
 
 Reader = Callable[[int, int], bytes]
@@ -74,10 +75,10 @@ def decode(data: bytes, offset: int) -> Record:
     Raises:
         RecordCorruptError: it is not a good record of that length.
     """
-    length = _length(data)
-    if length is None or HEADER_BYTES + length != len(data) or not _intact(data, offset):
+    record = _good(data[:HEADER_BYTES], data[HEADER_BYTES:], offset)
+    if record is None:
         raise RecordCorruptError(f"no good record of {len(data)} bytes at offset {offset}")
-    return Record(offset, len(data), data[5], data[HEADER_BYTES:])
+    return record
 
 
 def scan(read: Reader, start: int, end: int) -> Iterator[Record | Gap]:
@@ -101,25 +102,25 @@ def scan(read: Reader, start: int, end: int) -> Iterator[Record | Gap]:
 
 
 def _record_at(window: "_Window", offset: int) -> Record | None:
-    length = _length(window.read(offset, HEADER_BYTES))
-    if length is None or length > window.end - offset - HEADER_BYTES:
+    header = window.read(offset, HEADER_BYTES)
+    if not header.startswith(_MAGIC_BYTES) or len(header) < HEADER_BYTES:
         return None
-    data = window.read(offset, HEADER_BYTES + length)
-    return Record(offset, len(data), data[5], data[HEADER_BYTES:]) if _intact(data, offset) else None
-
-
-def _length(data: bytes) -> int | None:
-    if len(data) < HEADER_BYTES:
+    length = _LENGTH.unpack_from(header, _LENGTH_OFFSET)[0]
+    if length > min(MAX_PAYLOAD_BYTES, window.end - offset - HEADER_BYTES):
         return None
-    magic, version, _, zero, length, _ = _HEADER.unpack_from(data)
-    good = magic == _MAGIC and version == VERSION and zero == 0 and length <= MAX_PAYLOAD_BYTES
-    return int(length) if good else None
+    return _good(header, window.read(offset + HEADER_BYTES, length), offset)
 
 
-def _intact(data: bytes, offset: int) -> bool:
-    _, _, kind, _, length, crc = _HEADER.unpack_from(data)
-    payload = data[HEADER_BYTES:]
-    return len(payload) == length and bool(_checksum(payload, offset, kind) == crc)
+def _good(header: bytes, payload: bytes, offset: int) -> Record | None:
+    """The record of these parts, if they are what was written at `offset`."""
+    if len(header) < HEADER_BYTES:
+        return None
+    magic, version, kind, zero, length, crc = _HEADER.unpack(header)
+    if magic != _MAGIC or version != VERSION or zero != 0 or length != len(payload):
+        return None
+    if _checksum(payload, offset, kind) != crc:
+        return None
+    return Record(offset, HEADER_BYTES + length, kind, payload)
 
 
 def _checksum(payload: bytes, offset: int, kind: int) -> int:

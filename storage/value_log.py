@@ -23,6 +23,7 @@ from storage.segment import Segment, SegmentFiles, ValueLogOpenError, footer
 from storage.vfs import FS, File
 
 SEGMENT_BYTES = 256 << 20
+_WORTH_FINALISING_BYTES = 1 << 20
 
 
 class ValueLogWriteError(UnavailableError):
@@ -183,7 +184,9 @@ class ValueLog:
             raise ValueLogWriteError(f"cannot remove {self._files.path(fid)}: {err.strerror}") from err
 
     def close(self) -> None:
-        """Release the files; the current segment is continued at the next start."""
+        """Release the files; a large current segment is finalised, so that the next start need not scan it."""
+        if self.end.offset >= _WORTH_FINALISING_BYTES:
+            self.rotate()
         active, self._active = self._active, None
         if active is not None:
             active.close()

@@ -62,6 +62,14 @@ def test_segments_rotate_by_size_and_keep_their_max_ts() -> None:
     assert reopened.size_bytes() == 4 * 66 + 20
 
 
+def test_closing_finalises_a_large_segment_and_continues_a_small_one() -> None:
+    fs = MemFS()
+    for payload, fid in ((b"1:small", 0), (b"2:%s" % bytes(1 << 20), 0), (b"3:next", 1)):
+        log = opened(fs, 1 << 30)
+        assert append(log, payload)[0].fid == fid
+        log.close()
+
+
 def test_max_ts_of_an_unfinished_segment_is_learnt_from_its_records() -> None:
     fs = MemFS()
     append(opened(fs), b"3:a", b"8:b", b"4:c")
