@@ -32,10 +32,14 @@ def setting(default: Any, help_text: str) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
-    """One flag for each field of `section`, plus none of its own."""
+    """One flag for each field of `section`; a true-or-false field `x` has `--x` and `--no-x`."""
     for field in dataclasses.fields(section):
         shown = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
-        parser.add_argument(f"--{_kebab(field.name)}", dest=field.name, default=None, help=shown)
+        flag = f"--{_kebab(field.name)}"
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, dest=field.name, default=None, action=argparse.BooleanOptionalAction, help=shown)
+        else:
+            parser.add_argument(flag, dest=field.name, default=None, help=shown)
 
 
 def load(

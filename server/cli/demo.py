@@ -16,8 +16,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the demo; 0 only if the lake was proved equal to the store."""
     parser = argparse.ArgumentParser(prog="tidemark demo", allow_abbrev=False)
     add_flags(parser, DemoConfig)
-    arguments = [part for flag in argv for part in ((flag, "true") if flag in ("--keep", "--any-ports") else (flag,))]
-    flags = vars(parser.parse_args(arguments))
+    flags = vars(parser.parse_args(list(argv)))
     config = load(DemoConfig, "demo", document={}, environ=os.environ, flags=flags)
     try:
         equal = asyncio.run(run_demo(config))

@@ -23,5 +23,4 @@ def run(argv: Sequence[str]) -> int:
     if argv[:1] != ["run"]:
         print(_USAGE, file=sys.stderr)
         return EXIT_USAGE
-    arguments = [part for flag in argv[1:] for part in ((flag, "true") if flag == "--once" else (flag,))]
-    return run_daemon(arguments, "spark", SparkConfig, open_run)
+    return run_daemon(argv[1:], "spark", SparkConfig, open_run)
