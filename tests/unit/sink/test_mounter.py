@@ -207,11 +207,11 @@ def _by_table() -> Iterator[tuple[str, TableInfo, list[Change]]]:
 EVERY_TYPE = TableInfo.build(5, "t", [Column.bigint("id"), *(column for column, _ in COLUMNS)])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.fixed_dictionaries({"id": INT64}, optional={column.name: st.none() | values for column, values in COLUMNS}),
-        max_size=6,
+        max_size=3,
     )
 )
 def test_every_type_mounts_as_its_single_rows(rows: list[dict[str, Any]]) -> None:
