@@ -117,6 +117,7 @@ class Day:
         progress = Progress(self._config.transactions, self._tally, self._job)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(self._job.follow(), name="lake")
+            await self._open()
             shown = tasks.create_task(progress.run(), name="progress")
             for _ in range(self._config.kills):
                 await self._work(kill_after_s=self._random.uniform(1.0, 6.0))
@@ -130,6 +131,19 @@ class Day:
             following.cancel()
         return proof
 
+    async def _open(self) -> None:
+        """Open the accounts and wait until Spark has brought them to the lake: from then on latencies mean something."""
+        bank = self._bank
+        async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
+            if await open_accounts(bank, client):
+                self._tally.row_changes += bank.accounts
+            print(
+                f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed {self._seed}; "
+                "waiting for Spark's first cut",
+                flush=True,
+            )
+            await self._catch_up(await client.now())
+
     async def _work(self, *, kill_after_s: float | None) -> None:
         """Make the transfers that are left; with `kill_after_s` the cluster dies while that is going on."""
         coordinator = self._cluster.endpoints["coordinator"]
@@ -141,12 +155,6 @@ class Day:
                 work.cancel()
 
     async def _transfers(self, client: BankClient, coordinator: str) -> None:
-        if await open_accounts(self._bank, client):
-            self._tally.row_changes += self._bank.accounts
-            print(
-                f"bank of {self._bank.accounts} accounts, total {self._bank.total}, {client.name}, seed {self._seed}",
-                flush=True,
-            )
         left = self._config.transactions - self._tally.committed - self._tally.rolled_back
         tellers = self._config.tellers
         first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS  # later days get higher numbers
