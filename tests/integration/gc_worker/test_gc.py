@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import random
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -13,6 +14,7 @@ import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import gc_pb2
 
+from storage.model.errors import ConflictError
 from storage.model.ts import compose, physical_ms
 
 RUN, STATUS = gc_pb2.RunGCRequest(), gc_pb2.GetGCStatusRequest()
@@ -170,6 +172,82 @@ async def test_a_changefeeds_safepoint_holds_gc_back_and_the_round_uses_it(clust
     assert await cluster.locked_keys() == []
 
 
+async def test_rounds_without_pause_break_neither_a_pinned_snapshot_nor_the_banks_total(cluster: Any, gc: Any) -> None:
+    client, accounts, stop = cluster.client, [b"a", b"h", b"p", b"z"], asyncio.Event()
+    pinned = await cluster.put(*((account, b"100") for account in accounts))
+    await client.pd.update_service_gc_safe_point("ticdc-default-pin", 600, pinned)
+    await gc.SetGCConfig(gc_pb2.SetGCConfigRequest(variables={"tikv_gc_life_time": "500ms"}))
+
+    async def teller(seed: int) -> int:
+        chosen, committed = random.Random(seed), 0
+        while not stop.is_set():
+            transaction = await client.begin(pessimistic=True)
+            try:
+                for account, change in zip(sorted(chosen.sample(accounts, 2)), (-1, 1), strict=True):
+                    balance = int(await transaction.get_for_update(account) or b"0")
+                    await transaction.put(account, b"%d" % (balance + change))
+                committed += bool(await transaction.commit())
+            except ConflictError:
+                await transaction.rollback()
+        return committed
+
+    async def rounds(count: int) -> int:
+        safe_point = 0
+        while count:
+            it = (await gc.RunGC(RUN)).round
+            count -= it.result == "done"
+            safe_point = max(safe_point, it.safe_point)
+            balances = await client.snapshot(await cluster.now()).scan(b"", b"", 10)
+            assert sum(int(balance) for _, balance in balances) == 400
+        return safe_point
+
+    async with asyncio.TaskGroup() as tasks:
+        tellers = [tasks.create_task(teller(seed)) for seed in range(3)]
+        assert await rounds(3) == pinned
+        assert dict(await client.kv.scan(b"", b"", pinned, 10)) == dict.fromkeys(accounts, b"100")
+        await client.pd.update_service_gc_safe_point("ticdc-default-pin", 0, pinned)
+        assert await rounds(3) > pinned
+        stop.set()
+    assert sum(task.result() for task in tellers) > 0
+
+
+async def test_a_worker_killed_in_a_round_leaves_nothing_that_the_next_one_does_not_finish(
+    cluster: Any, until: Any
+) -> None:
+    doomed = await cluster.worker()
+    first = await cluster.service(doomed)
+    await until(lambda: leads(first))
+    await first.SetGCConfig(gc_pb2.SetGCConfigRequest(variables={"tikv_gc_life_time": "1ms"}))
+    committed = await prewrite(cluster, [b"%c%04d" % (letter, n) for letter in b"ahpz" for n in range(800)], b"v")
+    await cluster.client.kv.commit([b"a0000"], committed, await cluster.now())
+    for number in range(20):
+        await prewrite(cluster, [b"%cx%d" % (letter, number) for letter in b"ahpz"], b"never")
+    async with asyncio.TaskGroup() as tasks:
+        broken = tasks.create_task(refused(first.RunGC(RUN)))
+        left = len(await cluster.locked_keys())
+        while left in (0, 3279) and not broken.done():
+            left = len(await cluster.locked_keys())
+        await doomed.kill()
+    second = await cluster.service(await cluster.worker())
+    await until(lambda: leads(second))
+    await run(second)
+    assert await cluster.locked_keys() == []
+    kept = await cluster.client.kv.scan(b"", b"", await cluster.now(), 5000)
+    assert len(kept) == 3200
+    assert {value for _, value in kept} == {b"v"}
+
+
+async def refused(call: Any) -> None:
+    try:
+        await call
+    except grpc.aio.AioRpcError:
+        return
+
+
+async def leads(service: Any) -> bool:
+    return bool((await service.GetGCStatus(STATUS)).leader.is_self)
+
+
 async def test_mode_central_asks_every_region(cluster: Any, gc: Any) -> None:
     first = await cluster.put((b"a", b"1"), (b"z", b"1"))
     await cluster.put((b"a", b"2"), (b"z", b"2"))
@@ -210,10 +288,6 @@ async def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Any, until:
     leading = await cluster.worker()
     first = await cluster.service(leading)
 
-    async def leads(service: Any) -> bool:
-        status = await service.GetGCStatus(STATUS)
-        return bool(status.leader.is_self)
-
     await until(lambda: leads(first))
     second = await cluster.service(await cluster.worker())
     assert not await leads(second)
@@ -228,9 +302,6 @@ async def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Any, until:
 async def test_a_leader_stopped_past_its_lease_comes_back_as_a_follower(cluster: Any, until: Any) -> None:
     stopped = await cluster.worker()
     first = await cluster.service(stopped)
-
-    async def leads(service: Any) -> bool:
-        return bool((await service.GetGCStatus(STATUS)).leader.is_self)
 
     await until(lambda: leads(first))
     second = await cluster.service(await cluster.worker())
@@ -247,11 +318,8 @@ async def test_a_leader_that_is_told_to_stop_lets_the_next_one_in_at_once(cluste
     leaving = await cluster.worker()
     first = await cluster.service(leaving)
 
-    async def led(service: Any) -> bool:
-        return bool((await service.GetGCStatus(STATUS)).leader.is_self)
-
-    await until(lambda: led(first))
+    await until(lambda: leads(first))
     leaving.process.terminate()
     assert await leaving.process.wait() == 0
     second = await cluster.service(await cluster.worker())
-    await until(lambda: led(second), seconds=2.5)
+    await until(lambda: leads(second), seconds=2.5)
