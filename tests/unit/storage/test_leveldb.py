@@ -20,7 +20,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(operations)
 def test_leveldb_behaves_as_the_memory_store(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
     directory = tmp_path_factory.mktemp("db")

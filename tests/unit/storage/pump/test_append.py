@@ -288,7 +288,7 @@ transactions = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(transactions, st.randoms(use_true_random=False), st.integers(0, 40), st.integers(1, 120))
 async def test_after_a_power_cut_every_acknowledged_transaction_is_served_once(
     rows: list[tuple[bool, bytes, int | None]], random: Random, torn_bytes: int, segment_bytes: int
