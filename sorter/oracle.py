@@ -59,3 +59,12 @@ class Oracle:
         if upper.commit_ts > table.resolved_ts:
             raise NotResolvedError("above resolved_ts")
         table.cleaned = max(table.cleaned, upper)
+
+    def cleaned(self, span: Span) -> Position:
+        """What `fetch` must start above."""
+        return self._tables[span].cleaned
+
+    def unresolved(self, span: Span) -> list[Row]:
+        """Rows that `fetch` does not give yet."""
+        table = self._tables[span]
+        return [row for key, row in sorted(table.rows.items()) if key[0] > table.resolved_ts]

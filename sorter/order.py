@@ -73,7 +73,7 @@ def count_up_to(batch: pa.RecordBatch, bound: SortKey) -> int:
 def clip(batch: pa.RecordBatch, lower: Position, upper: Position) -> pa.RecordBatch:
     """The rows of a sorted batch within `[lower, upper]`, without a copy."""
     first = _position_rank(batch, lower, "left")
-    return batch.slice(first, _position_rank(batch, upper, "right") - first)
+    return batch.slice(first, max(_position_rank(batch, upper, "right") - first, 0))
 
 
 def clip_ts(timestamps: Timestamps, lower_ts: int, upper_ts: int) -> Timestamps:

@@ -113,7 +113,7 @@ class Table:
         """See `Sorter.fetch`; what it yields is fixed when this returns."""
         with self._lock:
             self._check_range(lower, upper)
-            runs = self._runs(lower, upper)
+            runs = self._runs(lower, upper) if lower <= upper else []
         return self._counted(merge(runs, window_bytes))
 
     def extents(self, lower_ts: int, upper_ts: int) -> list[Extent]:
@@ -155,8 +155,8 @@ class Table:
         dead_ts = self.cleaned.commit_ts if self.cleaned.is_commit_fence else self.cleaned.commit_ts - 1
         if dead_ts <= self._forgotten_ts or now_s - self._forgotten_at_s < interval_s:
             return
-        before = self._buffer.bytes
         self._settle(dead_ts)
+        before = self._buffer.bytes
         self._buffer.drop_up_to(dead_ts)
         self._counters.memory(self._buffer.bytes - before)
         if self._index.blocks:

@@ -1,0 +1,166 @@
+"""Any interleaving of calls on the sorter equals the in-memory oracle."""
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sorter import Sorter
+from sorter.oracle import Oracle
+from storage.model.errors import TidemarkError
+from storage.model.event import Position, raw_batch
+from storage.model.span import Span
+
+SPANS = [Span(7, b"t7", b"t8"), Span(-1, b"u", b"")]
+KEYS = [b"", b"a", b"ab", b"\xff"]
+
+spans = st.sampled_from(SPANS)
+steps = st.integers(0, 8)
+row_shapes = st.tuples(
+    st.integers(1, 10), st.integers(0, 2), st.integers(1, 3), st.sampled_from(KEYS), st.binary(max_size=40), st.none()
+)
+positions = st.builds(Position, st.integers(0, 60), st.integers(0, 60))
+
+
+class SorterMachine(RuleBasedStateMachine):
+    @initialize(memory=st.sampled_from([0, 300, 1 << 20]), block=st.sampled_from([1, 200, 4096]))
+    def open(self, memory: int, block: int) -> None:
+        self.now_s = 0.0
+        self.directory = Path(tempfile.mkdtemp())
+        self.sorter = Sorter(
+            self.directory, memory_bytes=memory, block_bytes=block, segment_bytes=1000, clock=lambda: self.now_s
+        )
+        self.oracle = Oracle()
+        self.resolved = dict.fromkeys(SPANS, 5)
+        for span in SPANS:
+            self.sorter.add_table(span, 5)
+            self.oracle.add_table(span, 5)
+
+    def teardown(self) -> None:
+        if hasattr(self, "sorter"):
+            self.sorter.close()
+            shutil.rmtree(self.directory)
+
+    def same(self, call, model) -> None:
+        try:
+            expected = model()
+        except TidemarkError as err:
+            with pytest.raises(type(err)):
+                call()
+        else:
+            assert call() == expected
+
+    def rows(self, span: Span, lower: Position, upper: Position) -> list[tuple]:
+        batches = list(self.sorter.fetch(span, lower, upper))
+        assert all(batch.num_rows for batch in batches)
+        return [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+
+    def add_rows(self, span: Span, rows: list[tuple]) -> None:
+        batch = raw_batch(*(zip(*rows, strict=True) if rows else [[]] * 6))
+        self.same(lambda: self.sorter.add(span, batch), lambda: self.oracle.add(span, rows))
+
+    @rule(span=spans, shapes=st.lists(row_shapes, max_size=12))
+    def add(self, span, shapes) -> None:
+        self.add_rows(span, [(self.resolved[span] + offset, *rest) for offset, *rest in shapes])
+
+    @rule(span=spans, value=st.binary(max_size=40), every=st.integers(1, 3))
+    def add_again_what_is_not_resolved(self, span, value, every) -> None:
+        self.add_rows(span, [(*row[:4], value, None) for row in self.oracle.unresolved(span)[::every]])
+
+    @rule(span=spans, shapes=st.lists(row_shapes, min_size=1, max_size=3))
+    def add_too_late(self, span, shapes) -> None:
+        self.add_rows(span, [(max(self.resolved[span] - offset + 2, 0), *rest) for offset, *rest in shapes])
+
+    @rule(span=spans, step=st.integers(-1, 8))
+    def resolve(self, span, step) -> None:
+        ts = self.resolved[span] + step
+        self.same(lambda: self.sorter.resolve(span, ts), lambda: self.oracle.resolve(span, ts))
+        self.resolved[span] = max(ts, self.resolved[span])
+
+    @rule(span=spans, lower=positions, upper=positions)
+    def fetch(self, span, lower, upper) -> None:
+        self.same(lambda: self.rows(span, lower, upper), lambda: self.oracle.fetch(span, lower, upper))
+
+    @rule(span=spans, back=steps, start_ts=st.integers(0, 60))
+    def clean(self, span, back, start_ts) -> None:
+        upper = Position(self.resolved[span] - back + 1, start_ts)
+        self.same(lambda: self.sorter.clean(span, upper), lambda: self.oracle.clean(span, upper))
+
+    @rule(span=spans, start_ts=st.integers(0, 60))
+    def replace_table(self, span, start_ts) -> None:
+        for engine in (self.sorter, self.oracle):
+            engine.remove_table(span)
+            engine.add_table(span, start_ts)
+        self.resolved[span] = start_ts
+
+    @rule(seconds=st.sampled_from([1.0, 6.0]))
+    def wait(self, seconds) -> None:
+        self.now_s += seconds
+
+    @rule(span=spans, start=steps, length=steps)
+    def extents_hold_the_rows(self, span, start, length) -> None:
+        lower_ts = self.oracle.cleaned(span).commit_ts + 1 + start
+        upper_ts = min(lower_ts + length, self.resolved[span])
+        if lower_ts <= upper_ts:
+            extents = self.sorter.extents(span, lower_ts, upper_ts)
+            found = [int(ts) for extent in extents for ts in extent.commit_ts() if lower_ts <= ts <= upper_ts]
+            rows = self.oracle.fetch(span, Position(lower_ts, 0), Position(upper_ts, 1 << 63))
+            assert set(found) == {row[0] for row in rows}
+            assert len(found) >= len(rows)
+
+    @invariant()
+    def everything_kept_is_sorted_and_whole(self) -> None:
+        for span in SPANS:
+            lower = self.oracle.cleaned(span).next()
+            upper = Position(self.resolved[span], 1 << 63)
+            assert self.rows(span, lower, upper) == self.oracle.fetch(span, lower, upper)
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        stats = self.sorter.stats()
+        # Splitting and sorting a batch may round its bitmaps and offsets up.
+        assert stats.memory_bytes <= self.sorter._memory_bytes * 3 // 2
+        assert stats.memory_bytes == sum(table.memory_bytes for table in self.sorter._tables.values())
+        assert stats.live_blocks == sum(table._index.blocks for table in self.sorter._tables.values())
+
+
+TestSorterEqualsOracle = SorterMachine.TestCase
+TestSorterEqualsOracle.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32), memory=st.sampled_from([0, 600, 1 << 20]), block=st.sampled_from([1, 500, 4096]))
+def test_dense_random_histories_equal_the_oracle(seed: int, memory: int, block: int) -> None:
+    machine, rng = SorterMachine(), random.Random(seed)
+    machine.open(memory, block)
+    try:
+        for _ in range(30):
+            span, base = rng.choice(SPANS), rng.randrange(1, 20)
+            rows = [
+                (
+                    base + rng.randrange(9),
+                    rng.randrange(3),
+                    rng.randrange(1, 4),
+                    rng.choice(KEYS),
+                    rng.randbytes(9),
+                    None,
+                )
+                for _ in range(rng.randrange(15))
+            ]
+            machine.add(span, rows)
+            machine.add_again_what_is_not_resolved(span, rng.randbytes(5), rng.randrange(1, 4))
+            machine.resolve(span, rng.choice([0, 0, 3, 20]))
+            machine.fetch(span, Position(rng.randrange(200), 0), Position(rng.randrange(200), rng.randrange(4)))
+            machine.clean(span, rng.randrange(20), rng.randrange(4))
+            machine.wait(rng.choice([1.0, 6.0]))
+            machine.everything_kept_is_sorted_and_whole()
+            machine.memory_is_bounded()
+    finally:
+        machine.teardown()
