@@ -24,6 +24,8 @@ T = TypeVar("T")
 _READ_WAIT_S = 60.0
 _CALL_WAIT_S = 20.0
 _STEP_S = 0.5
+_START_WAIT_S = 5.0
+_START_STEP_S = 0.02
 
 
 class OwnerFeeds:
@@ -122,10 +124,12 @@ class OwnerFeeds:
         return _while_running(feed, ack)
 
     def _running(self, changefeed: str) -> tuple[Feed, SinkManager]:
+        """The changefeed and its sink; one that is starting is waited for."""
         feed = self._owner.feed(changefeed)
-        sink = feed.processor.sink
-        if sink is None:
-            raise _not_running(feed)
+        deadline = time.monotonic() + _START_WAIT_S
+        while (sink := feed.processor.sink) is None:
+            if not feed.info.state.is_running or time.monotonic() > deadline or self._closing.wait(_START_STEP_S):
+                raise _not_running(feed)
         return feed, sink
 
     def _wait(self, sink: SinkManager, span: Span | None, ts: int, limit_s: float) -> bool:

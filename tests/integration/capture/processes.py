@@ -1,0 +1,112 @@
+"""Real daemons as child processes, and a Flight reader of one changefeed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+COMMAND = [sys.executable, "-m", "server.cli.main"]
+LOOPBACK = "127.0.0.1:0"
+
+
+class Daemon:
+    """`tidemark NAME …`; its errors go to a file beside its data. Restarted, it listens where it did before."""
+
+    def __init__(self, directory: Path, name: str, *flags: str) -> None:
+        self.name = name
+        self.log = directory / f"{name}.log"
+        self._flags = ["--http-addr", LOOPBACK, *flags]
+        self._addresses = {name: "--addr"} | ({"flight": "--flight-addr"} if name == "capture" else {})
+        self.endpoints = dict.fromkeys(self._addresses, LOOPBACK)
+        self.start()
+
+    def start(self) -> None:
+        listen = [part for name, flag in self._addresses.items() for part in (flag, self.endpoints[name])]
+        command = [*COMMAND, self.name, *listen, *self._flags]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        line = self.process.stdout.readline()
+        assert line, f"{self.name} did not start: {self.log.read_text()}"
+        self.endpoints = json.loads(line)["endpoints"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(20)
+        self.process.stdout.close()
+        return status
+
+
+class Cluster:
+    """Coordinator, store and capture."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.coordinator = Daemon(directory, "coordinator", "--metadata", f"leveldb:{directory / 'metadata'}")
+        self.pd = self.coordinator.endpoints["coordinator"]
+        shared = ["--coordinator", self.pd, "--data-dir"]
+        self.store = Daemon(directory, "store", *shared, str(directory / "store"))
+        self.capture = Daemon(directory, "capture", *shared, str(directory / "capture"))
+
+    def cli(self, *arguments: str):
+        """`tidemark cli --json …`: the document, or the error line."""
+        flags = ["cli", "--server", self.capture.endpoints["capture"], "--pd", self.pd, "--json"]
+        done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+    def stop(self) -> None:
+        for daemon in (self.capture, self.store, self.coordinator):
+            if daemon.process.poll() is None:
+                daemon.terminate()
+
+
+@contextmanager
+def running_cluster(directory: Path):
+    cluster = Cluster(directory)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+class Reader:
+    """Reads one changefeed as Spark does; connects for every call, so captures may come and go."""
+
+    def __init__(self, cluster: Cluster, changefeed: str) -> None:
+        self._cluster = cluster
+        self._changefeed = changefeed
+
+    def ask(self, action: str, **members):
+        body = json.dumps({"changefeed": self._changefeed} | members).encode()
+        with self._client() as client:
+            [result] = client.do_action(fl.Action(action, body))
+        return json.loads(result.body.to_pybytes())
+
+    def read(self, start: int, end: int, table: str) -> pa.Table:
+        """The rows of one table in `(start, end]`."""
+        ticket = {"changefeed": self._changefeed, "table": table, "start": start, "end": end}
+        with self._client() as client:
+            return client.do_get(fl.Ticket(json.dumps(ticket).encode())).read_all()
+
+    def wait_resolved(self, ts: int, limit_s: float = 30.0) -> int:
+        """A cut that ends at or after `ts`."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            end = self.ask("latest", start=ts - 1, wait_ms=1000)["ts"]
+            if end >= ts:
+                return end
+        raise TimeoutError(f"{ts} is not resolved after {limit_s} s")
+
+    def _client(self) -> fl.FlightClient:
+        return fl.FlightClient(f"grpc://{self._cluster.capture.endpoints['flight']}")
