@@ -1,10 +1,12 @@
 """Whole rounds on real processes: locks of dead clients, dropped ranges, old versions, and who holds GC back."""
 
 import asyncio
+import contextlib
 import importlib.util
 import random
 import signal
 import sys
+import urllib.request
 from asyncio.subprocess import PIPE
 from typing import Any
 
@@ -282,6 +284,29 @@ async def test_the_status_shows_what_mysql_tidb_would(cluster: Any, gc: Any) -> 
     assert status.leader.desc.startswith("host:")
     assert status.leader.lease.endswith(" +0000")
     assert status.safe_point == status.last_round.safe_point == await cluster.client.pd.gc_safe_point()
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        return bytes(answer.read())
+
+
+async def test_metrics_count_rounds_locks_and_phases(cluster: Any) -> None:
+    worker = await cluster.worker()
+    service = await cluster.service(worker)
+    await service.SetGCConfig(gc_pb2.SetGCConfigRequest(variables={"tikv_gc_life_time": "1ms"}))
+    await prewrite(cluster, [b"a", b"z"], b"never")
+    while (await service.GetGCStatus(STATUS)).last_round.resolved_locks < 2:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # until it leads
+            await service.RunGC(RUN)
+    metrics = await asyncio.to_thread(fetch, f"http://{worker.endpoints['http']}/metrics")
+    for line in (
+        b"tidemark_gc_resolved_locks_total 2.0",
+        b"tidemark_gc_leader 1.0",
+        b'tidemark_gc_rounds_total{result="done"}',
+        b'tidemark_gc_phase_seconds_count{phase="resolve locks"}',
+    ):
+        assert line in metrics
 
 
 async def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Any, until: Any) -> None:
