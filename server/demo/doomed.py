@@ -37,11 +37,13 @@ async def _move(bank: Bank, client: BankClient, accounts: list[int], transfer: i
     for pair in range(len(accounts) // 2):
         source, target = accounts[2 * pair], accounts[2 * pair + 1]
         for account, change in ((source, -1), (target, 1)):
-            row = await transaction.get(bank.account_key(account))
+            key = bank.account_key(account)
+            row = await transaction.get(key)
             if row is None:
                 raise ConflictError(f"account {account} is missing")
-            await transaction.put(bank.account_key(account), bank.moved(row, change, transfer))
-        await transaction.put(bank.transfer_key(transfer + pair), bank.transfer_row(source, target, 1))
+            await transaction.put(key, bank.moved(key, row, change, transfer))
+        booked = transfer + pair
+        await transaction.put(bank.transfer_key(booked), bank.new_transfer(booked, source, target, 1))
     await transaction.commit()
 
 

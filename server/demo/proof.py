@@ -59,7 +59,7 @@ async def prove(bank: Bank, client: BankClient, lake: Lake, log: Path) -> Proof:
     differences: list[str] = []
     for name, span in tables.SPANS.items():
         pairs = await client.scan(span.start_key, span.end_key, answer["cut_ts"])
-        differences += _differences(name, found[name], [bank.values(key, row) for key, row in pairs.items()])
+        differences += _differences(name, found[name], [tables.values(key, row) for key, row in pairs.items()])
     return Proof(
         cut_ts=answer["cut_ts"],
         cuts=answer["cuts"],

@@ -132,7 +132,7 @@ class Day:
         return proof
 
     async def _open(self) -> None:
-        """Open the accounts and wait until Spark has brought them to the lake: from then on latencies mean something."""
+        """Open the accounts and wait until Spark has brought them to the lake: from then on latencies count."""
         bank = self._bank
         async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
             if await open_accounts(bank, client):
@@ -198,4 +198,4 @@ def _data_dir(config: DemoConfig) -> Path:
 
 
 def _tables() -> list[pb.Table]:
-    return [pb.Table(schema_name=tables.SCHEMA, table_info_json=table.to_json()) for table in tables.TABLES]
+    return [pb.Table(schema_name=tables.SCHEMA, table_info_json=table.to_json()) for table in tables.TABLES.values()]

@@ -84,8 +84,8 @@ class Teller:
             row = await transaction.get(key)
             if row is None:
                 raise ConflictError(f"account {account} is missing")
-            await transaction.put(key, bank.moved(row, change, stamp))
-        await transaction.put(bank.transfer_key(stamp), bank.transfer_row(source, target, amount))
+            await transaction.put(key, bank.moved(key, row, change, stamp))
+        await transaction.put(bank.transfer_key(stamp), bank.new_transfer(stamp, source, target, amount))
         if self._own_transfers and self._random.random() < _DELETE_SHARE:
             doomed = self._own_transfers.pop(self._random.randrange(len(self._own_transfers)))
             await transaction.delete(bank.transfer_key(doomed))
@@ -108,6 +108,6 @@ async def open_accounts(bank: Bank, client: BankClient) -> bool:
         await transaction.rollback()
         return False
     for account in range(1, bank.accounts + 1):
-        await transaction.put(bank.account_key(account), bank.account_row(account))
+        await transaction.put(bank.account_key(account), bank.new_account(account))
     await transaction.commit()
     return True
