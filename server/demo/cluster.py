@@ -1,16 +1,14 @@
 """The demo's cluster: one `tidemark up`, which can be killed and started again on the same addresses."""
 
-import asyncio
 import contextlib
 import signal
 import socket
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from server.demo.process import drain, json_line
+from server.demo.process import drain, json_line, spawn
 
 _LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
 
@@ -23,7 +21,7 @@ class Cluster:
         self.cluster_id = ""
         self._log = data / "logs" / "cluster.log"
         ports = [flag for name in _LISTENERS for flag in (f"--{name}-addr", _free_address())] if any_ports else []
-        self._arguments = ["up", "--data-dir", str(data / "cluster"), "--no-spark", *ports]
+        self._arguments = ["up", "--follow-parent", "--data-dir", str(data / "cluster"), "--no-spark", *ports]
         self._process: Process | None = None
 
     @classmethod
@@ -45,9 +43,7 @@ class Cluster:
             ProcessFailedError: they could not start; the message holds their error.
         """
         with self._log.open("ab") as stderr:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "server.cli.main", *self._arguments), stdout=PIPE, stderr=stderr
-            )
+            self._process = await spawn("server.cli.main", self._arguments, stderr)
         ready = await json_line(self._process, self._log)
         self.endpoints = ready["endpoints"]
         self.cluster_id = str(ready["cluster_id"])

@@ -74,7 +74,7 @@ class LakeJob:
         log = data / "logs" / "spark.log"
         checkpoint = data / "checkpoints" / lake.format
         arguments = [
-            *("spark", "run", "--endpoint", f"grpc://{flight}", "--changefeed", changefeed),
+            *("spark", "run", "--follow-parent", "--endpoint", f"grpc://{flight}", "--changefeed", changefeed),
             *("--target", lake.uri, "--checkpoint-dir", str(checkpoint), "--http-addr", "127.0.0.1:0"),
         ]
         async with started("server.cli.main", arguments, log) as process:

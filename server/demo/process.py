@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from storage.model.errors import UnavailableError
 
@@ -23,13 +23,19 @@ class ProcessFailedError(UnavailableError):
     code = "ErrDemoProcess"
 
 
+async def spawn(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> Process:
+    """`python -m module …` in a session of its own (Ctrl-C is ours alone); its standard input closes when we die."""
+    command = (sys.executable, "-m", module, *arguments)
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=_LINE_BYTES, start_new_session=True
+    )
+
+
 @asynccontextmanager
 async def started(module: str, arguments: Sequence[str], log: Path) -> AsyncIterator[Process]:
     """`python -m module …` for the block, its stderr in `log`; ended by SIGTERM, or SIGKILL if that takes too long."""
     with log.open("ab") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments), stdout=PIPE, stderr=stderr, limit=_LINE_BYTES
-        )
+        process = await spawn(module, arguments, stderr)
     try:
         yield process
     finally:

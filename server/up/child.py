@@ -55,6 +55,7 @@ class Child:
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_BYTES,
+            start_new_session=True,  # Ctrl-C reaches the parent only, which drains in order
         )
         try:
             async with asyncio.timeout(READY_SECONDS):
