@@ -112,23 +112,23 @@ def start() -> Iterator[Start]:
         yield lambda metadata, addr="127.0.0.1:0": stack.enter_context(running(metadata, addr))
 
 
-@pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One real etcd, `host:port`."""
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as address:
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[str]:
+    """A real etcd of the test's own, `host:port`."""
+    with running_etcd(tmp_path / "etcd") as address:
         yield address
 
 
 @pytest.fixture(scope="session", params=["embedded", "etcd", "passed-on"])
 def etcd_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The etcd API three ways: our embedded server, a real etcd, and a coordinator in front of that."""
-    if request.param == "etcd":
-        yield request.getfixturevalue("etcd")
-        return
-    embedded = f"leveldb:{tmp_path_factory.mktemp('metadata')}"
-    metadata = embedded if request.param == "embedded" else f"etcd://{request.getfixturevalue('etcd')}"
-    with running(metadata) as coordinator:
-        yield coordinator.address
+    """The etcd API three ways: our embedded server, a real etcd, and a coordinator in front of one."""
+    directory = tmp_path_factory.mktemp("metadata")
+    with ExitStack() as stack:
+        if request.param == "embedded":
+            yield stack.enter_context(running(f"leveldb:{directory}")).address
+            return
+        etcd = stack.enter_context(running_etcd(directory))
+        yield etcd if request.param == "etcd" else stack.enter_context(running(f"etcd://{etcd}")).address
 
 
 @pytest.fixture
