@@ -13,7 +13,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
-from server.rpc.pd import PdClient
+from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
 from server.store import metrics
 from server.store.collector import Collector
@@ -70,12 +70,16 @@ async def _serving(
     gate = RegionGate(identity.store_id, identity.regions)
     hub = FeedHub(gate, OpenLocks(gate.regions.starts, stored_locks(kv)))
     metrics.REGIONS.set(len(gate.regions))
-    with ThreadPoolExecutor(1, "mvcc-write") as writer, ThreadPoolExecutor(config.read_threads, "mvcc-read") as readers:
+    with (
+        ThreadPoolExecutor(1, "mvcc-write") as writer,
+        ThreadPoolExecutor(config.read_threads, "mvcc-read") as readers,
+        ThreadPoolExecutor(1, "mvcc-scan") as scanners,
+    ):
         engine = Engine(kv)
-        group = GroupCommit(engine, writer, hub.observe)
-        collector = Collector(kv, group, gate, readers, hub.forget_locks)
+        group = GroupCommit(engine, writer, hub.observe, metrics.observe_group)
+        collector = Collector(kv, group, gate, scanners, hub.forget_locks)
         backend = FeedBackend(
-            cluster_id=identity.cluster_id, engine=engine, group=group, gate=gate, hub=hub, readers=readers
+            cluster_id=identity.cluster_id, engine=engine, group=group, gate=gate, hub=hub, scanners=scanners
         )
         async with asyncio.TaskGroup() as tasks:
             runner = Runner(kv, gate, group, readers)
@@ -109,5 +113,5 @@ async def _heartbeats(pd: PdClient, gate: RegionGate, interval_s: float) -> None
         try:
             await pd.store_heartbeat(pdpb.StoreStats(store_id=gate.store_id, region_count=len(gate.regions)))
             await report_regions(pd, gate.regions, gate.store_id)
-        except UnavailableError as err:
+        except (UnavailableError, PdRefusedError) as err:
             _log.warning("the coordinator does not take the heartbeat", error=err.message)

@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from server.rpc.pd import PdClient
+from server.rpc.pd import PdClient, PdRefusedError
 from server.store import metrics
 from server.store.cursor import cursor
 from server.store.region_check import RegionGate
@@ -30,13 +30,13 @@ class Collector:
         kv: KV,
         group: GroupCommit,
         gate: RegionGate,
-        readers: Executor,
+        scanners: Executor,
         forget_locks: Callable[[bytes, bytes], None],
     ) -> None:
         self._kv = kv
         self._group = group
         self._gate = gate
-        self._readers = readers
+        self._scanners = scanners
         self._forget_locks = forget_locks
         self._safe_point = 0
 
@@ -45,7 +45,7 @@ class Collector:
         while True:
             try:
                 safe_point = await pd.gc_safe_point()
-            except UnavailableError as err:
+            except (UnavailableError, PdRefusedError) as err:
                 _log.warning("gc safepoint is not known", error=err.message)
             else:
                 if safe_point > self._safe_point:
@@ -56,7 +56,7 @@ class Collector:
         """Remove what no snapshot at or after `safe_point` can read from an encoded range; returns the deleted keys."""
         snapshot = self._kv.snapshot()
         deleted = 0
-        async with cursor(snapshot, garbage(snapshot, lower, upper, safe_point), self._readers) as batches:
+        async with cursor(snapshot, garbage(snapshot, lower, upper, safe_point), self._scanners) as batches:
             while batch := await batches.next():
                 await self._group.submit([partial(_delete, keys=batch)])
                 deleted += len(batch)
@@ -65,7 +65,7 @@ class Collector:
 
     async def destroy(self, lower: bytes, upper: bytes) -> None:
         """Delete all versions and locks of an encoded range; durable when it returns. Change feeds are not told."""
-        await asyncio.get_running_loop().run_in_executor(self._readers, self._destroy, lower, upper)
+        await asyncio.get_running_loop().run_in_executor(self._scanners, self._destroy, lower, upper)
         await self._group.quiet(lambda: self._forget_locks(lower, upper))
 
     async def _collect_all(self, safe_point: int) -> None:

@@ -29,7 +29,7 @@ class StoreConfig:
     heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator")
     resolved_ts_interval: float = setting(0.2, "seconds between two resolved timestamps of the change feed")
     feed_buffer_bytes: int = setting(64 << 20, "bytes of changes one feed connection may lag before it is cut")
-    read_threads: int = setting(2, "threads for reads and change-feed scans")
+    read_threads: int = setting(2, "threads for reads; scans of change feeds and GC have one of their own")
 
     def first_split_keys(self) -> list[bytes]:
         """The split keys, sorted, each once.

@@ -1,4 +1,4 @@
-"""A long scan in steps: each step in a reader thread, closed only when no step is running."""
+"""A long scan in steps: each step in an executor thread, closed only when no step is running."""
 
 import asyncio
 import threading
@@ -15,16 +15,16 @@ T = TypeVar("T")
 class Cursor(Generic[T]):
     """Steps through a generator over a snapshot, both of which it owns."""
 
-    def __init__(self, snapshot: Snapshot, steps: Generator[T, None, None], readers: Executor) -> None:
+    def __init__(self, snapshot: Snapshot, steps: Generator[T, None, None], executor: Executor) -> None:
         self._snapshot = snapshot
         self._steps = steps
-        self._readers = readers
+        self._executor = executor
         self._lock = threading.Lock()
         self._closed = False
 
     async def next(self) -> T | None:
         """The next step's result, or None at the end."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._step)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._step)
 
     def close(self) -> None:
         """Release the snapshot; waits for a running step."""
@@ -39,10 +39,10 @@ class Cursor(Generic[T]):
 
 
 @asynccontextmanager
-async def cursor(snapshot: Snapshot, steps: Generator[T, None, None], readers: Executor) -> AsyncIterator[Cursor[T]]:
+async def cursor(snapshot: Snapshot, steps: Generator[T, None, None], executor: Executor) -> AsyncIterator[Cursor[T]]:
     """A cursor for the block; cancelling the block never waits for the disk."""
-    opened = Cursor(snapshot, steps, readers)
+    opened = Cursor(snapshot, steps, executor)
     try:
         yield opened
     finally:
-        readers.submit(opened.close)
+        executor.submit(opened.close)

@@ -15,3 +15,9 @@ FEED_ROWS = Counter("tidemark_store_feed_rows_total", "Rows queued for change fe
 FEED_CONGESTED = Counter("tidemark_store_feed_congested_total", "Subscriptions cut because their reader was too slow.")
 GC_KEYS = Counter("tidemark_store_gc_keys_total", "Stored keys deleted by GC.")
 GC_SAFE_POINT = Gauge("tidemark_store_gc_safe_point", "Safepoint up to which all regions are collected.")
+
+
+def observe_group(commands: int, seconds: float) -> None:
+    """One durable group."""
+    GROUP_COMMANDS.observe(commands)
+    GROUP_SECONDS.observe(seconds)

@@ -72,18 +72,20 @@ class Runner:
         responses: list[Any] = [None] * len(calls)
         places: list[int] = []
         commands: list[Command] = []
+        size = 0
         for place, (method, request) in enumerate(calls):
             region = self._admit(method, request)
             if isinstance(region, Region):
                 assert method.command is not None
                 places.append(place)
                 commands.append(method.command(request, region))
+                size += request.ByteSize()
             else:
                 responses[place] = method.response(region_error=region)
         if not commands:
             return responses
         try:
-            results: Sequence[Any] = await self._group.submit(commands)
+            results: Sequence[Any] = await self._group.submit(commands, size)
         except StoreBusyError as err:
             busy = errorpb.Error(message=str(err), server_is_busy=errorpb.ServerIsBusy(reason=err.message))
             for place in places:

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from storage.model.errors import ClosedError, UnavailableError
 from storage.mvcc.change import Change
@@ -18,7 +18,9 @@ from storage.mvcc.engine import Command, Engine
 
 T = TypeVar("T")
 MAX_GROUP_COMMANDS = 1024
+MAX_GROUP_BYTES = 4 << 20
 MAX_WAITING_COMMANDS = 65_536
+MAX_WAITING_BYTES = 128 << 20
 
 
 class StoreBusyError(UnavailableError):
@@ -33,33 +35,53 @@ class StoreStoppedError(ClosedError):
     code = "ErrStoreStopped"
 
 
+class _Waiter(NamedTuple):
+    commands: Sequence[Command]
+    size: int
+    future: "asyncio.Future[Sequence[Any]]"
+
+
 class GroupCommit:
     """The queue before the engine; belongs to one event loop."""
 
-    def __init__(self, engine: Engine, executor: Executor, observe: Callable[[Sequence[Change]], None]) -> None:
-        """`executor` must have one thread; `observe` is called on the loop and must not block."""
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        observe: Callable[[Sequence[Change]], None],
+        on_group: Callable[[int, float], None] = lambda _commands, _seconds: None,
+    ) -> None:
+        """`executor` must have one thread; `observe` is called on the loop and must not block.
+
+        `on_group` hears of each group: its commands, and the seconds from its start to durability.
+        """
         self._engine = engine
         self._executor = executor
         self._observe = observe
-        self._waiting: deque[tuple[Sequence[Command], asyncio.Future[Sequence[Any]]]] = deque()
+        self._on_group = on_group
+        self._waiting: deque[_Waiter] = deque()
         self._waiting_commands = 0
+        self._waiting_bytes = 0
         self._quiet: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._stopped = False
 
-    async def submit(self, commands: Sequence[Command]) -> Sequence[Any]:
+    async def submit(self, commands: Sequence[Command], size: int = 0) -> Sequence[Any]:
         """Run commands; returns their results, errors of `storage.mvcc.errors` as values, once they are durable.
 
+        `size` is about how many bytes they hold in memory.
+
         Raises:
-            StoreBusyError: too many commands wait.
+            StoreBusyError: too many commands or bytes wait.
             StoreStoppedError: the store is closing; the outcome of the commands is unknown.
         """
         self._check_open()
-        if self._waiting_commands + len(commands) > MAX_WAITING_COMMANDS:
+        if self._waiting_commands + len(commands) > MAX_WAITING_COMMANDS or self._waiting_bytes > MAX_WAITING_BYTES:
             raise StoreBusyError(f"{self._waiting_commands} writes are waiting; slow down and try again")
         future: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((commands, future))
+        self._waiting.append(_Waiter(commands, size, future))
         self._waiting_commands += len(commands)
+        self._waiting_bytes += size
         self._wake.set()
         return await future
 
@@ -99,31 +121,43 @@ class GroupCommit:
                 future.set_result(function())
 
     async def _write_group(self) -> None:
-        taken: list[tuple[Sequence[Command], asyncio.Future[Sequence[Any]]]] = []
-        commands: list[Command] = []
-        while self._waiting and len(commands) < MAX_GROUP_COMMANDS:
-            taken.append(self._waiting.popleft())
-            commands += taken[-1][0]
-        self._waiting_commands -= len(commands)
+        taken = self._take()
+        commands = [command for waiter in taken for command in waiter.commands]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            group = await asyncio.get_running_loop().run_in_executor(self._executor, self._engine.apply, commands)
+            group = await loop.run_in_executor(self._executor, self._engine.apply, commands)
         except BaseException:
-            for _, future in taken:
-                self._refuse(future)
+            for waiter in taken:
+                self._refuse(waiter.future)
             raise
+        self._on_group(len(commands), loop.time() - began)
         if group.changes:
             self._observe(group.changes)
         at = 0
-        for part, future in taken:
-            if not future.done():
-                future.set_result(group.results[at : at + len(part)])
-            at += len(part)
+        for waiter in taken:
+            if not waiter.future.done():
+                waiter.future.set_result(group.results[at : at + len(waiter.commands)])
+            at += len(waiter.commands)
+
+    def _take(self) -> list[_Waiter]:
+        taken: list[_Waiter] = []
+        commands = size = 0
+        while self._waiting and commands < MAX_GROUP_COMMANDS and size < MAX_GROUP_BYTES:
+            waiter = self._waiting.popleft()
+            taken.append(waiter)
+            commands += len(waiter.commands)
+            size += waiter.size
+        self._waiting_commands -= commands
+        self._waiting_bytes -= size
+        return taken
 
     def _stop(self) -> None:
         self._stopped = True
-        for waiting in (self._waiting, self._quiet):
-            while waiting:
-                self._refuse(waiting.popleft()[1])
+        for future in (*(waiter.future for waiter in self._waiting), *(future for _, future in self._quiet)):
+            self._refuse(future)
+        self._waiting.clear()
+        self._quiet.clear()
 
     @staticmethod
     def _refuse(future: "asyncio.Future[Any]") -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from storage.codec import encode_bytes
+from storage.model.ts import MAX_TS
 from storage.mvcc.change import COMMIT, PREWRITE, Change
 from storage.mvcc.change import ROLLBACK as ROLLED_BACK
 from storage.mvcc.draft import Draft, Versions
@@ -54,7 +55,7 @@ class Assertion(enum.IntEnum):
 
 
 _LOCK_KINDS: dict[int, int] = {Op.PUT: PUT, Op.INSERT: PUT, Op.DELETE: DELETE, Op.LOCK: LOCK}
-_DO_PESSIMISTIC_CHECK = 1
+_SKIP_CHECK, _MUST_BE_LOCKED = 0, 1
 
 
 class Mutation(NamedTuple):
@@ -70,7 +71,9 @@ class Mutation(NamedTuple):
 class Prewrite:
     """One prewrite; `for_update_ts` > 0 means a pessimistic transaction.
 
-    `actions` belong to the mutations of the same index; clients send more of them than mutations: the rest is ignored.
+    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, the client vouches that nobody
+    changed the key; 1, it holds the pessimistic lock; 2, check against for_update_ts. Clients send more of them than
+    mutations: the rest is ignored.
     """
 
     mutations: Sequence[Mutation]
@@ -95,16 +98,17 @@ def prewrite(draft: Draft, txn: Prewrite) -> None:
     """
     locked: list[KeyIsLockedError] = []
     for index, mutation in enumerate(txn.mutations):
-        must_own = txn.for_update_ts > 0 and index < len(txn.actions) and txn.actions[index] == _DO_PESSIMISTIC_CHECK
+        action = txn.actions[index] if index < len(txn.actions) else _SKIP_CHECK
         try:
-            _prewrite_key(draft, txn, mutation, must_own=must_own)
+            _prewrite_key(draft, txn, mutation, action)
         except KeyIsLockedError as err:
             locked.append(err)
     if locked:
         raise KeyErrorsError(locked)
 
 
-def _prewrite_key(draft: Draft, txn: Prewrite, mutation: Mutation, *, must_own: bool) -> None:
+def _prewrite_key(draft: Draft, txn: Prewrite, mutation: Mutation, action: int) -> None:
+    must_own = txn.for_update_ts > 0 and action == _MUST_BE_LOCKED
     encoded = encode_bytes(mutation.key)
     held = draft.lock(encoded)
     if held is not None and held.start_ts != txn.start_ts:
@@ -116,30 +120,33 @@ def _prewrite_key(draft: Draft, txn: Prewrite, mutation: Mutation, *, must_own: 
     if held is None and must_own:
         _check_amendable(draft, txn, mutation, encoded)
     elif held is None:
-        check_newest(draft, txn.start_ts, mutation.key, encoded, txn.primary)
+        _check_newest(draft, txn, mutation.key, encoded, _newest_allowed(txn, action))
     _check_beliefs(draft, txn, mutation, encoded)
     if mutation.op != Op.CHECK_NOT_EXISTS:
         _lock(draft, txn, mutation, encoded, held)
 
 
-def check_newest(draft: Draft, start_ts: int, key: bytes, encoded: bytes, primary: bytes) -> None:
-    """Refuse when the key changed after `start_ts`, or when the transaction was rolled back on it.
+def _newest_allowed(txn: Prewrite, action: int) -> int:
+    if not txn.for_update_ts:
+        return txn.start_ts
+    return MAX_TS if action == _SKIP_CHECK else txn.for_update_ts
+
+
+def _check_newest(draft: Draft, txn: Prewrite, key: bytes, encoded: bytes, newest_ts: int) -> None:
+    """Refuse when the key changed after `newest_ts`, or when the transaction itself is already over on it.
 
     Rollback records of others are passed over: they change nothing.
-
-    Raises:
-        WriteConflictError: as said.
     """
     for commit_ts, write in draft.writes(encoded):
-        if commit_ts < start_ts:
+        if commit_ts < txn.start_ts:
             return
-        if commit_ts == start_ts and (write.kind == ROLLBACK or write.overlapped_rollback):
+        if commit_ts == txn.start_ts and (write.kind == ROLLBACK or write.overlapped_rollback):
             reason = ConflictReason.SELF_ROLLED_BACK
-        elif commit_ts > start_ts and write.kind != ROLLBACK:
+        elif write.kind != ROLLBACK and (commit_ts > newest_ts or write.start_ts == txn.start_ts):
             reason = ConflictReason.OPTIMISTIC
         else:
             continue
-        raise WriteConflictError(key, primary, start_ts, write.start_ts, commit_ts, reason)
+        raise WriteConflictError(key, txn.primary, txn.start_ts, write.start_ts, commit_ts, reason)
 
 
 def _check_amendable(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes) -> None:

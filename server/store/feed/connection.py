@@ -26,6 +26,7 @@ from storage.mvcc.history import changes_since
 from storage.mvcc.region import Region
 
 _SCAN_ROWS = 1024
+_MAX_SCANS = 4
 _log = structlog.get_logger(__name__)
 
 
@@ -33,14 +34,14 @@ class FeedBackend:
     """What every connection of this store works with."""
 
     def __init__(
-        self, *, cluster_id: int, engine: Engine, group: GroupCommit, gate: RegionGate, hub: FeedHub, readers: Executor
+        self, *, cluster_id: int, engine: Engine, group: GroupCommit, gate: RegionGate, hub: FeedHub, scanners: Executor
     ) -> None:
         self.cluster_id = cluster_id
         self.engine = engine
         self.group = group
         self.gate = gate
         self.hub = hub
-        self.readers = readers
+        self.scanners = scanners
 
 
 class Connection:
@@ -49,6 +50,7 @@ class Connection:
     def __init__(self, backend: FeedBackend, outbox: Outbox) -> None:
         self._backend = backend
         self._outbox = outbox
+        self._scan_slots = asyncio.Semaphore(_MAX_SCANS)  # a slow reader holds up only its own scans
         self._subscriptions: dict[tuple[int, int], Subscription] = {}
 
     async def receive(self, requests: AsyncIterator[cdcpb.ChangeDataRequest]) -> None:
@@ -116,24 +118,28 @@ class Connection:
 
     async def _scan(self, wanted: Subscription) -> None:
         """Attach, send what is on disk, then INITIALIZED: live changes begin exactly where the snapshot ends."""
-        snapshot = await self._backend.group.quiet(lambda: self._attach(wanted))
-        steps = _scan_steps(snapshot, wanted)
-        async with cursor(snapshot, steps, self._backend.readers) as pieces:
-            while not wanted.ended and (step := await pieces.next()) is not None:
-                for piece, size in step:
-                    await self._outbox.put(Rows(wanted, piece, size))
-                    metrics.FEED_ROWS.inc(len(piece))
+        async with self._scan_slots:
+            snapshot = await self._backend.group.quiet(lambda: self._attach(wanted))
+            steps = _scan_steps(snapshot, wanted)
+            async with cursor(snapshot, steps, self._backend.scanners) as pieces:
+                while not wanted.ended and (step := await pieces.next()) is not None:
+                    for piece, size in step:
+                        await self._outbox.put(Rows(wanted, piece, size))
+                        metrics.FEED_ROWS.inc(len(piece))
         if not wanted.ended:
             self._outbox.control(Initialized(wanted))
             wanted.initialized = True
 
     def _attach(self, wanted: Subscription) -> Snapshot:
         gate, hub = self._backend.gate, self._backend.hub
+        snapshot = self._backend.engine.kv.snapshot()
+        if wanted.ended:  # deregistered, or the client gone, while this waited
+            return snapshot
         hub.attach(wanted, self._outbox)
         if gate.regions.get(wanted.region.region_id) != wanted.region:  # split since it was checked
             hub.refuse_stale(wanted, self._outbox)
         self._backend.engine.old_values = hub.wants_old_values
-        return self._backend.engine.kv.snapshot()
+        return snapshot
 
 
 def _scan_steps(snapshot: Snapshot, wanted: Subscription) -> Generator[list[tuple[list[Change], int]], None, None]:

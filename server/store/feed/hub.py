@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import structlog
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.rpc.pd import PdClient
+from server.rpc.pd import PdClient, PdRefusedError
 from server.store import metrics
 from server.store.feed.outbox import Failure, Outbox, Resolved, Rows
 from server.store.feed.subscription import Subscription, chunks
@@ -99,7 +99,7 @@ class FeedHub:
                 continue
             try:
                 now_ts = await pd.tso()
-            except UnavailableError as err:
+            except (UnavailableError, PdRefusedError) as err:
                 _log.warning("no timestamp to resolve with", error=err.message)
             else:
                 self.resolve(now_ts)

@@ -169,6 +169,27 @@ def test_assertions_are_checked_when_asked_for() -> None:
     assert run(engine, partial(percolator.prewrite, txn=unasked)) is None
 
 
+@pytest.mark.parametrize(("action", "passes"), [(0, True), (2, False)])
+def test_a_pessimistic_transaction_vouches_for_keys_it_does_not_lock(action: int, passes: bool) -> None:
+    engine = Engine(MemoryKV())
+    run(engine, put(b"index", b"1", 6))
+    run(engine, commit([b"index"], 6, 9))
+    sent = put(b"index", b"2", 5, for_update_ts=8, actions=[action, 1, 1])
+    assert (run(engine, sent) is None) == passes
+
+
+def test_a_late_prewrite_of_a_finished_transaction_locks_nothing() -> None:
+    engine = Engine(MemoryKV())
+    for start_ts, end in (
+        (5, commit([b"a"], 5, 6)),
+        (7, partial(percolator.rollback, keys=[b"a"], start_ts=7)),
+    ):
+        run(engine, put(b"a", b"1", start_ts))
+        run(engine, end)
+        late = put(b"a", b"2", start_ts, for_update_ts=99, actions=[0])
+        assert isinstance(run(engine, late), errors.WriteConflictError)
+
+
 def test_an_unknown_op_is_refused() -> None:
     txn = Prewrite(mutations=[Mutation(7, b"a")], primary=b"a", start_ts=5, ttl_ms=1)
     assert isinstance(run(Engine(MemoryKV()), partial(percolator.prewrite, txn=txn)), errors.InvalidTxnError)
