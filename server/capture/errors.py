@@ -5,6 +5,7 @@ from storage.model.errors import ConflictError, InvalidError, UnavailableError
 
 __all__ = [
     "ChangefeedExistsError",
+    "ChangefeedFailedError",
     "ChangefeedIdInvalidError",
     "ChangefeedNotExistsError",
     "ChangefeedNotRunningError",
@@ -42,6 +43,12 @@ class ChangefeedNotRunningError(UnavailableError):
     """The changefeed exists but no rows are pulled for it at this moment."""
 
     code = "ErrChangefeedNotRunning"
+
+
+class ChangefeedFailedError(InvalidError):
+    """The changefeed has failed for good: somebody must look at it."""
+
+    code = "ErrChangefeedFailed"
 
 
 class NotOwnerError(UnavailableError):

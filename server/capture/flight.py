@@ -11,13 +11,15 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from server.capture.errors import ChangefeedNotRunningError
+from server.capture.changefeed import State
+from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningError
 from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.table import SourceTable
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
 from sink.manager import SinkManager
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 T = TypeVar("T")
@@ -149,9 +151,12 @@ def _table(feed: Feed, name: str) -> SourceTable:
     raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {known}")
 
 
-def _not_running(feed: Feed) -> ChangefeedNotRunningError:
-    error = f" after {feed.info.error.code}: {feed.info.error.message}" if feed.info.error else ""
-    return ChangefeedNotRunningError(f"changefeed {feed.id} does not run now, its state is {feed.info.state}{error}")
+def _not_running(feed: Feed) -> TidemarkError:
+    state, error = feed.info.state, feed.info.error
+    cause = f" after {error.code}: {error.message}" if error else ""
+    if state is State.FAILED:
+        return ChangefeedFailedError(f"changefeed {feed.id} has failed{cause}")
+    return ChangefeedNotRunningError(f"changefeed {feed.id} does not run now, its state is {state}{cause}")
 
 
 def _while_running(feed: Feed, call: Callable[[], T]) -> T:

@@ -18,8 +18,8 @@ from server.rpc.tikv import KvClient
 from storage.codec import decode_bytes
 from storage.model.errors import TidemarkError
 
-_EVERY_S = 2.0
-_LAG_MS = 5_000
+_EVERY_S = 1.0
+_LAG_MS = 2_000
 _PAGE = 256
 _RANGE_S = 30.0
 
@@ -36,7 +36,7 @@ class StuckLocks:
         self._pullers = pullers
 
     async def run(self) -> None:
-        """Look every two seconds until cancelled."""
+        """Look every second until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             try:

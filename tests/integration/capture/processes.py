@@ -8,8 +8,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LOOPBACK = "127.0.0.1:0"
@@ -58,6 +60,11 @@ class Cluster:
         shared = ["--coordinator", self.pd, "--data-dir"]
         self.store = Daemon(directory, "store", *shared, str(directory / "store"))
         self.capture = Daemon(directory, "capture", *shared, str(directory / "capture"))
+
+    def api(self, method: str, request):
+        """A call of the changefeed API."""
+        with grpc.insecure_channel(self.capture.endpoints["capture"]) as channel:
+            return getattr(ChangefeedServiceStub(channel), method)(request, timeout=30, wait_for_ready=True)
 
     def cli(self, *arguments: str):
         """`tidemark cli --json …`: the document, or the error line."""

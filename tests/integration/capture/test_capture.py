@@ -1,16 +1,27 @@
 """Coordinator, store and capture as processes; tikv-client writes, an Arrow Flight client reads."""
 
+import asyncio
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow.flight as fl
 import pytest
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+from kvproto.tikvpb_pb2_grpc import TikvStub
+from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.demo.bank import ACCOUNTS, TABLES, TRANSFERS
+from server.demo.bank import ACCOUNTS, TRANSFERS
+from server.rpc.client import connect
+from server.rpc.pd import PdClient
+from server.rpc.tikv import KvClient
+from storage.codec import encode_bytes
 from storage.tidb.record import encode_record
 from tests.integration.capture.processes import Reader, running_cluster
 
 tikv_client = pytest.importorskip("tikv_client")
 ACCOUNTS_NAME = "bank.accounts"
+TABLES = (ACCOUNTS, TRANSFERS)
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +40,14 @@ def store(cluster):
 
 @pytest.fixture
 def feed(cluster, request):
-    """A changefeed of the test's own, and its reader."""
-    changefeed = request.node.name.split("[")[0].replace("_", "-")[:60].strip("-")
-    made = create(cluster, changefeed)
-    assert made["state"] == "normal"
-    yield Reader(cluster, changefeed), changefeed, made["start_ts"]
-    cluster.cli("changefeed", "remove", "-c", changefeed, "--no-confirm")
-
-
-def create(cluster, changefeed, *flags):
-    tables = str(cluster.directory / "tables.json")
-    return cluster.cli(
-        "changefeed", "create", "-c", changefeed, "--sink-uri", "delta:///lake", "--tables", tables, *flags
-    )
+    """A changefeed of the test's own, its reader and its start."""
+    changefeed = request.node.name.replace("_", "-")
+    tables = [pb.Table(schema_name="bank", table_info_json=table.to_json()) for table in TABLES]
+    create = pb.CreateChangefeedRequest(id=changefeed, sink_uri="delta:///lake", tables=tables)
+    made = cluster.api("CreateChangefeed", create).changefeed
+    assert made.state == pb.CHANGEFEED_STATE_NORMAL
+    yield Reader(cluster, changefeed), changefeed, made.start_ts
+    cluster.api("RemoveChangefeed", pb.RemoveChangefeedRequest(id=changefeed))
 
 
 def account(identity, balance):
@@ -61,7 +67,12 @@ def write(store, *rows, pessimistic=False):
 
 
 def now(cluster):
-    return cluster.cli("tso", "query")["tso"]
+    return run(_now(cluster.pd))
+
+
+async def _now(pd_addr):
+    async with PdClient.open(pd_addr) as pd:
+        return await pd.tso()
 
 
 def changes(table):
@@ -103,10 +114,7 @@ def test_acknowledging_moves_the_checkpoint_and_the_safepoint(cluster, store, fe
     write(store, (1, 12))
     end = reader.wait_resolved(now(cluster))
     assert reader.ask("ack", ts=end) == {"checkpoint_ts": end}
-    shown = await_value(
-        lambda: cluster.cli("changefeed", "query", "-c", changefeed)["checkpoint_tso"], lambda value: value == end
-    )
-    assert shown == end
+    assert cluster.cli("changefeed", "query", "-c", changefeed)["checkpoint_tso"] == end
     await_value(lambda: safepoint(cluster, changefeed), lambda value: value == end - 1)
 
 
@@ -149,8 +157,48 @@ def test_a_changefeed_starts_again_where_it_was_paused(cluster, store, feed):
     assert changes(reader.read(start, end, ACCOUNTS_NAME))[-1][1:] == (8, 80)
 
 
+def test_a_dead_clients_lock_does_not_stop_the_changefeed(cluster, store, feed):
+    reader, _, start = feed
+    run(leave_a_lock(cluster.pd, 301))
+    write(store, (302, 1))
+    locked = now(cluster)
+    end = reader.wait_resolved(locked)
+    assert changes(reader.read(start, end, ACCOUNTS_NAME)) == [("insert", 302, 1)]
+
+
+def test_a_split_loses_and_repeats_nothing(cluster, store, feed):
+    reader, _, start = feed
+    write(store, (401, 1), (499, 1))
+    run(split(cluster.pd, account(450, 0)[0]))
+    write(store, (401, 2), (499, 2))
+    end = reader.wait_resolved(now(cluster))
+    assert [(op, identity, balance) for op, identity, balance in changes(reader.read(start, end, ACCOUNTS_NAME))] == [
+        ("insert", 401, 1),
+        ("insert", 499, 1),
+        ("update", 401, 2),
+        ("update", 499, 2),
+    ]
+
+
+def test_a_reader_learns_why_it_gets_nothing(cluster, store, feed):
+    reader, changefeed, start = feed
+    with pytest.raises(fl.FlightServerError, match="ErrTableNotExists"):
+        reader.read(start, start, "bank.none")
+    write(store, (501, 1))
+    first = reader.wait_resolved(now(cluster))
+    reader.ask("ack", ts=first)
+    reader.ask("ack", ts=reader.wait_resolved(now(cluster)))
+    with pytest.raises(fl.FlightServerError, match="ErrRangeCleaned"):
+        reader.read(start, first, ACCOUNTS_NAME)
+    cluster.cli("changefeed", "pause", "-c", changefeed)
+    with pytest.raises(fl.FlightUnavailableError, match="ErrChangefeedNotRunning"):
+        reader.ask("latest", start=start)
+
+
 def test_removing_asks_first_and_gives_the_safepoint_up(cluster):
-    create(cluster, "doomed")
+    tables = str(cluster.directory / "tables.json")
+    flags = ("-c", "doomed", "--sink-uri", "delta:///lake", "--tables", tables)
+    assert cluster.cli("changefeed", "create", *flags)["id"] == "doomed"
     assert "ErrNotConfirmed" in cluster.cli("changefeed", "remove", "-c", "doomed")
     assert cluster.cli("changefeed", "remove", "-c", "doomed", "--dry-run")["dry_run"]
     assert cluster.cli("changefeed", "remove", "-c", "doomed", "--no-confirm")["removed"]
@@ -167,6 +215,29 @@ def test_captures_are_listed_with_their_owner(cluster):
 def test_the_capture_drains_at_sigterm(cluster):
     assert cluster.capture.terminate() == 0
     cluster.capture.start()
+
+
+def run(coroutine):
+    """In a thread of its own: tikv-client needs this one's event loop."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
+
+
+async def leave_a_lock(pd_addr, identity):
+    """A client prewrites and dies; its lock's TTL ends soon."""
+    key, value = account(identity, 1)
+    async with PdClient.open(pd_addr) as pd, KvClient.open(pd) as kv:
+        mutation = kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value)
+        await kv.prewrite([mutation], primary=key, start_version=await pd.tso(), lock_ttl_ms=100)
+
+
+async def split(pd_addr, key):
+    async with PdClient.open(pd_addr) as pd:
+        route = await pd.region(encode_bytes(key))
+        context = kvrpcpb.Context(region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader)
+        async with connect(route.address) as channel:
+            answer = await TikvStub(channel).SplitRegion(kvrpcpb.SplitRegionRequest(context=context, split_keys=[key]))
+        assert len(answer.regions) == 2, answer
 
 
 def safepoint(cluster, changefeed):
