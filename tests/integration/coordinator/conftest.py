@@ -31,7 +31,7 @@ class Coordinator:
 Start = Callable[..., Coordinator]
 
 
-def environment() -> dict[str, str]:
+def process_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"}
 
 
@@ -40,7 +40,9 @@ def command(*flags: str) -> list[str]:
 
 
 def run_to_end(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*flags), env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        command(*flags), env=process_environment(), capture_output=True, text=True, timeout=30, check=False
+    )
 
 
 def free_port() -> int:
@@ -53,7 +55,7 @@ def free_port() -> int:
 def running(metadata: str, addr: str = "127.0.0.1:0") -> Iterator[Coordinator]:
     process = subprocess.Popen(
         command("--addr", addr, "--metadata", metadata),
-        env=environment(),
+        env=process_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -135,3 +137,9 @@ def etcd_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def refused() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a coordinator that is expected to end by itself."""
     return run_to_end
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The environment our code runs in as a process."""
+    return process_environment()

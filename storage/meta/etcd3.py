@@ -1,0 +1,31 @@
+"""The `etcd3` library for one-shot administration, over our stubs.
+
+Its own generated code does not load under today's protobuf, so its stub module is replaced before it is imported. Only
+one-shot calls go through it (status, put, get, transactions, leases): its watcher spins without back-off while the
+server is away, drops the callback, and never resumes, so everything that lives longer uses `storage.meta.client`.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from etcdpb import kv_pb2, rpc_pb2, rpc_pb2_grpc
+
+_STUB_MODULE = "etcd3.etcdrpc"
+
+
+def client(host: str, port: int, timeout_s: float = 5.0) -> Any:
+    """An `etcd3.Etcd3Client` to one endpoint; close it after use."""
+    return _library().client(host=host, port=port, timeout=timeout_s)
+
+
+def _library() -> ModuleType:
+    if _STUB_MODULE not in sys.modules:
+        stubs = ModuleType(_STUB_MODULE)
+        for source in (kv_pb2, rpc_pb2, rpc_pb2_grpc):
+            vars(stubs).update({name: part for name, part in vars(source).items() if not name.startswith("_")})
+        sys.modules[_STUB_MODULE] = stubs
+    library = importlib.import_module("etcd3")
+    vars(library)["etcdrpc"] = sys.modules[_STUB_MODULE]
+    return library

@@ -1,0 +1,89 @@
+"""The etcd3 library, through our stubs, finds what it knows at every server of the etcd API."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from storage.meta import etcd3
+
+
+@pytest.fixture
+def client(etcd_api: str) -> Iterator[Any]:
+    host, _, port = etcd_api.rpartition(":")
+    opened = etcd3.client(host, int(port))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"/etcd3/{uuid.uuid4()}/"
+
+
+def test_status_and_members(client: Any) -> None:
+    assert client.status().version.startswith("3.")
+    assert [member.client_urls for member in client.members]
+
+
+def test_put_get_and_delete(client: Any, prefix: str) -> None:
+    client.put(prefix + "a", "1")
+    client.put(prefix + "b", "2")
+    value, pair = client.get(prefix + "a")
+    assert (value, pair.key, pair.version) == (b"1", f"{prefix}a".encode(), 1)
+    assert [value for value, _ in client.get_prefix(prefix, sort_order="descend", sort_target="key")] == [b"2", b"1"]
+    assert client.put_if_not_exists(prefix + "a", "x") is False
+    assert client.replace(prefix + "a", "1", "3") is True
+    assert client.delete(prefix + "b") is True
+    assert client.get(prefix + "b") == (None, None)
+
+
+def test_transactions(client: Any, prefix: str) -> None:
+    tests, ops = client.transactions, client.transactions
+    client.put(prefix + "a", "1")
+    succeeded, (pairs,) = client.transaction(
+        compare=[tests.value(prefix + "a") == "1", tests.version(prefix + "b") == 0],
+        success=[ops.get(prefix + "a")],
+        failure=[ops.delete(prefix + "a")],
+    )
+    assert succeeded
+    assert pairs[0][0] == b"1"
+
+
+def test_leases(client: Any, prefix: str) -> None:
+    lease = client.lease(30)
+    client.put(prefix + "a", "1", lease=lease)
+    assert lease.granted_ttl == 30
+    assert list(lease.keys) == [f"{prefix}a".encode()]
+    assert [answer.TTL for answer in lease.refresh()] == [30]
+    lease.revoke()
+    assert client.get(prefix + "a") == (None, None)
+
+
+WATCH = """
+import os, sys, threading
+from storage.meta import etcd3
+client = etcd3.client(sys.argv[1], int(sys.argv[2]))
+events, cancel = client.watch_prefix(sys.argv[3])
+threading.Timer(0.1, client.put, (sys.argv[3] + "a", "1")).start()
+event = next(iter(events))
+print(event.key.decode().removeprefix(sys.argv[3]), event.value.decode(), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_watch_sees_a_put(etcd_api: str, prefix: str, environment: dict[str, str]) -> None:
+    """In a process of its own: the library's watch thread dies with an exception when its client is closed."""
+    host, _, port = etcd_api.rpartition(":")
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, host, port, prefix],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == "a 1\n"
