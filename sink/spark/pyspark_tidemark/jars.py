@@ -61,6 +61,8 @@ def install(directory: Path) -> list[Path]:
 
 
 def _resolve(cache: str) -> None:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]")
@@ -76,7 +78,7 @@ def _resolve(cache: str) -> None:
         builder = builder.config(name, value)
     try:
         builder.getOrCreate().stop()
-    except Exception as err:
+    except (PySparkException, Py4JError, OSError) as err:
         raise SourceError(
             "ErrJarsUnavailable", f"Spark could not fetch {COORDINATES} ({err}); is a Maven repository reachable?"
         ) from None

@@ -4,9 +4,11 @@ Invariant: a directory `cut=…` is complete. It is written beside, under a name
 a repeated cut finds its directory and does nothing.
 """
 
+import os
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.flight import TableMeta
@@ -42,7 +44,10 @@ class ChangelogTarget:
         if not final.exists():
             staged = directory / f"_staged-{changes.end_ts}"
             shutil.rmtree(staged, ignore_errors=True)
-            changes.frame(self._spark).write.parquet(str(staged))
+            if changes.few:
+                _write(changes, staged)
+            else:
+                changes.frame(self._spark).write.parquet(str(staged))
             staged.rename(final)
         return Applied(changes.rows, changes.end_ts)
 
@@ -52,3 +57,12 @@ class ChangelogTarget:
 
     def maintain(self) -> None:
         """Nothing: a changelog is kept as it is."""
+
+
+def _write(changes: Changes, directory: Path) -> None:
+    """A few rows need no Spark job."""
+    directory.mkdir(parents=True)
+    with (directory / "part-00000.parquet").open("wb") as file:
+        pq.write_table(changes.arrow(), file)
+        file.flush()
+        os.fsync(file.fileno())

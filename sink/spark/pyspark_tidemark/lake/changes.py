@@ -61,6 +61,6 @@ def lake_columns(table: TableMeta) -> list[str]:
     return [name for name in table.schema.names if name not in ENVELOPE] + ["_commit_ts"]
 
 
-def lake_schema(table: TableMeta) -> StructType:
-    """The Spark schema of `lake_columns`."""
-    return from_arrow_schema(pa.schema([table.schema.field(name) for name in lake_columns(table)]))
+def lake_schema(table: TableMeta) -> Any:
+    """The pyarrow.Schema of `lake_columns`."""
+    return pa.schema([table.schema.field(name) for name in lake_columns(table)])

@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
@@ -53,7 +55,7 @@ def open_session(
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
-    except Exception as err:
+    except (PySparkException, Py4JError, OSError) as err:
         raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
     session.sparkContext.setLogLevel("WARN")
     return session
