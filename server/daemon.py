@@ -48,6 +48,8 @@ def run(
         _exit_with_parent()
     try:
         asyncio.run(_serve(opened, http_addr, registry))
+    except asyncio.CancelledError:
+        return EXIT_OK  # stopped before it served
     except TidemarkError as err:
         return failed([err])
     except BaseExceptionGroup as group:
@@ -76,9 +78,16 @@ def leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
 async def _serve(opened: OpenDaemon, http_addr: str, registry: CollectorRegistry) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    opening = asyncio.current_task()
     serving = False
+
+    def stop() -> None:
+        stopping.set()
+        if not serving and opening is not None:
+            opening.cancel()  # it may wait for an election, or for a peer: there is nothing to drain
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
     with http.listen(http_addr, ready=lambda: serving and not stopping.is_set(), registry=registry) as http_bound:
         async with opened() as endpoints:
             serving = True
