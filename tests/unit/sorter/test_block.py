@@ -1,0 +1,98 @@
+"""Blocks: what is written is read, what is damaged is named; the format is fixed by a golden file."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorter import block
+from sorter.block import BlockMeta
+from sorter.errors import BlockCorruptError
+from sorter.index import Entry, decode_entry, encode_entry
+from sorter.segment import Pointer
+from storage.model.errors import CorruptError
+from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "sorter"
+ROWS = raw_batch(
+    [450_000_000_000_000_001, 450_000_000_000_000_002, 450_000_000_000_000_002],
+    [450_000_000_000_000_000] * 3,
+    [INSERT, DELETE, UPDATE],
+    [b"a", b"", b"ab"],
+    [b"1", None, b"2"],
+    [None, b"0", b"1"],
+)
+META = BlockMeta(7, 101, 42, 3, 450_000_000_000_000_001, 450_000_000_000_000_002)
+ENTRY = Entry(META, Pointer(3, 640, 1000))
+
+u64 = st.integers(0, (1 << 64) - 1)
+metas = st.builds(BlockMeta, u64, st.integers(-(1 << 63), (1 << 63) - 1), u64, st.just(3), u64, u64)
+
+
+def encoded(meta: BlockMeta = META) -> bytes:
+    header, payload = block.encode(meta, ROWS)
+    return header + payload.to_pybytes()
+
+
+@given(metas)
+def test_a_block_is_read_as_it_was_written(meta: BlockMeta) -> None:
+    assert block.decode(meta, pa.py_buffer(encoded(meta))).equals(ROWS)
+
+
+def test_a_slice_is_written_without_the_rest() -> None:
+    header, payload = block.encode(BlockMeta(1, 1, 1, 1, 1, 1), ROWS.slice(1, 1))
+    read = block.decode(BlockMeta(1, 1, 1, 1, 1, 1), pa.py_buffer(header + payload.to_pybytes()))
+    assert read.equals(ROWS.slice(1, 1))
+    assert payload.size < block.encode(META, ROWS)[1].size
+
+
+@given(st.data())
+def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
+    damaged = bytearray(encoded())
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(BlockCorruptError):
+        block.decode(META, pa.py_buffer(bytes(damaged)))
+
+
+@given(st.data())
+def test_a_torn_block_is_found(data: st.DataObject) -> None:
+    whole = encoded()
+    torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(BlockCorruptError, match="table 101"):
+        block.decode(META, pa.py_buffer(torn))
+
+
+def test_another_block_in_its_place_is_found() -> None:
+    other = BlockMeta(7, 101, 43, 3, META.min_commit_ts, META.max_commit_ts)
+    with pytest.raises(BlockCorruptError, match="the index points to block 43"):
+        block.decode(META, pa.py_buffer(encoded(other)))
+
+
+@given(st.builds(Entry, metas, st.builds(Pointer, u64, u64, u64)))
+def test_an_index_entry_is_read_as_it_was_written(entry: Entry) -> None:
+    assert decode_entry(*encode_entry(entry)) == entry
+
+
+@given(
+    u64, st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=2, max_size=2), st.lists(u64, min_size=4, max_size=4)
+)
+def test_index_keys_sort_by_table_min_commit_ts_and_number(unique_id, tables, numbers) -> None:
+    fields = [(unique_id, tables[i], numbers[i], numbers[2 + i]) for i in range(2)]
+    keys = [
+        encode_entry(Entry(BlockMeta(uid, table, number, 1, low, low), Pointer(0, 0, 0)))[0]
+        for uid, table, low, number in fields
+    ]
+    assert (keys[0] < keys[1]) == (fields[0] < fields[1])
+
+
+def test_an_index_entry_of_another_version_is_refused() -> None:
+    key, value = encode_entry(ENTRY)
+    with pytest.raises(CorruptError, match="version"):
+        decode_entry(key, b"\x02" + value[1:])
+
+
+def test_the_formats_are_those_of_the_golden_files() -> None:
+    assert encoded() == (GOLDEN / "block-v1.bin").read_bytes()
+    assert b"".join(encode_entry(ENTRY)) == (GOLDEN / "index-v1.bin").read_bytes()
