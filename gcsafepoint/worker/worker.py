@@ -28,7 +28,7 @@ from gcsafepoint.worker.records import (
 from gcsafepoint.worker.resolve_locks import resolve_locks
 from gcsafepoint.worker.round import GCRunningError, Phase, Round, Rounds
 from gcsafepoint.worker.times import format_instant, parse_instant_ms
-from storage.model.errors import TidemarkError
+from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
 
 NOTHING_NEW = "no new safepoint"
@@ -36,6 +36,15 @@ DONE = "done"
 LOST = "lost the lease"
 FAILED = "failed"
 STOPPED = "stopped"
+
+
+class WorkerStoppedError(UnavailableError):
+    """The worker is starting or stopping."""
+
+    code = "ErrGCWorkerStopped"
+
+    def __init__(self) -> None:
+        super().__init__("this gc worker is starting or stopping; ask again, or ask the next leader")
 
 
 class Listener(Protocol):
@@ -95,12 +104,18 @@ class GCWorker:
         """Tick every `tick_s` seconds until cancelled; then give up the leadership."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                while True:
-                    if await self.tick():
-                        self._tasks.create_task(self._due_round(), name="gc round")
-                    await asyncio.sleep(tick_s)
+                await self._tick_for_ever(self._tasks, tick_s)
         finally:
             await self._resign()
+
+    async def _tick_for_ever(self, tasks: asyncio.TaskGroup, tick_s: float) -> None:
+        try:
+            while True:
+                if await self.tick():
+                    tasks.create_task(self._due_round(), name="gc round")
+                await asyncio.sleep(tick_s)
+        finally:
+            self._tasks = None
 
     async def tick(self) -> bool:
         """Claim or renew the leadership; returns whether a round is due and ours to run."""
@@ -115,8 +130,13 @@ class GCWorker:
             return False
 
     async def demand_round(self) -> Round:
-        """Run a round now, due or not, to its end even if the caller goes away. Raises as `run_round`."""
-        assert self._tasks is not None, "the worker does not run"
+        """Run a round now, due or not, to its end even if the caller goes away.
+
+        Raises:
+            WorkerStoppedError: the worker does not run, or was stopped meanwhile; beyond that as `run_round`.
+        """
+        if self._tasks is None:
+            raise WorkerStoppedError
         ended: asyncio.Future[Round | TidemarkError] = asyncio.get_running_loop().create_future()
         self._tasks.create_task(self._demanded_round(ended), name="gc round on demand")
         outcome = await asyncio.shield(ended)
@@ -156,10 +176,13 @@ class GCWorker:
             self._listener.tick_failed(err)  # the lease runs out by itself
 
     async def _demanded_round(self, ended: "asyncio.Future[Round | TidemarkError]") -> None:
+        outcome: Round | TidemarkError = WorkerStoppedError()
         try:
-            ended.set_result(await self.run_round())
+            outcome = await self.run_round()
         except TidemarkError as err:
-            ended.set_result(err)
+            outcome = err
+        finally:
+            ended.set_result(outcome)  # also when it is cancelled: somebody waits
 
     async def _due_round(self) -> None:
         try:

@@ -10,7 +10,7 @@ from gcsafepoint.worker.election import Election, LeaseLostError
 from gcsafepoint.worker.records import LAST_RUN_TIME, RUNNING, SAFE_POINT, write_config
 from gcsafepoint.worker.round import GCRunningError, Phase, Round
 from gcsafepoint.worker.times import format_instant
-from gcsafepoint.worker.worker import DONE, NOTHING_NEW, GCWorker
+from gcsafepoint.worker.worker import DONE, NOTHING_NEW, GCWorker, WorkerStoppedError
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose
 
@@ -221,3 +221,30 @@ async def test_a_running_worker_collects_by_itself_and_on_demand_and_resigns_whe
         running.cancel()
     assert len(bench.diary.ended) == 3
     assert await bench.election.leader() is None
+
+
+async def test_a_round_on_demand_is_answered_even_if_the_worker_is_stopped_in_it(bench: Bench) -> None:
+    with pytest.raises(WorkerStoppedError):
+        await bench.worker.demand_round()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(bench.worker.run(3600))
+        await bench.diary.first_ended.wait()
+        bench.cluster.now_ms += 1000
+        reached = asyncio.Event()
+
+        async def never() -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+        bench.cluster.ranges_by_store = never
+        demanded = tasks.create_task(stopped(bench.worker))
+        await reached.wait()
+        running.cancel()
+    assert demanded.result()
+    assert [outcome for _, outcome in bench.diary.ended] == ["done", "stopped"]
+
+
+async def stopped(worker: GCWorker) -> bool:
+    with pytest.raises(WorkerStoppedError, match="ask again"):
+        await worker.demand_round()
+    return True
