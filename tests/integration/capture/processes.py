@@ -11,7 +11,11 @@ from pathlib import Path
 import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
+from kvproto import pdpb_pb2 as pdpb
+from kvproto.pdpb_pb2_grpc import PDStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from storage.model.ts import compose
 
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LOOPBACK = "127.0.0.1:0"
@@ -61,9 +65,23 @@ class Cluster:
         self.store = Daemon(directory, "store", *shared, str(directory / "store"))
         self.capture = Daemon(directory, "capture", *shared, str(directory / "capture"))
 
-    def api(self, method: str, request):
+    def another_capture(self) -> Daemon:
+        """A second one, which waits to be owner."""
+        return Daemon(
+            self.directory, "capture", "--coordinator", self.pd, "--data-dir", str(self.directory / "another")
+        )
+
+    def now(self) -> int:
+        """A new timestamp."""
+        with grpc.insecure_channel(self.pd) as channel:
+            stub = PDStub(channel)
+            header = pdpb.RequestHeader(cluster_id=stub.GetMembers(pdpb.GetMembersRequest()).header.cluster_id)
+            [answer] = stub.Tso(iter([pdpb.TsoRequest(header=header, count=1)]))
+        return compose(answer.timestamp.physical, answer.timestamp.logical)
+
+    def api(self, method: str, request, capture: Daemon | None = None):
         """A call of the changefeed API."""
-        with grpc.insecure_channel(self.capture.endpoints["capture"]) as channel:
+        with grpc.insecure_channel((capture or self.capture).endpoints["capture"]) as channel:
             return getattr(ChangefeedServiceStub(channel), method)(request, timeout=30, wait_for_ready=True)
 
     def cli(self, *arguments: str):

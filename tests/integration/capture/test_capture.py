@@ -66,15 +66,6 @@ def write(store, *rows, pessimistic=False):
     txn.commit()
 
 
-def now(cluster):
-    return run(_now(cluster.pd))
-
-
-async def _now(pd_addr):
-    async with PdClient.open(pd_addr) as pd:
-        return await pd.tso()
-
-
 def changes(table):
     return [(row["_op"], row["id"], row["balance"]) for row in table.to_pylist()]
 
@@ -84,7 +75,7 @@ def test_each_committed_change_is_read_once_in_commit_order(cluster, store, feed
     write(store, (201, 10), (202, 20))
     write(store, (201, 11), pessimistic=True)
     write(store, (202, None))
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     table = reader.read(start, end, ACCOUNTS_NAME)
     assert changes(table) == [
         ("insert", 201, 10),
@@ -104,7 +95,7 @@ def test_a_plan_covers_the_tables_that_have_rows(cluster, store, feed):
     for key, value in (account(5, 50), encode_record(TRANSFERS, {"id": 9, "src": 1, "dst": 2, "amount": 3})):
         txn.put(key, value)
     txn.commit()
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     slices = reader.ask("plan", start=start, end=end)["slices"]
     assert {part["table"]: part["rows"] for part in slices} == {"bank.accounts": 1, "bank.transfers": 1}
 
@@ -112,7 +103,7 @@ def test_a_plan_covers_the_tables_that_have_rows(cluster, store, feed):
 def test_acknowledging_moves_the_checkpoint_and_the_safepoint(cluster, store, feed):
     reader, changefeed, _ = feed
     write(store, (1, 12))
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     assert reader.ask("ack", ts=end) == {"checkpoint_ts": end}
     assert cluster.cli("changefeed", "query", "-c", changefeed)["checkpoint_tso"] == end
     await_value(lambda: safepoint(cluster, changefeed), lambda value: value == end - 1)
@@ -123,11 +114,11 @@ def test_after_kill_9_the_same_range_gives_the_same_rows(cluster, store, feed):
     draw = random.Random(20261121)
     for number in range(60):
         write(store, *[(draw.randrange(100), number) for _ in range(draw.randrange(1, 4))])
-    middle = reader.wait_resolved(now(cluster))
+    middle = reader.wait_resolved(cluster.now())
     reader.ask("ack", ts=middle)
     for number in range(60):
         write(store, *[(draw.randrange(100), number) for _ in range(draw.randrange(1, 4))], pessimistic=number % 2 == 0)
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     before = reader.read(middle, end, ACCOUNTS_NAME)
     await_value(lambda: safepoint(cluster, changefeed), lambda value: value == middle - 1)
     cluster.capture.kill()
@@ -139,11 +130,11 @@ def test_after_kill_9_the_same_range_gives_the_same_rows(cluster, store, feed):
 def test_a_restarted_store_only_delays(cluster, store, feed):
     reader, _, start = feed
     write(store, (207, 1))
-    reader.wait_resolved(now(cluster))
+    reader.wait_resolved(cluster.now())
     assert cluster.store.terminate() == 0
     cluster.store.start()
     write(tikv_client.TransactionClient.connect([cluster.pd]), (207, 2))
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     assert changes(reader.read(start, end, ACCOUNTS_NAME)) == [("insert", 207, 1), ("update", 207, 2)]
 
 
@@ -153,7 +144,7 @@ def test_a_changefeed_starts_again_where_it_was_paused(cluster, store, feed):
     write(store, (8, 80))
     assert safepoint(cluster, changefeed) == start - 1
     assert cluster.cli("changefeed", "resume", "-c", changefeed)["state"] == "normal"
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     assert changes(reader.read(start, end, ACCOUNTS_NAME))[-1][1:] == (8, 80)
 
 
@@ -161,7 +152,7 @@ def test_a_dead_clients_lock_does_not_stop_the_changefeed(cluster, store, feed):
     reader, _, start = feed
     run(leave_a_lock(cluster.pd, 301))
     write(store, (302, 1))
-    locked = now(cluster)
+    locked = cluster.now()
     end = reader.wait_resolved(locked)
     assert changes(reader.read(start, end, ACCOUNTS_NAME)) == [("insert", 302, 1)]
 
@@ -171,7 +162,7 @@ def test_a_split_loses_and_repeats_nothing(cluster, store, feed):
     write(store, (401, 1), (499, 1))
     run(split(cluster.pd, account(450, 0)[0]))
     write(store, (401, 2), (499, 2))
-    end = reader.wait_resolved(now(cluster))
+    end = reader.wait_resolved(cluster.now())
     assert [(op, identity, balance) for op, identity, balance in changes(reader.read(start, end, ACCOUNTS_NAME))] == [
         ("insert", 401, 1),
         ("insert", 499, 1),
@@ -185,9 +176,9 @@ def test_a_reader_learns_why_it_gets_nothing(cluster, store, feed):
     with pytest.raises(fl.FlightServerError, match="ErrTableNotExists"):
         reader.read(start, start, "bank.none")
     write(store, (501, 1))
-    first = reader.wait_resolved(now(cluster))
+    first = reader.wait_resolved(cluster.now())
     reader.ask("ack", ts=first)
-    reader.ask("ack", ts=reader.wait_resolved(now(cluster)))
+    reader.ask("ack", ts=reader.wait_resolved(cluster.now()))
     with pytest.raises(fl.FlightServerError, match="ErrRangeCleaned"):
         reader.read(start, first, ACCOUNTS_NAME)
     cluster.cli("changefeed", "pause", "-c", changefeed)
@@ -210,6 +201,20 @@ def test_captures_are_listed_with_their_owner(cluster):
     [capture] = cluster.cli("capture", "list")
     assert capture["is-owner"]
     assert capture["address"] == cluster.capture.endpoints["capture"]
+
+
+def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, store, feed):
+    reader, changefeed, start = feed
+    write(store, (601, 1))
+    end = reader.wait_resolved(cluster.now())
+    before = reader.read(start, end, ACCOUNTS_NAME)
+    first, second = cluster.capture, cluster.another_capture()
+    query = pb.QueryChangefeedRequest(id=changefeed)
+    assert cluster.api("QueryChangefeed", query, second).changefeed.id == changefeed
+    first.kill()
+    cluster.capture = second
+    assert [capture["is-owner"] for capture in await_value(lambda: cluster.cli("capture", "list"), one_owner)] == [True]
+    assert reader.read(start, end, ACCOUNTS_NAME).equals(before)
 
 
 def test_the_capture_drains_at_sigterm(cluster):
@@ -238,6 +243,10 @@ async def split(pd_addr, key):
         async with connect(route.address) as channel:
             answer = await TikvStub(channel).SplitRegion(kvrpcpb.SplitRegionRequest(context=context, split_keys=[key]))
         assert len(answer.regions) == 2, answer
+
+
+def one_owner(captures):
+    return len(captures) == 1 and captures[0]["is-owner"]
 
 
 def safepoint(cluster, changefeed):
