@@ -127,11 +127,11 @@ class Dispatcher:
     def _work(self) -> None:
         while (task := self._channel.get()) is not None:
             result = self._run(task)
-            if result is None:
-                continue
             with self._wanted:
-                self._short_of_memory = result.gave_up
-                self._heap.push(Progress(result.next_lower, task.table.span, task.table.version))
+                # A task that ended for any other reason has given memory back.
+                self._short_of_memory = result is not None and result.gave_up
+                if result is not None:
+                    self._heap.push(Progress(result.next_lower, task.table.span, task.table.version))
                 self._wanted.notify()
 
     def _run(self, task: SinkTask) -> TaskResult | None:
@@ -145,7 +145,7 @@ class Dispatcher:
             return TaskResult(Position(table.checkpoint_ts + 1, 0), gave_up=False)
         except (QuotaClosedError, TableNotFoundError):
             table.restart()
-        except Exception:  # noqa: BLE001 - logged; a reader meets the same error and reports it
-            _log.exception("staging a table failed, reads go to the sorter", table_id=table.span.table_id)
+        except Exception as err:  # noqa: BLE001 - whatever it is, the table's reader meets it and reports it
+            _log.error("staging a table failed, reads go to the sorter", table_id=table.span.table_id, error=repr(err))
             table.restart()
         return None

@@ -1,0 +1,247 @@
+"""The sink manager: any resolved range, again and again the same rows, from memory or from the sorter."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sink.errors import (
+    AckAboveResolvedError,
+    NotResolvedError,
+    RangeCleanedError,
+    RangeError,
+    TableExistsError,
+    TableNotFoundError,
+)
+from sink.manager import SinkManager
+from sorter import Sorter
+from storage.model.event import INSERT, raw_batch
+from storage.model.span import Span
+
+SPANS = [Span(table, b"t%d" % table, b"") for table in range(3)]
+Row = tuple[int, int, bytes]
+
+
+def mount(raw: pa.RecordBatch) -> pa.RecordBatch:
+    commit_ts, start_ts = (raw.column(name).cast(pa.int64()) for name in ("commit_ts", "start_ts"))
+    transactions = list(zip(commit_ts.to_pylist(), start_ts.to_pylist(), strict=True))
+    seq = [transactions[:n].count(transaction) for n, transaction in enumerate(transactions)]
+    return pa.record_batch(
+        {
+            "_commit_ts": commit_ts,
+            "_start_ts": start_ts,
+            "_seq": pa.array(seq, pa.int64()),
+            "key": raw.column("key"),
+            "value": raw.column("value"),
+        }
+    )
+
+
+def raw(rows: list[Row]) -> pa.RecordBatch:
+    count = len(rows)
+    commit_ts, start_ts, keys = zip(*rows, strict=True)
+    return raw_batch(commit_ts, start_ts, [INSERT] * count, keys, [b"v" * 40] * count, [None] * count)
+
+
+def read(manager: SinkManager, span: Span, start_ts: int, end_ts: int) -> list[tuple]:
+    return [tuple(row.values())[:4] for batch in manager.read(span, start_ts, end_ts) for row in batch.to_pylist()]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.005)
+
+
+class Capture:
+    """A sorter and a sink manager with tables, as a capture has them."""
+
+    def __init__(self, directory: Path, *, quota: int = 1 << 20, split_txn: bool = True) -> None:
+        self.sorter = Sorter(directory, memory_bytes=4000, block_bytes=500, segment_bytes=4000, clean_interval_s=0)
+        self.manager = SinkManager(self.sorter, memory_quota_bytes=quota, workers=2, split_txn=split_txn)
+        for span in SPANS:
+            self.sorter.add_table(span, 0)
+            self.manager.add_table(span, 0, mount)
+
+    def resolve(self, ts: int) -> None:
+        for span in SPANS:
+            self.sorter.resolve(span, ts)
+
+    def close(self) -> None:
+        self.manager.stop()
+        self.sorter.close()
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Iterator[Capture]:
+    opened = Capture(tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_resolved_ts_is_the_least_of_the_tables_and_of_the_barrier(capture: Capture) -> None:
+    manager = capture.manager
+    capture.resolve(5)
+    capture.sorter.resolve(SPANS[0], 9)
+    assert (manager.resolved_ts(), manager.resolved_ts(SPANS[0])) == (5, 9)
+    manager.update_barrier_ts(7)
+    assert (manager.resolved_ts(), manager.resolved_ts(SPANS[0])) == (5, 7)
+    capture.resolve(20)
+    assert manager.resolved_ts() == 7
+    manager.update_barrier_ts(6)
+    assert manager.resolved_ts() == 7
+    with pytest.raises(NotResolvedError):
+        manager.read(SPANS[0], 0, 8)
+    manager.update_barrier_ts(30)
+    assert manager.resolved_ts() == 20
+
+
+def test_waiting_ends_with_news_or_with_time(capture: Capture) -> None:
+    assert capture.manager.wait_resolved(0, 0.01) == 0
+    got: list[int] = []
+    waiter = threading.Thread(target=lambda: got.append(capture.manager.wait_resolved(0, 20)))
+    waiter.start()
+    capture.resolve(3)
+    waiter.join()
+    assert got == [3]
+
+
+def test_a_cut_never_splits_a_commit_ts(capture: Capture) -> None:
+    manager = capture.manager
+    capture.sorter.add(SPANS[0], raw([(1, 0, b"a"), (5, 0, b"a"), (5, 0, b"b"), (5, 1, b"c"), (9, 0, b"a")]))
+    capture.sorter.add(SPANS[1], raw([(1, 0, b"a"), (5, 0, b"a")]))
+    capture.resolve(10)
+    assert manager.cut(0) == 10
+    assert manager.cut(0, max_rows=1) == 1
+    assert manager.cut(0, max_rows=5) == 4
+    assert manager.cut(4, max_rows=1) == 5
+    assert manager.cut(0, max_rows=6) == 8
+    assert manager.cut(0, max_rows=100) == 10
+    assert manager.cut(0, max_rows=1, span=SPANS[2]) == 10
+    assert manager.cut(0, max_bytes=1) == 1
+    assert manager.cut(10) == 10
+
+
+def test_what_is_acknowledged_can_be_replayed_until_the_next_acknowledgement(capture: Capture) -> None:
+    manager = capture.manager
+    for span in SPANS:
+        capture.sorter.add(span, raw([(ts, 0, b"k") for ts in range(1, 31)]))
+    capture.resolve(30)
+    first = read(manager, SPANS[0], 0, 10)
+    assert manager.ack(10) == 10
+    assert read(manager, SPANS[0], 0, 10) == first
+    assert manager.ack(20) == 20
+    assert read(manager, SPANS[0], 10, 20) == [(ts, 0, 0, b"k") for ts in range(11, 21)]
+    with pytest.raises(RangeCleanedError):
+        manager.read(SPANS[0], 9, 20)
+    with pytest.raises(RangeCleanedError):
+        manager.cut(9)
+    assert manager.ack(15) == 20
+
+
+def test_the_checkpoint_waits_for_every_table_and_every_range(capture: Capture) -> None:
+    manager = capture.manager
+    capture.resolve(30)
+    assert manager.ack(30, SPANS[0]) == 30
+    assert manager.checkpoint_ts() == 0
+    manager.ack(30, SPANS[1])
+    assert manager.ack(20, SPANS[2], start_ts=10) == 0
+    assert manager.ack(10, SPANS[2], start_ts=0) == 20
+    assert manager.checkpoint_ts() == 20
+
+
+def test_bad_calls_are_named(capture: Capture) -> None:
+    manager, stranger = capture.manager, Span(99, b"x", b"")
+    capture.resolve(10)
+    with pytest.raises(AckAboveResolvedError):
+        manager.ack(11)
+    with pytest.raises(RangeError):
+        manager.read(SPANS[0], 5, 4)
+    with pytest.raises(NotResolvedError):
+        manager.read(SPANS[0], 5, 11)
+    with pytest.raises(TableExistsError):
+        manager.add_table(SPANS[0], 0, mount)
+    for call in (manager.resolved_ts, manager.checkpoint_ts):
+        with pytest.raises(TableNotFoundError):
+            call(stranger)
+    manager.remove_table(stranger)
+    assert manager.checkpoint_ts() == 0
+
+
+def test_staged_rows_are_served_from_memory_and_freed_by_acknowledging(capture: Capture) -> None:
+    manager = capture.manager
+    manager.start()
+    capture.sorter.add(SPANS[0], raw([(ts, 0, b"k") for ts in range(1, 31)]))
+    capture.resolve(30)
+    eventually(lambda: manager._tables[SPANS[0]].staged_rows(0, 30) is not None)
+    assert read(manager, SPANS[0], 0, 30) == [(ts, 0, 0, b"k") for ts in range(1, 31)]
+    assert manager.stats().reads_staged == 1
+    manager.ack(30)
+    eventually(lambda: manager.stats().used_bytes == 0)
+
+
+def test_a_table_that_cannot_be_mounted_tells_its_reader(capture: Capture) -> None:
+    def broken(_: pa.RecordBatch) -> pa.RecordBatch:
+        raise ValueError("bad row")
+
+    manager = capture.manager
+    manager.remove_table(SPANS[0])
+    manager.add_table(SPANS[0], 0, broken)
+    manager.start()
+    for span in SPANS:
+        capture.sorter.add(span, raw([(1, 0, b"k")]))
+    capture.resolve(5)
+    eventually(lambda: manager._tables[SPANS[1]].staged_rows(0, 5) is not None)
+    with pytest.raises(ValueError, match="bad row"):
+        read(manager, SPANS[0], 0, 5)
+    assert read(manager, SPANS[1], 0, 5) == [(1, 0, 0, b"k")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("split_txn", [True, False])
+@pytest.mark.parametrize("quota", [1, 3000, 1 << 20])
+def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, split_txn: bool, seed: int) -> None:
+    capture, rng = Capture(tmp_path, quota=quota, split_txn=split_txn), random.Random(seed)
+    manager, checkpoint_ts = capture.manager, 0
+    expected: dict[Span, list[Row]] = {span: [] for span in SPANS}
+    got: dict[Span, list[tuple]] = {span: [] for span in SPANS}
+    manager.start()
+    for base in range(0, 400, 20):
+        for span in SPANS:
+            keys = rng.sample(range(200), rng.randrange(1, 60))
+            rows = [(base + 1 + rng.randrange(20) // 7 * 7, rng.randrange(3), b"%03d" % key) for key in keys]
+            expected[span] += rows
+            capture.sorter.add(span, raw(rows))
+            capture.sorter.resolve(span, base + 20)
+        if rng.random() < 0.6:
+            end_ts = manager.cut(checkpoint_ts, max_rows=rng.choice([None, 1, 50, 500]))
+            for span in SPANS:
+                once = read(manager, span, checkpoint_ts, end_ts)
+                assert read(manager, span, checkpoint_ts, end_ts) == once
+                assert manager.plan(span, checkpoint_ts, end_ts).rows == len(once)
+                got[span] += once
+            checkpoint_ts = manager.ack(end_ts)
+    for span in SPANS:
+        got[span] += read(manager, span, checkpoint_ts, 400)
+        assert [(row[0], row[1], row[3]) for row in got[span]] == sorted(expected[span])
+        transactions = [row[:2] for row in got[span]]
+        assert [row[2] for row in got[span]] == [transactions[:n].count(row) for n, row in enumerate(transactions)]
+    manager.ack(400)
+    manager.stop()
+    assert manager.stats().used_bytes == 0
+    capture.close()
+
+
+def test_stopping_ends_a_worker_that_waits_for_memory(tmp_path: Path) -> None:
+    capture = Capture(tmp_path, quota=100)
+    capture.manager.start()
+    capture.sorter.add(SPANS[0], raw([(5, 1, b"%03d" % key) for key in range(100)]))
+    capture.resolve(10)
+    eventually(lambda: capture.manager.stats().used_bytes > 0)
+    capture.close()
+    assert capture.manager.stats().used_bytes == 0
