@@ -68,7 +68,9 @@ async def _serving(
     config: StoreConfig, security: SecurityConfig, kv: KV, pd: PdClient, identity: Identity
 ) -> AsyncIterator[str]:
     gate = RegionGate(identity.store_id, identity.regions)
-    hub = FeedHub(gate, OpenLocks(gate.regions.starts, stored_locks(kv)))
+    locks = OpenLocks(gate.regions.starts, stored_locks(kv))
+    metrics.OPEN_LOCKS.set(len(locks))
+    hub = FeedHub(gate, locks)
     metrics.REGIONS.set(len(gate.regions))
     with (
         ThreadPoolExecutor(1, "mvcc-write") as writer,
