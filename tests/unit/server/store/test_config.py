@@ -1,0 +1,23 @@
+"""The first split keys: hex, sorted, each once."""
+
+import pytest
+
+from server.config import ConfigError
+from server.store.config import StoreConfig
+from storage.codec import encode_i64
+
+
+def test_the_default_splits_at_the_demo_tables_and_inside_one() -> None:
+    keys = StoreConfig().first_split_keys()
+    assert keys == sorted(keys)
+    assert [key[:9] for key in keys] == [b"t" + encode_i64(table) for table in (101, 101, 102)]
+
+
+def test_keys_are_sorted_each_once_and_empty_ones_dropped() -> None:
+    assert StoreConfig(split_keys="62, 61,,62").first_split_keys() == [b"a", b"b"]
+    assert StoreConfig(split_keys="").first_split_keys() == []
+
+
+def test_what_is_not_hex_is_named() -> None:
+    with pytest.raises(ConfigError, match="--split-keys"):
+        StoreConfig(split_keys="xyz").first_split_keys()
