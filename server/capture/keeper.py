@@ -17,6 +17,7 @@ from server.capture.errors import SnapshotLostError
 from server.capture.feed import Feed
 from server.capture.records import Records
 from server.capture.safepoint import Safepoints
+from server.rpc.pd import PdRefusedError
 from storage.model.errors import UnavailableError
 
 _SAVE_EVERY_S = 0.2
@@ -60,7 +61,7 @@ class Keeper:
                 await self._save()
                 for feed in filter(self._is_due, self._feeds.values()):
                     await self._hold(feed)
-        except UnavailableError as err:
+        except (UnavailableError, PdRefusedError) as err:
             _log.warning("checkpoints cannot be saved now", error=str(err))
 
     async def _save(self) -> None:

@@ -6,21 +6,13 @@ finds every changefeed as the last answer said. An error stops a changefeed, nev
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
 from server.capture import metrics
-from server.capture.changefeed import (
-    ChangefeedInfo,
-    RunningError,
-    State,
-    TableRecord,
-    check_id,
-    check_sink_uri,
-)
+from server.capture.changefeed import ChangefeedInfo, RunningError, State, TableRecord, check_id, check_sink_uri
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedNotExistsError,
@@ -35,14 +27,11 @@ from server.capture.feed import Feed
 from server.capture.keeper import Keeper
 from server.capture.processor import Resources
 from server.capture.records import Records
+from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
 from server.capture.table import source_tables
 from server.puller.tikv.puller import TablePuller
-from storage.model.errors import Kind, TidemarkError
-
-_RETRY_S = (1.0, 30.0)
-_STUCK_S = 1800.0
-_RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED, Kind.CONFLICT)
+from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)
 
@@ -82,9 +71,9 @@ class Owner:
 
     async def run(self, started: Callable[[], None]) -> None:
         """Own the changefeeds until cancelled; `started` is called when they can be asked for."""
-        for info, checkpoint_ts in await self._records.load():
-            self.feeds[info.id] = Feed.of(info, checkpoint_ts, self._resources)
         try:
+            for info, checkpoint_ts in await self._records.load():
+                self.feeds[info.id] = Feed.of(info, checkpoint_ts, self._resources)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 for feed in self.feeds.values():
@@ -96,6 +85,16 @@ class Owner:
             metrics.OWNER.set(0)
             self._tasks = None
             self.feeds.clear()
+
+    async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
+        """Bring a change to its end, even if whoever asked for it goes away meanwhile; raises what it raises."""
+        if self._tasks is None:
+            change.close()
+            raise _not_owner()
+        outcome = await asyncio.shield(self._tasks.create_task(_outcome(change), name="change"))
+        if isinstance(outcome, TidemarkError):
+            raise outcome
+        return outcome
 
     async def create(
         self, changefeed: str, sink_uri: str, start_ts: int, target_ts: int, tables: Sequence[tuple[str, str]]
@@ -123,14 +122,13 @@ class Owner:
                 sink_uri=sink_uri,
                 start_ts=start_ts,
                 target_ts=target_ts,
-                create_time=_now(),
+                create_time=utc_now(),
                 tables=records,
             )
             await self._safepoints.protect_creation(changefeed, start_ts)
             await self._records.create(info)
             feed = self.feeds[changefeed] = Feed.of(info, start_ts, self._resources)
-            await self._safepoints.hold(changefeed, start_ts)
-            await self._safepoints.end_creation(changefeed)
+            await self._hand_over(feed)
             self._start(feed)
         _log.info("changefeed created", changefeed=changefeed, start_ts=start_ts, tables=len(records))
         return feed
@@ -165,8 +163,7 @@ class Owner:
             feed.restart_at(start_ts, self._resources)
             await self._records.save({changefeed: start_ts}, {})
             await self._move(feed, State.NORMAL)
-            await self._safepoints.hold(changefeed, start_ts)
-            await self._safepoints.end_creation(changefeed)
+            await self._hand_over(feed)
             self._start(feed)
         return feed
 
@@ -188,7 +185,7 @@ class Owner:
 
     def _check_active(self) -> None:
         if self._tasks is None:
-            raise NotOwnerError("this capture does not own the changefeeds; see `tidemark cli capture list`")
+            raise _not_owner()
 
     async def _move(self, feed: Feed, state: State, error: RunningError | None = None) -> None:
         info = feed.info.moved_to(state, error)
@@ -198,48 +195,32 @@ class Owner:
 
     def _start(self, feed: Feed) -> None:
         if feed.info.state.is_running and self._tasks is not None:
-            feed.task = self._tasks.create_task(self._keep_running(feed), name=f"changefeed {feed.id}")
+            feed.task = self._tasks.create_task(keep_running(feed, self._safepoints), name=f"changefeed {feed.id}")
 
-    async def _keep_running(self, feed: Feed) -> None:
-        """Run the processor; after an error that can pass, again from the checkpoint."""
-        pause_s, most_s = _RETRY_S
-        moved_at, at_ts = asyncio.get_running_loop().time(), feed.checkpoint_ts
-        while True:
-            error = await self._attempt(feed)
-            now = asyncio.get_running_loop().time()
-            if feed.checkpoint_ts > at_ts:
-                moved_at, at_ts, pause_s = now, feed.checkpoint_ts, _RETRY_S[0]
-            lasting = error.kind not in _RETRYABLE or now - moved_at > _STUCK_S
-            self._note(feed, State.FAILED if lasting else State.WARNING, error)
-            if lasting:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, most_s)
-
-    async def _attempt(self, feed: Feed) -> TidemarkError:
-        """Run the processor until it fails; returns the error."""
-        errors: list[TidemarkError] = []
+    async def _hand_over(self, feed: Feed) -> None:
+        """The changefeed's own safepoint takes over from that of its creation; if not now, the keeper will set it."""
         try:
             await self._safepoints.hold(feed.id, feed.checkpoint_ts)
-            await feed.processor.run()
-        except* TidemarkError as group:
-            errors = _leaves(group)
-        assert errors, "a processor runs until it is cancelled"
-        return errors[0]
+            await self._safepoints.end_creation(feed.id)
+        except TidemarkError as err:
+            _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))
 
     def _on_lost(self, feed: Feed, error: SnapshotLostError) -> None:
         """The keeper found the history gone."""
         if feed.task is not None:
             feed.task.cancel()
-        self._note(feed, State.FAILED, error)
+        note(feed, State.FAILED, error)
 
-    def _note(self, feed: Feed, state: State, error: TidemarkError) -> None:
-        """Move to a state of error; the keeper saves it."""
-        metrics.ERRORS.labels(error.code).inc()
-        log = _log.error if state is State.FAILED else _log.warning
-        log("changefeed error", changefeed=feed.id, state=state.value, code=error.code, error=error.message)
-        feed.info = feed.info.moved_to(state, RunningError(error.code, error.message, _now()))
-        feed.info_saved = False
+
+def _not_owner() -> NotOwnerError:
+    return NotOwnerError("this capture does not own the changefeeds; see `tidemark cli capture list`")
+
+
+async def _outcome(change: Coroutine[Any, Any, Feed]) -> Feed | TidemarkError:
+    try:
+        return await change
+    except TidemarkError as err:
+        return err
 
 
 def _check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
@@ -257,14 +238,3 @@ def _document(text: str) -> dict[str, Any]:
     if not isinstance(doc, dict):
         raise ParameterError("a table_info must be a JSON object: TiDB's model.TableInfo")
     return doc
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _leaves(group: BaseExceptionGroup[TidemarkError]) -> list[TidemarkError]:
-    found: list[TidemarkError] = []
-    for err in group.exceptions:
-        found += _leaves(err) if isinstance(err, BaseExceptionGroup) else [err]
-    return found

@@ -43,8 +43,9 @@ class ChangefeedService:
 
         async def create() -> pb.CreateChangefeedResponse:
             tables = [(table.schema_name, table.table_info_json) for table in request.tables]
-            feed = await self._owner.create(request.id, request.sink_uri, request.start_ts, request.target_ts, tables)
-            return pb.CreateChangefeedResponse(changefeed=message(feed))
+            owner = self._owner
+            change = owner.create(request.id, request.sink_uri, request.start_ts, request.target_ts, tables)
+            return pb.CreateChangefeedResponse(changefeed=message(await owner.carry_out(change)))
 
         return await self._by_owner("CreateChangefeed", request, context, create)
 
@@ -68,7 +69,8 @@ class ChangefeedService:
         """Stop pulling."""
 
         async def pause() -> pb.PauseChangefeedResponse:
-            return pb.PauseChangefeedResponse(changefeed=message(await self._owner.pause(request.id)))
+            feed = await self._owner.carry_out(self._owner.pause(request.id))
+            return pb.PauseChangefeedResponse(changefeed=message(feed))
 
         return await self._by_owner("PauseChangefeed", request, context, pause)
 
@@ -76,7 +78,7 @@ class ChangefeedService:
         """Pull again."""
 
         async def resume() -> pb.ResumeChangefeedResponse:
-            feed = await self._owner.resume(request.id, request.overwrite_checkpoint_ts)
+            feed = await self._owner.carry_out(self._owner.resume(request.id, request.overwrite_checkpoint_ts))
             return pb.ResumeChangefeedResponse(changefeed=message(feed))
 
         return await self._by_owner("ResumeChangefeed", request, context, resume)
@@ -85,7 +87,8 @@ class ChangefeedService:
         """Forget it."""
 
         async def remove() -> pb.RemoveChangefeedResponse:
-            return pb.RemoveChangefeedResponse(changefeed=message(await self._owner.remove(request.id)))
+            feed = await self._owner.carry_out(self._owner.remove(request.id))
+            return pb.RemoveChangefeedResponse(changefeed=message(feed))
 
         return await self._by_owner("RemoveChangefeed", request, context, remove)
 

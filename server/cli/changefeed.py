@@ -153,10 +153,8 @@ def read_tables(path: str) -> list[pb.Table]:
     """
     try:
         documents = json.loads(Path(path).read_text(encoding="utf-8"))
-        return [
-            pb.Table(schema_name=document["schema_name"], table_info_json=json.dumps(document["table_info"]))
-            for document in documents
-        ]
+        rows = [(row["schema_name"], json.dumps(row["table_info"])) for row in documents]
+        return [pb.Table(schema_name=name, table_info_json=text) for name, text in rows]
     except OSError as err:
         raise TablesFileError(f"cannot read {path}: {err.strerror}") from err
     except (ValueError, KeyError, TypeError) as err:

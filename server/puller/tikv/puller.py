@@ -26,7 +26,7 @@ from server.puller.tikv.matcher import Changes, Matcher, UnmatchedCommitError
 from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
 from server.rpc.pd import PdClient, RegionRoute
 from storage.codec import encode_bytes
-from storage.model.errors import UnavailableError
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import physical_ms
 
@@ -125,7 +125,7 @@ class TablePuller:
                 for gap in self._frontier.gaps():
                     for route in await self._upstream.pd.scan_regions(gap.start, gap.end, _SCAN_LIMIT):
                         self._subscribe(gap, route)
-            except UnavailableError as err:
+            except TidemarkError as err:
                 _log.warning("regions cannot be located", table_id=self.span.table_id, error=str(err))
             if self._frontier.gaps():
                 self._failed()

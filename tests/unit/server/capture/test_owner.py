@@ -220,3 +220,39 @@ async def test_a_deposed_owner_writes_nothing(capture, upstream, meta):
     with pytest.raises(NotOwnerError):
         await owner.remove("feed")
     assert [info.id for info, _ in await capture.records.load()] == ["feed"]
+
+
+async def test_a_change_is_carried_out_when_whoever_asked_goes_away(capture, upstream):
+    owner = await capture.start()
+    asked, answer = asyncio.Event(), asyncio.Event()
+    take = upstream.tso
+
+    async def slow_tso(count=1):
+        asked.set()
+        await answer.wait()
+        return await take(count)
+
+    upstream.tso = slow_tso
+    change = owner.carry_out(owner.create("feed", URI, 0, 0, [capture.table]))
+    asking = asyncio.get_running_loop().create_task(change)
+    await asked.wait()
+    asking.cancel()
+    answer.set()
+    await until(lambda: "feed" in owner.feeds and upstream.subscriptions)
+    assert [info.id for info, _ in await capture.records.load()] == ["feed"]
+
+
+async def test_a_change_that_fails_tells_why_and_stops_nothing(capture, upstream):
+    owner = await capture.start()
+    await owner.carry_out(owner.create("feed", URI, 0, 0, [capture.table]))
+    with pytest.raises(ChangefeedExistsError):
+        await owner.carry_out(owner.create("feed", URI, 0, 0, [capture.table]))
+    await until(lambda: upstream.subscriptions)
+    assert owner.is_active
+
+
+async def test_who_is_not_the_owner_changes_nothing(capture, upstream):
+    owner = await capture.start()
+    await capture.stop()
+    with pytest.raises(NotOwnerError):
+        await owner.carry_out(owner.remove("feed"))

@@ -1,0 +1,74 @@
+"""Keeps a changefeed's processor running: what its errors mean, and when it is tried again."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import structlog
+
+from server.capture import metrics
+from server.capture.changefeed import RunningError, State
+from server.capture.feed import Feed
+from server.capture.safepoint import Safepoints
+from server.rpc.pd import PdRefusedError
+from storage.model.errors import Kind, TidemarkError
+
+_RETRY_S = (1.0, 30.0)
+_STUCK_S = 1800.0  # TiCDC's changefeed-error-stuck-duration
+_PASSING = (Kind.UNAVAILABLE, Kind.CLOSED, Kind.CONFLICT)
+
+_log = structlog.get_logger(__name__)
+
+
+async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
+    """Run the processor; after an error that can pass, again from the checkpoint. Returns when it has failed."""
+    loop = asyncio.get_running_loop()
+    pause_s, most_s = _RETRY_S
+    moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
+    while True:
+        error = await _attempt(feed, safepoints)
+        if feed.checkpoint_ts > checkpoint_ts:
+            moved_at, checkpoint_ts, pause_s = loop.time(), feed.checkpoint_ts, _RETRY_S[0]
+        if not _can_pass(error) or loop.time() - moved_at > _STUCK_S:
+            note(feed, State.FAILED, error)
+            return
+        note(feed, State.WARNING, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, most_s)
+
+
+def note(feed: Feed, state: State, error: TidemarkError) -> None:
+    """Move to a state of error; the keeper saves it."""
+    metrics.ERRORS.labels(error.code).inc()
+    log = _log.error if state is State.FAILED else _log.warning
+    log("changefeed error", changefeed=feed.id, state=state.value, code=error.code, error=error.message)
+    feed.info = feed.info.moved_to(state, RunningError(error.code, error.message, utc_now()))
+    feed.info_saved = False
+
+
+def utc_now() -> str:
+    """The wall clock, RFC 3339."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
+    """Run the processor until it fails; returns the error."""
+    errors: list[TidemarkError] = []
+    try:
+        await safepoints.hold(feed.id, feed.checkpoint_ts)
+        await feed.processor.run()
+    except* TidemarkError as group:
+        errors = _leaves(group)
+    assert errors, "a processor runs until it is cancelled"
+    return next((error for error in errors if not _can_pass(error)), errors[0])
+
+
+def _can_pass(error: TidemarkError) -> bool:
+    """Whether it helps to try again; a coordinator may refuse while it changes its leader."""
+    return error.kind in _PASSING or isinstance(error, PdRefusedError)
+
+
+def _leaves(group: BaseExceptionGroup[TidemarkError]) -> list[TidemarkError]:
+    found: list[TidemarkError] = []
+    for err in group.exceptions:
+        found += _leaves(err) if isinstance(err, BaseExceptionGroup) else [err]
+    return found

@@ -1,0 +1,92 @@
+import io
+import json
+
+import pytest
+
+from server.cli import cli
+from server.cli.changefeed import NotConfirmedError, TablesFileError, read_tables
+from server.cli.output import Output
+from server.cli.remote import CaptureUnavailableError
+
+NOBODY = "127.0.0.1:1"
+
+
+def test_json_is_exactly_one_document():
+    assert json.loads(Output([{"id": "a"}], (("ID", "id"),)).text(as_json=True)) == [{"id": "a"}]
+
+
+def test_a_list_is_a_table_and_missing_members_are_empty():
+    rows = [{"id": "bank", "summary": {"state": "normal", "error": None}}, {"id": "b", "summary": {"state": "failed"}}]
+    columns = (("ID", "id"), ("STATE", "summary.state"), ("ERROR", "summary.error.code"))
+    assert Output(rows, columns).text(as_json=False).splitlines() == [
+        "ID    STATE   ERROR",
+        "bank  normal",
+        "b     failed",
+    ]
+
+
+def test_a_document_is_lines():
+    document = {"id": "a", "error": None, "tables": [{"table": "x.y", "rows": 1}], "inner": {"deep": 2}}
+    assert Output(document).text(as_json=False).splitlines() == [
+        "id: a",
+        "error: ",
+        "tables:",
+        "  - table: x.y, rows: 1",
+        "inner:",
+        "  deep: 2",
+    ]
+
+
+def test_tables_are_read_from_the_file(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text('[{"schema_name": "bank", "table_info": {"id": 1}}]')
+    [table] = read_tables(str(path))
+    assert (table.schema_name, json.loads(table.table_info_json)) == ("bank", {"id": 1})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"tables": []}', '[{"schema_name": "bank"}]', '[{"schema_name": 1, "table_info": {}}]']
+)
+def test_a_file_that_is_something_else_is_refused(tmp_path, text):
+    path = tmp_path / "tables.json"
+    path.write_text(text)
+    with pytest.raises(TablesFileError):
+        read_tables(str(path))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(TablesFileError, match="nothing-here"):
+        read_tables(str(tmp_path / "nothing-here"))
+
+
+@pytest.mark.parametrize("arguments", [[], ["changefeed"], ["changefeed", "query"], ["--what"], ["tso", "query", "x"]])
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.run(arguments)
+    assert caught.value.code == 2
+
+
+def test_a_timestamp_to_resume_from_is_a_number_or_now():
+    for text in ("now", "17"):
+        arguments = ["changefeed", "resume", "-c", "a", "--overwrite-checkpoint-ts", text, "--server", NOBODY]
+        with pytest.raises(NotConfirmedError):
+            cli.run(arguments)
+    with pytest.raises(SystemExit):
+        cli.run(["changefeed", "resume", "-c", "a", "--overwrite-checkpoint-ts", "soon"])
+
+
+def test_nobody_listening_says_which_daemon_to_start():
+    with pytest.raises(CaptureUnavailableError, match="tidemark capture"):
+        cli.run(["capture", "list", "--server", NOBODY])
+
+
+def test_flags_may_stand_before_and_behind_the_verb():
+    for arguments in (["--server", NOBODY, "capture", "list"], ["capture", "list", "--json", "--server", NOBODY]):
+        with pytest.raises(CaptureUnavailableError, match=NOBODY):
+            cli.run(arguments)
+
+
+def test_without_a_terminal_nothing_is_assumed(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(NotConfirmedError, match="--no-confirm"):
+        cli.run(["changefeed", "resume", "-c", "a", "--overwrite-checkpoint-ts", "17"])
