@@ -9,6 +9,7 @@ import pytest
 
 from storage.model.errors import TidemarkError
 from tests.integration.store.daemons import failed, running_cluster, start
+from tests.integration.store.feeds import feeding
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
 
@@ -43,6 +44,49 @@ async def test_a_killed_store_comes_back_as_itself_with_all_it_answered(tmp_path
             for key, value in answered.items():
                 assert (await stubs.get(key)).value == value
             assert (await stubs.get(row_key(102, 1))).error.locked.lock_version == orphan
+
+
+async def test_a_reader_that_stops_reading_is_cut_and_can_come_back(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, "--feed-buffer-bytes", "500000", "--split-keys", "") as cluster:
+        async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
+            (route,) = await stubs.pd.scan_regions(b"")
+            feed.subscribe(route)
+            await feed.wait_resolved(1)
+            for handle in range(60):
+                await stubs.put(row_key(101, handle), bytes(200_000))
+            while not feed.errors:
+                await feed.step()
+            assert feed.errors[0].error.congested.region_id == route.region.id
+            checkpoint_ts = feed.regions[route.region.id].resolved_ts
+            assert len(feed.committed) < 60
+            feed.subscribe(route, checkpoint_ts)
+            await feed.wait_resolved(await stubs.pd.tso())
+            told = {row[2] for row in feed.committed}
+            assert told == {row_key(101, handle) for handle in range(60)}
+
+
+async def test_a_feed_goes_on_from_its_resolved_ts_after_the_store_was_killed(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        answered: dict[bytes, bytes] = {}
+        committed: set[tuple[int, bytes, bytes]] = set()
+        async with stubs_of(cluster) as stubs, feeding(stubs) as feed, asyncio.TaskGroup() as tasks:
+            for route in await stubs.pd.scan_regions(b""):
+                feed.subscribe(route)
+            tasks.create_task(_write_until_killed(stubs, 1, answered))
+            while len(feed.committed) < 100:
+                await feed.step()
+            cluster.store.kill()
+        checkpoint_ts = min(state.resolved_ts for state in feed.regions.values())
+        committed |= {(row[0], row[2], row[4]) for row in feed.committed}
+        cluster.restart_store()
+        async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
+            for route in await stubs.pd.scan_regions(b""):
+                feed.subscribe(route, checkpoint_ts)
+            await feed.wait_resolved(checkpoint_ts + 1)
+        committed |= {(row[0], row[2], row[4]) for row in feed.committed}
+    told = {key: value for _, key, value in committed}
+    assert answered.items() <= told.items()
+    assert len(committed) == len(told), "a change was told twice with different timestamps"
 
 
 def test_a_stopped_store_drains_and_ends_with_status_0(tmp_path: Path) -> None:
