@@ -135,7 +135,7 @@ TestSorterEqualsOracle.settings = settings(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 32), memory=st.sampled_from([0, 600, 1 << 20]), block=st.sampled_from([1, 500, 4096]))
 def test_dense_random_histories_equal_the_oracle(seed: int, memory: int, block: int) -> None:
     machine, rng = SorterMachine(), random.Random(seed)
