@@ -98,24 +98,32 @@ class Job:
         with self._in_batch:
             if self._stop.is_set():
                 raise _StoppedError
-            started = time.monotonic()
             try:
                 for row in cuts.collect():
-                    record = self._applier.apply(Cut(batch, row.start_ts, row.end_ts))
-                    self._report(record, batch, started, self._applier.acknowledge())
-                    self._target.maintain()
+                    self._apply_one(Cut(batch, row.start_ts, row.end_ts))
             except SourceError as err:
                 self._failure = err
                 raise
 
-    def _report(self, record: CutRecord, batch: int, started: float, checkpoint_ts: int) -> None:
+    def _apply_one(self, cut: Cut) -> None:
+        started = time.monotonic()
+        replayed = cut.end_ts <= self._applier.applied_ts
+        record = self._applier.apply(cut)
+        rows = {} if replayed else {item.table: item.rows for item in record.tables}
+        checkpoint_ts = self._applier.acknowledge()
+        self._report(record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts)
+        self._target.maintain()
+
+    def _report(
+        self, record: CutRecord, batch: int, rows: dict[str, int], *, seconds: float, checkpoint_ts: int
+    ) -> None:
         self._say(
             {
                 "batch": batch,
                 "start_ts": record.start_ts,
                 "end_ts": record.end_ts,
-                "rows": {item.table: item.rows for item in record.tables},
-                "seconds": round(time.monotonic() - started, 3),
+                "rows": rows,
+                "seconds": round(seconds, 3),
                 "checkpoint": checkpoint_ts,
                 "applied_at": record.applied_at,
             }

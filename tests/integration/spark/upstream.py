@@ -24,7 +24,7 @@ KINDS = pa.schema(
         ("raw", pa.binary()),
     ]
 )
-_EPOCH = datetime(2020, 1, 1)
+_EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -92,8 +92,8 @@ class Upstream:
             "k1": f"key '{key % 5}'",
             "k2": Decimal(2**64 - 1 - key),
             "amount": Decimal(number) / 100,
-            "at": at,
-            "seen": at.replace(tzinfo=UTC),
+            "at": at.replace(tzinfo=None),
+            "seen": at,
             "day": date(2020, 1, 1) + timedelta(days=number % 1000),
             "raw": bytes([key, number % 256]) if number % 7 else None,
         }

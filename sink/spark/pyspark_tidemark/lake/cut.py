@@ -48,6 +48,11 @@ class CutApplier:
         self._tables: dict[str, TableMeta] = {}
         self._positions: dict[str, int] = {}
 
+    @property
+    def applied_ts(self) -> int:
+        """The end of the newest cut in the manifest; -1 for an empty lake."""
+        return -1 if self._manifest.last is None else self._manifest.last.end_ts
+
     def apply(self, cut: Cut) -> CutRecord:
         """Bring every table to `cut.end_ts`, then commit the cut; a cut that is there already changes nothing.
 

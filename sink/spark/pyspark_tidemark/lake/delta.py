@@ -27,6 +27,10 @@ from pyspark_tidemark.lake.target import Applied, table_path
 
 _PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "50"}
 _SMALL_BYTES = 4 << 20
+_FEW = {  # plans over a few thousand rows: compiling them costs more than interpreting them
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 _FENCE = "spark.databricks.delta.write."
 
 
@@ -130,13 +134,15 @@ class DeltaTarget:
     @contextmanager
     def _fenced(self, changes: Changes) -> Iterator[None]:
         conf = self._session(changes.table).conf
-        conf.set(f"{_FENCE}txnAppId", self._app_id)
-        conf.set(f"{_FENCE}txnVersion", str(changes.end_ts))
+        settings = {f"{_FENCE}txnAppId": self._app_id, f"{_FENCE}txnVersion": str(changes.end_ts)}
+        settings |= _FEW if changes.few else {}
+        for name, value in settings.items():
+            conf.set(name, value)
         try:
             yield
         finally:
-            conf.unset(f"{_FENCE}txnAppId")
-            conf.unset(f"{_FENCE}txnVersion")
+            for name in settings:
+                conf.unset(name)
 
     def _applied(self, changes: Changes, mirror: Mirror | None, *, commits: int) -> Applied:
         name = changes.table.name

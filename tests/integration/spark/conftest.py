@@ -1,0 +1,36 @@
+"""One upstream, one oracle server a test, and one Spark session for all of them."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.spark.captures import Captures
+from tests.integration.spark.upstream import Upstream
+
+SEED = 20260101
+TRANSACTIONS = 120
+
+
+@pytest.fixture(scope="session")
+def upstream():
+    return Upstream(SEED, transactions=TRANSACTIONS)
+
+
+@pytest.fixture
+def captures(upstream):
+    with Captures(upstream) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    from pyspark_tidemark.lake.session import open_session
+
+    os.environ["TZ"] = "UTC"  # collect() gives timestamps in the local zone
+    time.tzset()
+    directory = Path(tmp_path_factory.mktemp("spark"))
+    session = open_session(master="local[2]", driver_memory="1g", directory=directory, delta=True, extra={})
+    yield session
+    session.stop()

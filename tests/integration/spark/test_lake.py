@@ -1,0 +1,72 @@
+"""The lake equals the replay, whatever step of whatever batch the driver is killed at, however a cut is written."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.spark.test_source import plain
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def run_job(captures, target, step, batch, way, *, max_rows=40):
+    """One life of the job; returns its exit status and the lines it printed."""
+    arguments = ["--endpoint", captures.uri, "--changefeed", "bank", "--target", target, "--max-rows-per-trigger"]
+    command = [sys.executable, "-m", "tests.integration.spark.killed", step, str(batch), way, *arguments, str(max_rows)]
+    done = subprocess.run(
+        [*command, "--trigger", "0 seconds", "--until-ts", str(captures.upstream.end_ts), "--compact-every", "3"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def killed(captures, target, *lives):
+    """Lives that end by SIGKILL, then one that ends well; returns the lines of all."""
+    lines = []
+    for step, batch, way in lives:
+        status, said = run_job(captures, target, step, batch, way)
+        assert status == -signal.SIGKILL, (step, batch, said)
+        lines += said
+    status, said = run_job(captures, target, "never", 0, "mirror")
+    assert status == 0
+    return lines + said
+
+
+def cuts_of(spark, root):
+    return sorted(spark.read.json(f"{root}/_tidemark_cuts").collect(), key=lambda row: row.end_ts)
+
+
+def test_delta_tables_equal_the_replay_after_kills_at_every_step(spark, captures, upstream, tmp_path):
+    lives = [("tables", 1, "mirror"), ("manifest", 2, "replace"), ("ack", 3, "merge"), ("commit", 4, "mirror")]
+    killed(captures, f"delta://{tmp_path}", *lives)
+
+    accounts = spark.read.format("delta").load(f"{tmp_path}/bank/accounts").collect()
+    assert len(accounts) == len(upstream.accounts.state(upstream.end_ts))
+    assert {(row.id,): row.asDict() for row in accounts} == upstream.accounts.state(upstream.end_ts)
+    kinds = [row.asDict() | {"_seq": 0} for row in spark.read.format("delta").load(f"{tmp_path}/bank/kinds").collect()]
+    wanted = [row | {"_seq": 0} for row in upstream.kinds.state(upstream.end_ts).values()]
+    assert sorted(plain(kinds), key=repr) == sorted(plain(wanted), key=repr)
+
+    cuts = cuts_of(spark, tmp_path)
+    assert [cut.start_ts for cut in cuts] == [0] + [cut.end_ts for cut in cuts[:-1]]
+    assert cuts[-1].end_ts == captures.checkpoint_ts == upstream.end_ts
+    middle = cuts[len(cuts) // 2]
+    version = {item.table: item.version for item in middle.tables}["bank.accounts"]
+    then = spark.read.format("delta").option("versionAsOf", version).load(f"{tmp_path}/bank/accounts").collect()
+    assert {(row.id,): row.asDict() for row in then} == upstream.accounts.state(middle.end_ts)
+
+
+def test_a_parquet_changelog_holds_every_change_once_after_kills(spark, captures, upstream, tmp_path):
+    lines = killed(captures, f"parquet://{tmp_path}", ("manifest", 1, "mirror"), ("ack", 3, "mirror"))
+    rows = spark.read.parquet(f"{tmp_path}/bank/kinds").drop("cut").collect()
+    assert plain(rows) == plain(upstream.kinds.rows)
+    applied = {line["end_ts"]: line for line in lines if "end_ts" in line}
+    assert cuts_of(spark, tmp_path)[-1].end_ts == upstream.end_ts
+    assert max(line["checkpoint"] for line in applied.values()) == upstream.end_ts

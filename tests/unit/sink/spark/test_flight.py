@@ -1,0 +1,48 @@
+"""Retry and error rules of the Flight client; the calls themselves are tested on real sockets."""
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+from pyspark_tidemark import flight
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.options import Tls
+
+
+def test_an_unavailable_capture_is_replaced_by_the_next():
+    asked = []
+
+    def ask(uri):
+        asked.append(uri)
+        if uri == "a":
+            raise fl.FlightUnavailableError("[TM:ErrNotResolved] later")
+        return 7
+
+    assert flight._first_answer(["a", "b"], ask) == 7
+    assert asked == ["a", "b"]
+
+
+def test_when_all_stay_unavailable_the_last_error_is_told(monkeypatch):
+    monkeypatch.setattr(flight, "RETRY_S", 0.0)
+
+    def ask(uri):
+        raise fl.FlightUnavailableError("[TM:ErrNotResolved] later")
+
+    with pytest.raises(SourceError, match="ErrNotResolved") as caught:
+        flight._first_answer(["a"], ask)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("err", [fl.FlightServerError("[TM:ErrTableNotFound] no"), pa.ArrowInvalid("bad ticket")])
+def test_other_errors_are_told_at_once(err):
+    def ask(uri):
+        raise err
+
+    with pytest.raises(SourceError) as caught:
+        flight._first_answer(["a", "b"], ask)
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("uri", ["host:1", "http://host:1"])
+def test_an_endpoint_that_is_no_flight_address_is_refused(uri):
+    with pytest.raises(SourceError, match="ErrOptionInvalid"):
+        flight._connect(uri, Tls())

@@ -1,0 +1,75 @@
+"""Folding and mirrors against a replay, change by change."""
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark_tidemark.lake.fold import fold
+from pyspark_tidemark.lake.mirror import Mirror
+
+TYPES = {"_op": pa.string(), "b": pa.string()}
+NAMES = ("_op", "_commit_ts", "_start_ts", "_seq", "a", "b", "v")
+SCHEMA = pa.schema([(name, TYPES.get(name, pa.int64())) for name in NAMES])
+KEY = ("a", "b")
+COLUMNS = ["a", "b", "v", "_commit_ts"]
+
+# transactions: sets of keys with a coin for "delete it if it is there"
+HISTORIES = st.lists(st.dictionaries(st.integers(0, 5), st.booleans(), max_size=4), max_size=12)
+
+
+def changes_of(history):
+    """Valid changes: a key is inserted before it is updated or deleted, once in a transaction."""
+    living, rows = set(), []
+    for number, transaction in enumerate(history, 1):
+        for seq, (key, delete) in enumerate(transaction.items()):
+            op = "insert" if key not in living else "delete" if delete else "update"
+            living = living - {key} if op == "delete" else living | {key}
+            envelope = {"_op": op, "_commit_ts": number, "_start_ts": number - 1, "_seq": seq}
+            rows.append(envelope | {"a": key, "b": f"k{key}", "v": 100 * number + key})
+    return rows
+
+
+def replayed(rows, held=()):
+    state = {(row["a"], row["b"]): row for row in held}
+    for row in rows:
+        if row["_op"] == "delete":
+            del state[row["a"], row["b"]]
+        else:
+            state[row["a"], row["b"]] = {name: row[name] for name in COLUMNS}
+    return state
+
+
+def by_key(table):
+    rows = table.select(COLUMNS).to_pylist()
+    assert len({(row["a"], row["b"]) for row in rows}) == len(rows)
+    return {(row["a"], row["b"]): row for row in rows}
+
+
+@given(HISTORIES, st.randoms(use_true_random=False))
+def test_a_fold_from_nothing_is_the_replay_whatever_the_order_of_arrival(history, chance):
+    rows = changes_of(history)
+    arrived = chance.sample(rows, len(rows))
+    folded = fold(pa.Table.from_pylist(arrived, schema=SCHEMA), KEY)
+    assert by_key(folded.live) == replayed(rows)
+    assert len(folded.known) == 0
+
+
+@given(HISTORIES, st.integers(0, 12))
+def test_a_mirror_after_a_cut_is_the_replay_up_to_that_cut(history, cut_ts):
+    rows = changes_of(history)
+    before = [row for row in rows if row["_commit_ts"] <= cut_ts]
+    after = [row for row in rows if row["_commit_ts"] > cut_ts]
+    empty = Mirror(pa.schema([SCHEMA.field(name) for name in COLUMNS]).empty_table(), KEY)
+    mirror = empty.after(fold(pa.Table.from_pylist(before, schema=SCHEMA), KEY))
+    assert by_key(mirror.rows) == replayed(before)
+    folded = fold(pa.Table.from_pylist(after, schema=SCHEMA), KEY)
+    assert by_key(mirror.after(folded).rows) == replayed(rows)
+
+
+@given(HISTORIES, st.integers(0, 12))
+def test_known_keys_are_exactly_those_the_lake_held_before(history, cut_ts):
+    rows = changes_of(history)
+    held = replayed([row for row in rows if row["_commit_ts"] <= cut_ts])
+    after = [row for row in rows if row["_commit_ts"] > cut_ts]
+    folded = fold(pa.Table.from_pylist(after, schema=SCHEMA), KEY)
+    touched = {(row["a"], row["b"]) for row in after}
+    assert {(row["a"], row["b"]) for row in folded.known.to_pylist()} == touched & held.keys()

@@ -1,0 +1,39 @@
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.options import Tls, parse
+
+BASE = {"endpoint": "grpc://a:1, grpc://b:2", "changefeed": "bank"}
+
+
+def test_options_are_typed_and_their_names_case_insensitive():
+    options = parse(BASE | {"TABLE": "bank.accounts", "startts": "5", "endTs": "9", "maxRowsPerTrigger": "7"})
+    assert options.endpoints == ("grpc://a:1", "grpc://b:2")
+    assert (options.table, options.start_ts, options.end_ts, options.max_rows) == ("bank.accounts", 5, 9, 7)
+    assert options.ack
+    assert options.tls == Tls()
+
+
+def test_a_time_becomes_the_tso_of_its_millisecond():
+    options = parse(BASE | {"cuts": "true", "startTs": "1970-01-01T00:00:01.500Z", "endTs": "1970-01-01T00:00:02"})
+    assert options.start_ts == 1500 << 18
+    assert options.end_ts == 2000 << 18
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(
+        SourceError, match=r"\[TM:ErrOptionInvalid\] unknown option 'changefed', did you mean 'changefeed'"
+    ):
+        parse(BASE | {"changefed": "x", "table": "a.b"})
+
+
+def test_all_faults_are_told_at_once():
+    with pytest.raises(SourceError) as caught:
+        parse({"table": "a.b", "ack": "maybe", "maxRowsPerTrigger": "0", "startTs": "soon"})
+    for fault in ("'endpoint' is missing", "'changefeed' is missing", "'ack'", "'maxRowsPerTrigger'", "'startTs'"):
+        assert fault in caught.value.message
+
+
+@pytest.mark.parametrize("extra", [{}, {"table": "a.b", "cuts": "true"}])
+def test_a_reader_is_for_one_table_or_for_cuts(extra):
+    with pytest.raises(SourceError, match="not both"):
+        parse(BASE | extra)
