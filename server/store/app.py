@@ -87,7 +87,7 @@ async def _serving(
             runner = Runner(kv, gate, group, readers)
             service = TikvService(tasks, runner, gate, collector, Splitter(pd, gate, group, hub.split))
             server = RpcServer(security)
-            batch = {name: runner.handler(method) for name, method in METHODS.items()}
+            batch = {name: runner.handler(method) for name, method in METHODS.items() if not hasattr(service, name)}
             server.add_service(tikvpb.DESCRIPTOR.services_by_name["Tikv"], service, batch)
             feed = ChangeDataService(tasks, backend, config.feed_buffer_bytes)
             server.add_service(cdcpb.DESCRIPTOR.services_by_name["ChangeData"], feed)

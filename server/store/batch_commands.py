@@ -5,14 +5,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import grpc.aio
+from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
 from server.rpc.errors import StatusError
+from server.store.lock_wait import lock_or_wait
 from server.store.methods import BY_STREAM_FIELD
 from server.store.runner import Call, Runner
 from storage.model.errors import TidemarkError
 
 _MAX_IN_FLIGHT = 64
+_MAX_LOCK_WAITS = 1024
 
 Others = Mapping[str, Callable[[Any, Any], Awaitable[Any]]]
 """Stream field -> coroutine, for requests that are not in the batched methods."""
@@ -33,6 +36,7 @@ class BatchStream:
         self._runner = runner
         self._others = others
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)  # taken by a part, given back when its answer is sent
+        self._waits = asyncio.Semaphore(_MAX_LOCK_WAITS)  # beyond it, lock requests are answered without a wait
         self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = asyncio.Queue()
 
     def close(self) -> None:
@@ -67,6 +71,10 @@ class BatchStream:
         for request_id, item in zip(request.request_ids, request.requests, strict=True):
             field = item.WhichOneof("cmd") or ""
             method = BY_STREAM_FIELD.get(field)
+            if field == "PessimisticLock" and item.PessimisticLock.wait_timeout > 0 and not self._waits.locked():
+                await self._waits.acquire()
+                answering.create_task(self._wait_for_lock(request_id, item.PessimisticLock))
+                continue
             if method is None:
                 await self._slots.acquire()
                 answering.create_task(self._answer_other(request_id, field, item))
@@ -84,6 +92,16 @@ class BatchStream:
         response = tikvpb.BatchCommandsResponse(request_ids=part.ids)
         for field, answer in zip(part.fields, await run(part.calls), strict=True):
             getattr(response.responses.add(), field).CopyFrom(answer)
+        self._ready.put_nowait(response)
+
+    async def _wait_for_lock(self, request_id: int, request: kvrpcpb.PessimisticLockRequest) -> None:
+        """Takes its slot only for the answer: the commit that frees the lock may come on this same stream."""
+        response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
+        try:
+            response.responses.add().PessimisticLock.CopyFrom(await lock_or_wait(self._runner, request))
+        finally:
+            self._waits.release()
+        await self._slots.acquire()
         self._ready.put_nowait(response)
 
     async def _answer_other(self, request_id: int, field: str, item: tikvpb.BatchCommandsRequest.Request) -> None:

@@ -9,6 +9,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 
 from server.store.batch_commands import BatchStream, Others
 from server.store.collector import Collector
+from server.store.lock_wait import lock_or_wait
 from server.store.region_check import RegionGate
 from server.store.runner import Runner
 from server.store.split import Splitter
@@ -52,6 +53,12 @@ class TikvService:
         finally:
             self._streams.discard(stream)
             receiving.cancel()
+
+    async def KvPessimisticLock(  # noqa: N802
+        self, request: kvrpcpb.PessimisticLockRequest, _: Any
+    ) -> kvrpcpb.PessimisticLockResponse:
+        """Take pessimistic locks, see `lock_wait`; not a batch function, because one call's wait is not another's."""
+        return await lock_or_wait(self._runner, request)
 
     async def KvGC(self, request: kvrpcpb.GCRequest, _: Any) -> kvrpcpb.GCResponse:  # noqa: N802
         """Collect one region up to the given safepoint (GC mode "central"); done when it returns."""

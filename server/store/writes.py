@@ -61,7 +61,7 @@ def cleaned(commit_ts: int, _: Any) -> kvrpcpb.CleanupResponse:
 
 
 def pessimistic_lock(request: kvrpcpb.PessimisticLockRequest, _: Region) -> Command:
-    """KvPessimisticLock. It never waits: a client that may wait tries again."""
+    """KvPessimisticLock; the waiting is `lock_wait`'s."""
     locks = PessimisticLock(
         mutations=_mutations(request.mutations),
         primary=request.primary_lock,

@@ -1,13 +1,17 @@
 """Records and keys on disk: round trips, order, golden bytes."""
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.model.errors import CorruptError
-from storage.mvcc.layout import AFTER_VERSIONS, column_range, lock_key, split_version, user_key, write_key
+from storage.mvcc.layout import AFTER_VERSIONS, column_range, lock_key, split_version, user_key, value_key, write_key
 from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock, Write, decode_lock, decode_write
+from storage.mvcc.region import Region, decode_regions, encode_regions
 
 TS = st.integers(0, 2**64 - 1)
 VALUES = st.none() | st.binary(max_size=255)
@@ -27,16 +31,31 @@ def test_a_write_survives_its_bytes(write: Write) -> None:
     assert decode_write(write.encode()) == write
 
 
-def test_the_bytes_of_the_format_do_not_change() -> None:
-    lock = Lock(PUT, b"pk", 0x0102, 3000, 7, 8, 9, b"v")
-    assert lock.encode().hex() == (
-        "015001" "0000000000000102" "0000000000000bb8" "0000000000000007" "0000000000000008" "0000000000000009"
-        "00000002" "706b" "76"
-    )  # fmt: skip
-    assert Write(DELETE, 0x0102).encode().hex() == "0144000000000000000102"
-    assert Write(PUT, 1, b"", overlapped_rollback=True).encode().hex() == "0150030000000000000001"
-    assert lock_key(encode_bytes(b"k")).hex() == "6c6b00000000000000f8"
-    assert write_key(encode_bytes(b"k"), 1).hex() == "776b00000000000000f8fffffffffffffffe"
+GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "mvcc.json").read_text())
+RECORDS: dict[str, Lock | Write] = {
+    "lock_put_short": Lock(PUT, b"pk", 0x0102, 3000, 7, 8, 9, b"v"),
+    "lock_pessimistic": Lock(PESSIMISTIC, b"pk", 0x0102, 20000, 0x0103),
+    "write_put_long": Write(PUT, 0x0102),
+    "write_delete": Write(DELETE, 0x0102),
+    "write_put_empty_over_rollback": Write(PUT, 1, b"", overlapped_rollback=True),
+    "write_rollback": Write(ROLLBACK, 5),
+}
+REGIONS = [
+    Region(4, 5, b"", encode_bytes(b"m"), 1, 2),
+    Region(2, 3, encode_bytes(b"m"), b"", 1, 2),
+]
+
+
+def test_golden_bytes_are_written_and_read_as_ever() -> None:
+    for name, record in RECORDS.items():
+        golden = bytes.fromhex(GOLDEN[name])
+        assert record.encode() == golden, name
+        assert (decode_lock if isinstance(record, Lock) else decode_write)(golden) == record, name
+    assert lock_key(encode_bytes(b"k")).hex() == GOLDEN["key_lock"]
+    assert write_key(encode_bytes(b"12345678"), 1).hex() == GOLDEN["key_write"]
+    assert value_key(encode_bytes(b""), 2).hex() == GOLDEN["key_value"]
+    assert encode_regions(REGIONS).hex() == GOLDEN["regions"]
+    assert list(decode_regions(bytes.fromhex(GOLDEN["regions"]))) == REGIONS
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01P", b"\x02" + b"\0" * 60])
