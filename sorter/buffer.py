@@ -69,10 +69,15 @@ class Buffer:
         self.ready, self.ready_bytes = [], 0
         return pa.concat_batches(taken) if taken else None
 
-    def take_pending(self) -> pa.RecordBatch | None:
-        """Take out the unresolved rows, sorted; later ones may overlap them."""
-        taken = [rows.batch for rows in self.pending]
-        self.pending, self.pending_bytes = [], 0
+    def take_pending(self, limit_bytes: int) -> pa.RecordBatch | None:
+        """Take out the oldest unresolved rows, about `limit_bytes` of them, sorted; later ones may overlap them."""
+        taken: list[pa.RecordBatch] = []
+        size = 0
+        while len(taken) < len(self.pending) and size < limit_bytes:
+            taken.append(self.pending[len(taken)].batch)
+            size += taken[-1].nbytes
+        del self.pending[: len(taken)]
+        self.pending_bytes -= size
         return order.sort(taken) if taken else None
 
     def put_back_ready(self, batch: pa.RecordBatch) -> None:
@@ -81,7 +86,8 @@ class Buffer:
 
     def put_back_pending(self, batch: pa.RecordBatch) -> None:
         """Undo `take_pending`, for the rows that could not be written."""
-        self.add(Rows.of(batch))
+        self.pending.insert(0, Rows.of(batch))
+        self.pending_bytes += batch.nbytes
 
     def drop_up_to(self, commit_ts: int) -> None:
         """Forget ready runs without a row above `commit_ts`."""

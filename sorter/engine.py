@@ -196,7 +196,7 @@ class Sorter:
             if self._counters.memory_bytes <= self._memory_bytes:
                 return
             for table in sorted(self._tables.values(), key=lambda table: table.memory_bytes, reverse=True):
-                table.spill()
+                table.spill(max(self._memory_bytes // 4, self._block_bytes))
                 if self._counters.memory_bytes <= enough:
                     return
 

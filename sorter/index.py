@@ -1,7 +1,7 @@
 """The index of blocks in LevelDB: which block holds which range of commit_ts. docs/format/sorter.md.
 
 key   = unique id | table id | min_commit_ts | block number, each 8 bytes, ascending
-value = version | max_commit_ts | segment | offset | length | rows
+value = version | max_commit_ts | segment | offset | length | rows | run
 
 LevelDB can seek by min_commit_ts only. A table's widest block so far bounds how far below a wanted range a block may
 start that still reaches into it, so a lookup reads the blocks of its range and few others.
@@ -21,17 +21,18 @@ from storage.model.ts import MAX_TS
 
 VERSION: Final = 1
 _KEY = struct.Struct(">QQQQ")
-_VALUE = struct.Struct(">BQQQQI")
+_VALUE = struct.Struct(">BQQQQIQ")
 _SIGN: Final = 1 << 63
 _RANGE_DELETE_BLOCKS: Final = 1024  # below it, LevelDB's own compactions see to the few dead entries
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A block and where it lies."""
+    """A block and where it lies; the blocks of one `run` were written together and follow one another in order."""
 
     meta: BlockMeta
     pointer: Pointer
+    run: int
 
 
 def encode_entry(entry: Entry) -> tuple[bytes, bytes]:
@@ -39,7 +40,7 @@ def encode_entry(entry: Entry) -> tuple[bytes, bytes]:
     meta, pointer = entry.meta, entry.pointer
     key = _prefix(meta.unique_id, meta.table_id) + encode_u64(meta.min_commit_ts) + encode_u64(meta.number)
     where = (pointer.segment, pointer.offset, pointer.length)
-    return key, _VALUE.pack(VERSION, meta.max_commit_ts, *where, meta.rows)
+    return key, _VALUE.pack(VERSION, meta.max_commit_ts, *where, meta.rows, entry.run)
 
 
 def decode_entry(key: bytes, value: bytes) -> Entry:
@@ -51,9 +52,9 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
     if len(key) != _KEY.size or len(value) != _VALUE.size or value[0] != VERSION:
         raise CorruptError(f"sorter index entry {key.hex()} is not of version {VERSION}; restart the capture")
     unique_id, table_id, min_commit_ts, number = _KEY.unpack(key)
-    _, max_commit_ts, segment, offset, length, rows = _VALUE.unpack(value)
+    _, max_commit_ts, segment, offset, length, rows, run = _VALUE.unpack(value)
     meta = BlockMeta(unique_id, table_id - _SIGN, number, rows, min_commit_ts, max_commit_ts)
-    return Entry(meta, Pointer(segment, offset, length))
+    return Entry(meta, Pointer(segment, offset, length), run)
 
 
 class TableIndex:

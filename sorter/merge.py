@@ -1,38 +1,58 @@
 """Merges sorted runs, overlapping in any way, into one sorted stream in bounded memory. Pure.
 
-Runs are opened only when the stream reaches their first commit_ts. What lies before the next unopened run is complete;
-where several runs overlap there, they are concatenated and sorted together, a window of bounded bytes at a time. The
-windows are cut by the whole sort key, so that one transaction of any size passes too.
+A run is opened when the stream reaches its first commit_ts, and then one block at a time. What lies before the next
+unopened run, and not behind the end of any open block that has a successor, is complete. Where several runs overlap
+there, they are concatenated and sorted together, a window of bounded bytes at a time. Windows are cut by the whole sort
+key, so that one transaction of any size passes too.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from sorter import order
+from sorter.order import SortKey
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Sorted rows that can be opened; none of them has a commit_ts below `min_commit_ts`."""
+    """Sorted rows in blocks that follow one another; none of them has a commit_ts below `min_commit_ts`."""
 
     min_commit_ts: int
     number: int  # order of arrival: of equal rows the one with the higher number stays
-    open: Callable[[], pa.RecordBatch]
+    blocks: Sequence[Callable[[], pa.RecordBatch]]
 
 
-@dataclass(slots=True)
 class _Opened:
-    number: int
-    rows: pa.RecordBatch
+    """A run with its current block."""
 
-    def take_below(self, commit_ts: int | None) -> pa.RecordBatch:
-        """Take out the rows with a smaller commit_ts (None: all)."""
-        count = self.rows.num_rows if commit_ts is None else order.count_below(self.rows, commit_ts)
+    def __init__(self, run: Run) -> None:
+        self.number = run.number
+        self._waiting = deque(run.blocks)
+        self.rows = self._waiting.popleft()()
+        self._refill()
+
+    @property
+    def first_commit_ts(self) -> int:
+        return int(order.commit_ts(self.rows)[0])
+
+    @property
+    def end(self) -> SortKey | None:
+        """What the run is known up to; None: to its end."""
+        return order.row_key(self.rows, self.rows.num_rows - 1) if self._waiting else None
+
+    def take(self, limit: SortKey | None) -> pa.RecordBatch:
+        """Take out the rows of the current block up to `limit`."""
+        count = self.rows.num_rows if limit is None else order.count_up_to(self.rows, limit)
         taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
+        self._refill()
         return taken
+
+    def _refill(self) -> None:
+        while not self.rows.num_rows and self._waiting:
+            self.rows = self._waiting.popleft()()
 
 
 def merge(runs: Iterable[Run], window_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -40,17 +60,21 @@ def merge(runs: Iterable[Run], window_bytes: int) -> Iterator[pa.RecordBatch]:
     waiting = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_Opened] = []
     while waiting or opened:
-        if waiting:
-            # All runs that start together are opened together: nothing is complete before the last of them is.
-            start = waiting[0].min_commit_ts
-            while waiting and waiting[0].min_commit_ts == start:
-                run = waiting.popleft()
-                opened.append(_Opened(run.number, run.open()))
-            opened.sort(key=lambda run: run.number)
-        bound = waiting[0].min_commit_ts if waiting else None
-        ready = [run.take_below(bound) for run in opened]
+        if waiting and all(run.first_commit_ts >= waiting[0].min_commit_ts for run in opened):
+            opened.append(_Opened(waiting.popleft()))
+        else:
+            limit = _limit(opened, waiting)
+            ready = [run.take(limit) for run in sorted(opened, key=lambda run: run.number)]
+            yield from _windows([rows for rows in ready if rows.num_rows], window_bytes)
         opened = [run for run in opened if run.rows.num_rows]
-        yield from _windows([rows for rows in ready if rows.num_rows], window_bytes)
+
+
+def _limit(opened: list[_Opened], waiting: deque[Run]) -> SortKey | None:
+    """Up to where all rows are in open blocks; None: to the end."""
+    ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
+    if waiting:
+        ends.append((waiting[0].min_commit_ts, -1, 0, b""))
+    return min(ends, default=None)
 
 
 def _windows(parts: list[pa.RecordBatch], window_bytes: int) -> Iterator[pa.RecordBatch]:

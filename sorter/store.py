@@ -43,18 +43,21 @@ class BlockStore:
         rows = -(-batch.num_rows // count)
         return [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
 
-    def write(self, index: TableIndex, batch: pa.RecordBatch) -> None:
-        """Write one sorted batch as one block.
+    def write(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> int:
+        """Write one sorted batch as one block, the next one of `run` or (None) the first of a new one; returns the run.
 
         Raises:
             SorterDiskError: the disk does not take it; nothing has changed.
         """
         timestamps = order.commit_ts(batch)
         first, last = int(timestamps[0]), int(timestamps[-1])
-        meta = BlockMeta(index.unique_id, index.table_id, next(self._numbers), batch.num_rows, first, last)
+        number = next(self._numbers)
+        meta = BlockMeta(index.unique_id, index.table_id, number, batch.num_rows, first, last)
         pointer = self._segments.append(*block.encode(meta, batch))
-        index.put(Entry(meta, pointer))
+        entry = Entry(meta, pointer, number if run is None else run)
+        index.put(entry)
         self._counters.wrote(pointer.length)
+        return entry.run
 
     def reader(self, entry: Entry) -> Reader:
         """Reads the block's rows; works even after the block has been forgotten."""

@@ -97,15 +97,16 @@ class Table:
             finally:
                 self._counters.memory(self._buffer.bytes - before)
 
-    def spill(self) -> None:
-        """Write all rows, resolved or not."""
+    def spill(self, run_bytes: int) -> None:
+        """Write all rows, resolved or not; the latter in runs of about `run_bytes`, which bounds what sorting takes."""
         with self._lock:
             before = self._buffer.bytes
             self._buffer.settle(self.resolved_ts)
             try:
                 if not self._removed:
                     self._write(self._buffer.take_ready(), self._buffer.put_back_ready)
-                    self._write(self._buffer.take_pending(), self._buffer.put_back_pending)
+                    while self._buffer.pending:
+                        self._write(self._buffer.take_pending(run_bytes), self._buffer.put_back_pending)
             finally:
                 self._counters.memory(self._buffer.bytes - before)
 
@@ -165,16 +166,18 @@ class Table:
 
     def _runs(self, lower: Position, upper: Position) -> list[Run]:
         self._settle(upper.commit_ts)
-        runs = []
+        on_disk: dict[int, list[Entry]] = {}
         for entry in self._index.scan(lower.commit_ts, upper.commit_ts):
             if entry.meta.max_commit_ts >= lower.commit_ts:
-                opened = partial(_read_clipped, self._store.reader(entry), lower, upper)
-                runs.append(Run(entry.meta.min_commit_ts, entry.meta.number, opened))
-        self._counters.looked_up(wanted=len(runs), of_table=self._index.blocks)
-        for rows in self._buffer.ready:
-            batch = order.clip(rows.batch, lower, upper)
-            if batch.num_rows:
-                runs.append(Run(rows.min_commit_ts, _IN_MEMORY, partial(_same, batch)))
+                on_disk.setdefault(entry.run, []).append(entry)
+        self._counters.looked_up(wanted=sum(map(len, on_disk.values())), of_table=self._index.blocks)
+        runs = []
+        for number, entries in on_disk.items():
+            blocks = [partial(_read_clipped, self._store.reader(entry), lower, upper) for entry in entries]
+            runs.append(Run(entries[0].meta.min_commit_ts, number, blocks))
+        clipped = [partial(order.clip, rows.batch, lower, upper) for rows in self._buffer.ready]
+        if clipped:
+            runs.append(Run(self._buffer.ready[0].min_commit_ts, _IN_MEMORY, clipped))
         return runs
 
     def _settle(self, upper_ts: int) -> None:
@@ -186,10 +189,10 @@ class Table:
     def _write(self, batch: pa.RecordBatch | None, put_back: Callable[[pa.RecordBatch], None]) -> None:
         if batch is None:
             return
-        written = 0
+        written, run = 0, None
         try:
             for piece in self._store.pieces(batch):
-                self._store.write(self._index, piece)
+                run = self._store.write(self._index, piece, run)
                 written += piece.num_rows
         finally:
             if written < batch.num_rows:
@@ -231,7 +234,3 @@ def _extent_in_memory(rows: Rows) -> Extent:
 
 def _read_clipped(read: Reader, lower: Position, upper: Position) -> pa.RecordBatch:
     return order.clip(read(), lower, upper)
-
-
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch

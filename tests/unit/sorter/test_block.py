@@ -25,7 +25,7 @@ ROWS = raw_batch(
     [None, b"0", b"1"],
 )
 META = BlockMeta(7, 101, 42, 3, 450_000_000_000_000_001, 450_000_000_000_000_002)
-ENTRY = Entry(META, Pointer(3, 640, 1000))
+ENTRY = Entry(META, Pointer(3, 640, 1000), 41)
 
 u64 = st.integers(0, (1 << 64) - 1)
 metas = st.builds(BlockMeta, u64, st.integers(-(1 << 63), (1 << 63) - 1), u64, st.just(3), u64, u64)
@@ -70,7 +70,7 @@ def test_another_block_in_its_place_is_found() -> None:
         block.decode(META, pa.py_buffer(encoded(other)))
 
 
-@given(st.builds(Entry, metas, st.builds(Pointer, u64, u64, u64)))
+@given(st.builds(Entry, metas, st.builds(Pointer, u64, u64, u64), u64))
 def test_an_index_entry_is_read_as_it_was_written(entry: Entry) -> None:
     assert decode_entry(*encode_entry(entry)) == entry
 
@@ -81,7 +81,7 @@ def test_an_index_entry_is_read_as_it_was_written(entry: Entry) -> None:
 def test_index_keys_sort_by_table_min_commit_ts_and_number(unique_id, tables, numbers) -> None:
     fields = [(unique_id, tables[i], numbers[i], numbers[2 + i]) for i in range(2)]
     keys = [
-        encode_entry(Entry(BlockMeta(uid, table, number, 1, low, low), Pointer(0, 0, 0)))[0]
+        encode_entry(Entry(BlockMeta(uid, table, number, 1, low, low), Pointer(0, 0, 0), 0))[0]
         for uid, table, low, number in fields
     ]
     assert (keys[0] < keys[1]) == (fields[0] < fields[1])
