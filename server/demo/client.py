@@ -5,6 +5,7 @@ A commit that raised it may still have happened (the answer was lost); the bank'
 """
 
 import asyncio
+import ctypes
 import importlib.util
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -125,11 +126,20 @@ class ForeignClient:
 
 
 class ForeignTransaction:
-    """One transaction of `tikv-client`."""
+    """One transaction of `tikv-client`.
+
+    Its Rust half panics when it is dropped unfinished, as it must be when the cluster is killed under it: such a one
+    is never freed.
+    """
 
     def __init__(self, inner: Any, *, pessimistic: bool) -> None:
         self._inner = inner
         self._pessimistic = pessimistic
+        self._ended = False
+
+    def __del__(self) -> None:
+        if not self._ended:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
 
     async def get(self, key: bytes) -> bytes | None:
         """See `Transaction.get`."""
@@ -148,10 +158,12 @@ class ForeignTransaction:
     async def commit(self) -> None:
         """See `Transaction.commit`."""
         await guarded(self._inner.commit())
+        self._ended = True
 
     async def rollback(self) -> None:
         """See `Transaction.rollback`."""
         await guarded(self._inner.rollback())
+        self._ended = True
 
 
 class OwnClient:

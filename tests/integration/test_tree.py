@@ -1,0 +1,125 @@
+"""`tidemark up` as an operator meets it: one ready line, reflection everywhere, a tree that lives and dies as one."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+SERVICES = {
+    "coordinator": {"pdpb.PD", "etcdserverpb.KV", "etcdserverpb.Watch", "etcdserverpb.Lease"},
+    "store": {"tikvpb.Tikv", "cdcpb.ChangeData"},
+    "capture": {"tidemarkpb.v1.ChangefeedService", "tidemarkpb.v1.CaptureService"},
+    "pump": {"binlog.Pump"},
+    "gc_worker": {"tidemarkpb.v1.GCService"},
+}
+LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@asynccontextmanager
+async def tree(data: Path, *ports: str) -> AsyncIterator[tuple[Process, dict]]:
+    flags = ports or [part for name in LISTENERS for part in (f"--{name}-addr", "127.0.0.1:0")]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "server.cli.main", "up", "--no-spark", "--data-dir", str(data), *flags),
+        stdout=PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            yield process, json.loads(await process.stdout.readline())
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        return answer.read().decode()
+
+
+def services(address: str) -> set[str]:
+    with grpc.insecure_channel(address) as channel:
+        return set(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+
+async def test_every_daemon_lists_its_services_and_sigterm_ends_the_tree_with_zero(tmp_path):
+    async with tree(tmp_path) as (process, ready):
+        assert ready["ready"] is True
+        assert ready["cluster_id"] > 0
+        for name, expected in SERVICES.items():
+            found = await asyncio.to_thread(services, ready["endpoints"][name])
+            assert expected | {"grpc.health.v1.Health"} <= found, name
+        assert 'tidemark_up_alive{daemon="capture"} 1.0' in await asyncio.to_thread(metrics, ready["endpoints"]["http"])
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+async def test_the_descriptors_that_reflection_gives_are_complete(tmp_path):
+    async with tree(tmp_path) as (_, ready):
+        with grpc.insecure_channel(ready["endpoints"]["coordinator"]) as channel:
+            pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+            method = pool.FindServiceByName("pdpb.PD").FindMethodByName("GetGCSafePoint")
+        assert method.output_type.fields_by_name["safe_point"].number == 2
+
+
+@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not installed")
+async def test_grpcurl_asks_for_the_safe_point_without_proto_files(tmp_path):
+    async with tree(tmp_path) as (_, ready):
+        command = ("grpcurl", "-plaintext", ready["endpoints"]["coordinator"], "pdpb.PD/GetGCSafePoint")
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["header"]["clusterId"] == str(ready["cluster_id"])
+
+
+async def test_kill_9_of_the_root_leaves_no_daemon_and_the_same_cluster_comes_back(tmp_path):
+    async with tree(tmp_path) as (process, ready):
+        process.kill()
+        await process.wait()
+    addresses = [(name, ready["endpoints"][name.replace("-", "_")]) for name in LISTENERS]
+    again = [part for name, address in addresses for part in (f"--{name}-addr", address)]
+    async with tree(tmp_path, *again) as (_, back):
+        assert back["cluster_id"] == ready["cluster_id"]
+        assert back["endpoints"] == ready["endpoints"]
+
+
+async def test_a_daemon_that_is_killed_is_started_again_where_it_was(tmp_path):
+    async with tree(tmp_path) as (_, ready):
+        store = ready["endpoints"]["store"]
+        pids = [pid for pid in daemons() if _serves(pid, str(tmp_path / "store"))]
+        assert len(pids) == 1
+        os.kill(pids[0], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    found = await asyncio.to_thread(services, store)
+                except grpc.RpcError:
+                    continue
+                if "tikvpb.Tikv" in found:
+                    break
+
+
+def daemons() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _serves(pid: int, directory: str) -> bool:
+    try:
+        return directory in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return False
