@@ -11,6 +11,8 @@ from storage.model.errors import CorruptError, UnavailableError
 
 _DELETE_BATCH = 1024
 _WRITE_BUFFER_BYTES = 16 << 20
+_BLOCK_CACHE_BYTES = 32 << 20
+_BLOOM_BITS = 10  # most looked-for keys, locks above all, do not exist
 
 
 class DirectoryLockedError(UnavailableError):
@@ -122,7 +124,13 @@ class LevelDB(_View):
 def _open(path: Path, write_buffer_bytes: int) -> Any:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        return plyvel.DB(str(path), create_if_missing=True, write_buffer_size=write_buffer_bytes)
+        return plyvel.DB(
+            str(path),
+            create_if_missing=True,
+            write_buffer_size=write_buffer_bytes,
+            lru_cache_size=_BLOCK_CACHE_BYTES,
+            bloom_filter_bits=_BLOOM_BITS,
+        )
     except plyvel.CorruptionError as err:
         raise _corrupt(path, err) from err
     except (plyvel.IOError, plyvel.Error, OSError) as err:

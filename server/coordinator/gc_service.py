@@ -46,7 +46,7 @@ class GcService:
         return pdpb_pb2.UpdateGCSafePointResponse(new_safe_point=held)
 
     async def get_gc_safe_points(self, requests: Sequence[bytes]) -> Sequence[Answer]:
-        """Answer from memory; also a request without a single field, as a person with grpcurl sends it (PD refuses it)."""
+        """Answer from memory; also a request without any field, as a person with grpcurl sends it (PD refuses it)."""
         held = pdpb_pb2.GetGCSafePointResponse(header=self._headers.ok, safe_point=self._safe_points.gc_safe_point)
         answer = held.SerializeToString()
         return [(raw and self._refusal(pdpb_pb2.GetGCSafePointRequest, raw)) or answer for raw in requests]
