@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from server.capture.changefeed import (
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
 from storage.model.errors import CorruptError
 
+GOLDEN = Path(__file__).parents[3] / "golden" / "changefeed"
 TEXT = st.text()
 TS = st.integers(0, (1 << 64) - 1)
 
@@ -72,3 +75,10 @@ def test_lost_history_does_not_hold_gc_back_any_more():
     assert info.moved_to(State.STOPPED).blocks_gc
     assert info.moved_to(State.FAILED, RunningError("ErrOther", "", "")).blocks_gc
     assert not info.moved_to(State.FAILED, RunningError("ErrSnapshotLostByGC", "", "")).blocks_gc
+
+
+def test_records_of_version_0_1_0_stay_readable_and_are_written_alike():
+    info = (GOLDEN / "info.json").read_bytes().strip()
+    status = (GOLDEN / "status.json").read_bytes().strip()
+    assert ChangefeedInfo.from_json(info).to_json() == info
+    assert status_json(checkpoint_of(status)) == status
