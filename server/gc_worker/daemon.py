@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import structlog
 from tidemarkpb.v1 import gc_pb2
 
 from gcsafepoint.worker.election import Election
@@ -22,13 +23,16 @@ from server.gc_worker.records import MetaRecords
 from server.gc_worker.service import GCService
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from server.rpc.pd import PdClient
+from server.rpc.pd import PdClient, PdUnavailableError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.meta.client import open_meta
 from storage.model.ts import physical_ms
 
 _LEAST_LEASE_S = 2.0
+_BOOTSTRAP_POLL_S = 1.0
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +83,23 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
         service = GCService(worker, cluster, records, pd)
         server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
         async with server.listen(config.addr) as bound:
-            working = tasks.create_task(worker.run(config.tick_seconds), name="gc worker")
+            working = tasks.create_task(_work(worker, pd, config.tick_seconds), name="gc worker")
             try:
                 yield {"gc-worker": bound}
             finally:
                 working.cancel()
+
+
+async def _work(worker: GCWorker, pd: PdClient, tick_s: float) -> None:
+    """Work once there is a store; before that there is nothing to collect."""
+    while not await _bootstrapped(pd):
+        _log.info("waiting for the first store")
+        await asyncio.sleep(_BOOTSTRAP_POLL_S)
+    await worker.run(tick_s)
+
+
+async def _bootstrapped(pd: PdClient) -> bool:
+    try:
+        return await pd.is_bootstrapped()
+    except PdUnavailableError:
+        return False
