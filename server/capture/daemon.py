@@ -1,6 +1,7 @@
 """The capture, put together: coordinator and stores on one side, gRPC and Flight on the other."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -57,6 +58,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
     """
     directory = Path(config.data_dir)
     with lock(directory) as identity:
+        shutil.rmtree(directory / "sorter", ignore_errors=True)
         async with (
             PdClient.open(config.coordinator, security) as pd,
             open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
