@@ -6,7 +6,7 @@ somebody else wrote first, or a write may or may not have happened, the state is
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -16,7 +16,8 @@ import structlog
 from gcsafepoint import metrics, record
 from gcsafepoint.record import GcKeys
 from gcsafepoint.rules import Changes, SafePointRequestError, SafePoints, ServiceSafePoint
-from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult
+from storage.meta.errors import CompactedError, MetaUnavailableError
+from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult, WatchEvent
 from storage.model.errors import ConflictError, TidemarkError
 
 R = TypeVar("R")
@@ -41,6 +42,10 @@ class Store(Protocol):
 
     async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
         """See `Meta.get_prefix`."""
+        ...
+
+    def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
+        """See `Meta.watch`."""
         ...
 
 
@@ -75,12 +80,19 @@ class SafePointService:
 
     async def load(self) -> SafePoints:
         """Read the state from the metadata."""
+        self._state = None
         pairs = await self._store.get_prefix(self._keys.prefix)
         pairs += await self._store.get_prefix(self._keys.txn_safe_point)
         state = record.parse(pairs, self._keys)
         self._guard = record.parse_guard(pairs, self._keys)
         self._publish(state)
         return state
+
+    async def run(self) -> None:
+        """Follow what others write (an operator with etcdctl, TiDB itself), until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for prefix in (self._keys.prefix, self._keys.txn_safe_point):
+                tasks.create_task(self._follow(prefix), name=f"safepoints-{prefix.decode()}")
 
     async def update_services(self, updates: Sequence[ServiceUpdate]) -> list[Outcome]:
         """Apply the updates in order, in as few transactions as they fit into; durable when it returns.
@@ -102,6 +114,25 @@ class SafePointService:
         async with self._lock:
             return await self._commit(lambda state: state.update_gc_safe_point(safe_point, self.now_s()))
 
+    async def _follow(self, prefix: bytes) -> None:
+        revision = self._guard[1] + 1
+        while True:
+            try:
+                async for events in self._store.watch(prefix, revision):
+                    await self._heard(events[-1].pair.mod_revision)
+                    revision = events[-1].pair.mod_revision + 1
+            except CompactedError as err:
+                revision = err.compact_revision
+                await self._heard(revision)
+            except MetaUnavailableError as err:
+                _log.warning("safepoints cannot be read", reason=err.message)  # the next update reads them
+
+    async def _heard(self, revision: int) -> None:
+        async with self._lock:
+            if revision > self._guard[1]:
+                _log.info("safepoints were written by somebody else", revision=revision)
+                await self.load()
+
     async def _commit(self, change: Callable[[SafePoints], R]) -> R:
         for _ in range(_ATTEMPTS):
             state = self._state or await self.load()
@@ -109,7 +140,6 @@ class SafePointService:
             changes = state.take_changes()
             if not len(changes) or await self._save(state, changes):
                 return answer
-            _log.warning("safepoints were written by somebody else")
         raise SafePointConflictError(f"other writers of the safepoints were first {_ATTEMPTS} times; try again later")
 
     async def _save(self, state: SafePoints, changes: Changes) -> bool:
@@ -127,7 +157,7 @@ class SafePointService:
     def _publish(self, state: SafePoints) -> None:
         self._state = state
         self.gc_safe_point = state.gc_safe_point
-        metrics.show(state)
+        metrics.SAFE_POINTS.state = state
 
     def _apply(self, updates: Sequence[ServiceUpdate], state: SafePoints) -> list[Outcome]:
         outcomes: list[Outcome] = []

@@ -89,7 +89,7 @@ class _Coordinator:
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(loop.run(), name=type(loop).__name__)
-                for loop in (self._cluster, self._oracle, leadership)
+                for loop in (self._cluster, self._oracle, self._safe_points, leadership)
             ]
             server = RpcServer(security)
             members = ClusterService(self._headers(), self._cluster, config.advertise_addr or config.addr)

@@ -1,10 +1,10 @@
 """The coordinator's writes: every transaction carries the leader's fence, so a deposed leader can write nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 
 from server.coordinator.errors import LeadershipLostError
-from storage.meta.meta import Compare, KeyValue, Meta, Op, TxnResult
+from storage.meta.meta import Compare, KeyValue, Meta, Op, TxnResult, WatchEvent
 
 MAX_OPS = 100
 
@@ -35,6 +35,10 @@ class Ledger:
     async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
         """See `Meta.get_prefix`."""
         return await self.meta.get_prefix(prefix)
+
+    def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
+        """See `Meta.watch`."""
+        return self.meta.watch(prefix, start_revision)
 
     async def _check_fence(self) -> None:
         held = await self.meta.txn(self._fence, ())

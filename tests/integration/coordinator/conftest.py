@@ -143,3 +143,23 @@ def refused() -> Callable[..., subprocess.CompletedProcess[str]]:
 def environment() -> dict[str, str]:
     """The environment our code runs in as a process."""
     return process_environment()
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a coordinator that is not expected to get ready soon; its log can be read from `stderr`."""
+    with ExitStack() as stack:
+
+        def launched(metadata: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                command("--addr", "127.0.0.1:0", "--metadata", metadata),
+                env=process_environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield launched

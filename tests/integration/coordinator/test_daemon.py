@@ -88,6 +88,15 @@ async def test_a_deposed_leader_writes_nothing_and_stops(start: Any, etcd: str) 
         assert await meta.get(alloc) == before
 
 
+def test_a_coordinator_that_waits_for_its_election_obeys_sigterm(start: Any, launch: Any, etcd: str) -> None:
+    start(f"etcd://{etcd}")
+    waiting = launch(f"etcd://{etcd}")
+    while "campaign started" not in waiting.stderr.readline():
+        assert waiting.poll() is None
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(10) == 0
+
+
 async def test_requests_are_checked_for_cluster_and_bootstrap(start: Any, tmp_path: Path) -> None:
     coordinator = start(f"leveldb:{tmp_path}")
     async with PdClient.open(coordinator.address) as pd, grpc.aio.insecure_channel(coordinator.address) as channel:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcsafepoint.record import GcKeys, SafePointRecordError
-from gcsafepoint.rules import GC_WORKER, NEVER_S, SafePointRequestError, ServiceSafePoint
+from gcsafepoint.rules import GC_WORKER, NEVER_S, SafePointRequestError, SafePoints, ServiceSafePoint
 from gcsafepoint.service import SafePointService, ServiceUpdate
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
@@ -123,3 +123,33 @@ async def test_the_state_survives_a_restart(meta: CountedMeta) -> None:
     again = await opened(meta)
     assert again.gc_safe_point == 50
     assert await again.update_services([update("b", 40)]) == [ServiceSafePoint("a", 1060, 50)]
+
+
+class ToldService(SafePointService):
+    """Tells when it has read the state again."""
+
+    def __init__(self, meta: EtcdMeta) -> None:
+        super().__init__(meta, KEYS, lambda: 1000.0)
+        self.loads: asyncio.Queue[SafePoints] = asyncio.Queue()
+
+    async def load(self) -> SafePoints:
+        state = await super().load()
+        self.loads.put_nowait(state)
+        return state
+
+
+async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta) -> None:
+    service = ToldService(meta)
+    await service.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S)])
+    await service.loads.get()
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
+        following = tasks.create_task(service.run())
+        await meta.put(KEYS.gc_safe_point, b"28")
+        await service.loads.get()
+        assert service.gc_safe_point == 40
+        await meta.delete(KEYS.service("a"))
+        assert "a" not in (await service.loads.get()).services
+        await service.update_gc_safe_point(60)
+        following.cancel()
+    assert service.gc_safe_point == 60
+    assert service.loads.empty()
