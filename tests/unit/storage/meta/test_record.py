@@ -1,0 +1,54 @@
+"""The on-disk form of the embedded metadata (docs/format/metadata.md)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from etcdpb import rpc_pb2
+
+from storage.kv import MemoryKV, WriteBatch
+from storage.meta import record
+from storage.meta.state import State
+from storage.model.errors import CorruptError
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "metadata_leveldb.json"
+
+
+def written() -> MemoryKV:
+    state, kv, batch = State(), MemoryKV(), WriteBatch()
+    state.grant(7)
+    record.save_lease(batch, 7, 60)
+    state.put(rpc_pb2.PutRequest(key=b"a", value=b"1", lease=7))
+    state.put(rpc_pb2.PutRequest(key=b"a", value=b"2"))
+    state.delete_range(rpc_pb2.DeleteRangeRequest(key=b"a"))
+    state.put(rpc_pb2.PutRequest(key=b"b", value=b"3", lease=7))
+    record.save_revisions(batch, state, range(2, 6))
+    record.forget_events(batch, state.compact(3))
+    record.save_head(batch, state)
+    kv.write(batch, sync=True)
+    return kv
+
+
+def test_the_bytes_on_disk_are_the_golden_ones() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert {key.hex(): value.hex() for key, value in written().scan(b"")} == golden
+
+
+def test_the_golden_bytes_are_read_back() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    kv = MemoryKV({bytes.fromhex(key): bytes.fromhex(value) for key, value in golden.items()})
+    state, ttls = record.load(kv)
+    assert (state.revision, state.compact_revision, ttls) == (5, 3, {7: 60})
+    answer = state.read(rpc_pb2.RangeRequest(key=b"a", revision=3))
+    assert answer.kvs[0].value == b"2"
+    state.revoke(7)
+    assert not state.read(rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")).kvs
+
+
+@pytest.mark.parametrize(("key", "value"), [(b"h", b""), (b"kx", b"\xff"), (b"lshort", b""), (b"e1", b"\xff")])
+def test_a_record_that_cannot_be_read_is_corrupt(key: bytes, value: bytes) -> None:
+    kv, batch = written(), WriteBatch()
+    batch.put(key, value)
+    kv.write(batch, sync=True)
+    with pytest.raises(CorruptError, match="backup"):
+        record.load(kv)
