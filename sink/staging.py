@@ -29,7 +29,7 @@ class Staging:
         self._staged: deque[_Staged] = deque()
 
     def append(self, batch: pa.RecordBatch, size: int) -> None:
-        """Take the next rows; their memory (`size` bytes) has been acquired."""
+        """Take the next rows, at least one; their memory (`size` bytes) has been acquired."""
         self._appended.append((batch, size))
 
     def advance(self, resolved: ResolvedTs) -> int:
