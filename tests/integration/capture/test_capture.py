@@ -33,9 +33,19 @@ def cluster(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(scope="module")
+def clients_loop():
+    """tikv-client's synchronous face runs on whatever event loop the thread has."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
 @pytest.fixture
-def store(cluster):
-    return tikv_client.TransactionClient.connect([cluster.pd])
+def store(cluster, clients_loop):
+    asyncio.set_event_loop(clients_loop)
+    yield tikv_client.TransactionClient.connect([cluster.pd])
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture
