@@ -68,7 +68,7 @@ class GcService:
         try:
             self._headers.check(kind.FromString(raw).header)
             self._headers.check_bootstrapped()
-        except RefusedError as err:
+        except RefusedError as err:  # the header has the same field number in every answer of PD
             return pdpb_pb2.GetGCSafePointResponse(header=self._headers.refused(err)).SerializeToString()
         except StatusError as err:
             return err
