@@ -21,12 +21,15 @@ from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNot
 from sink.manager import SinkManager
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
+from storage.model.ts import physical_ms
 
 T = TypeVar("T")
 _READ_WAIT_S = 60.0
 _CALL_WAIT_S = 20.0
 _STEP_S = 0.5
 _START_WAIT_S = 5.0
+_IDLE_CUT_MS = 3_000
+"""While nothing changes, readers are moved on, and with them the checkpoint, only this often."""
 _START_STEP_S = 0.02
 
 
@@ -79,11 +82,15 @@ class OwnerFeeds:
         """See `Feeds.latest`."""
         feed, sink = self._running(changefeed)
         span = _table(feed, table).span if table else None
+        deadline = time.monotonic() + wait_s
 
         def cut() -> int:
-            if not self._wait(sink, span, start_ts + 1, wait_s):
-                return start_ts
-            return sink.cut(start_ts, max_rows, max_bytes, span)
+            end_ts = start_ts
+            while self._wait(sink, span, end_ts + 1, deadline - time.monotonic()):
+                end_ts = sink.cut(start_ts, max_rows, max_bytes, span)
+                if _worth_a_cut(feed, sink, span, start_ts, end_ts):
+                    return end_ts
+            return start_ts
 
         return _while_running(feed, cut)
 
@@ -141,6 +148,14 @@ class OwnerFeeds:
             if sink.wait_resolved(ts - 1, min(left_s, _STEP_S), span) >= ts:
                 return True
         return sink.resolved_ts(span) >= ts
+
+
+def _worth_a_cut(feed: Feed, sink: SinkManager, span: Span | None, start_ts: int, end_ts: int) -> bool:
+    """Whether there are rows to take, or the reader's position has grown old; each cut costs the reader a commit."""
+    if physical_ms(end_ts) - physical_ms(start_ts) >= _IDLE_CUT_MS:
+        return True
+    spans = [span] if span else [table.span for table in feed.tables]
+    return any(sink.plan(each, start_ts, end_ts).rows for each in spans)
 
 
 def _table(feed: Feed, name: str) -> SourceTable:

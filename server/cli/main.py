@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core prints to stderr; our errors say it better
 
-from server.daemon import EXIT_ERROR, EXIT_USAGE  # noqa: E402
-from storage.model.errors import TidemarkError  # noqa: E402
+from server.daemon import EXIT_ERROR, EXIT_USAGE
+from storage.model.errors import TidemarkError
 
 COMMANDS = {
     "up": "all daemons on this machine, for a laptop or a demo",

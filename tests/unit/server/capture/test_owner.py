@@ -19,6 +19,7 @@ from server.capture.errors import (
 )
 from server.capture.flight import OwnerFeeds
 from storage.model.errors import UnavailableError
+from storage.model.ts import compose
 from storage.tidb.mysql import Type
 from storage.tidb.schema import Column, TableInfo
 
@@ -60,6 +61,18 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
     await until(lambda: feed.checkpoint_ts == 1020)
     assert {info.id: ts for info, ts in await capture.records.load()} == {"feed": 1020}
     await until(lambda: upstream.safepoints[SAFEPOINT] == 1019)
+
+
+async def test_while_nothing_changes_readers_are_moved_on_every_few_seconds_only(capture, upstream):
+    owner = await capture.start()
+    feeds = OwnerFeeds(owner)
+    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await until(lambda: upstream.subscriptions)
+    second = compose(1000)
+    upstream.resolve(1000 + 2 * second)
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05) == 1000
+    upstream.resolve(1000 + 3 * second)
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05) == 1000 + 3 * second
 
 
 async def test_a_new_owner_goes_on_at_the_checkpoint_and_gives_the_same_rows(capture, upstream):
