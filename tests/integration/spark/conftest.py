@@ -10,7 +10,7 @@ from tests.integration.spark.captures import Captures
 from tests.integration.spark.upstream import Upstream
 
 SEED = 20260101
-TRANSACTIONS = 120
+TRANSACTIONS = 100
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,17 @@ def read(spark, captures, **options):
     return spark.read.format("tidemark").options(**given).load()
 
 
+def unzoned(row):
+    """A row as Spark collects it: `seen` without its zone, binary as bytes."""
+    fields = dict(row if isinstance(row, dict) else row.asDict())
+    fields["seen"] = fields["seen"].replace(tzinfo=None)
+    fields["raw"] = None if fields["raw"] is None else bytes(fields["raw"])
+    return fields
+
+
 def plain(rows):
-    """As Spark collects them: `seen` without its zone, binary as bytearray's bytes."""
-    found = []
-    for row in rows:
-        fields = dict(row if isinstance(row, dict) else row.asDict())
-        fields["seen"] = fields["seen"].replace(tzinfo=None)
-        fields["raw"] = None if fields["raw"] is None else bytes(fields["raw"])
-        found.append(fields)
-    return sorted(found, key=lambda fields: (fields["_commit_ts"], fields["_seq"]))
+    """Changes in commit order."""
+    return sorted((unzoned(row) for row in rows), key=lambda fields: (fields["_commit_ts"], fields["_seq"]))
 
 
 def test_a_batch_read_gives_each_type_and_just_the_range(spark, captures, upstream):
