@@ -65,7 +65,7 @@ lint: setup ## Style (ruff)
 
 .PHONY: types
 types: setup ## Types (mypy, strict)
-	$(BIN)/mypy && $(BIN)/mypy -p pyspark_tidemark
+	$(BIN)/mypy && $(BIN)/mypy $$(find sink/spark/pyspark_tidemark -name '*.py')
 
 .PHONY: layers
 layers: setup ## Import contracts

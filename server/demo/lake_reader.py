@@ -1,8 +1,8 @@
-"""The lake as Spark reads it: `python -m server.demo.lake_reader FORMAT ROOT OUT KEY TABLE…`.
+"""The lake as Spark reads it: `python -m server.demo.lake_reader FORMAT ROOT SINCE_TS OUT`.
 
 Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the newest cut, the total
-balance in every cut, and how long commits took to become visible. It is a process of its own, and knows the lake only
-by its manifest and its tables, as any reader would.
+balance in every cut, and how long transfers after SINCE_TS took to become visible. It is a process of its own, and
+knows the lake only by its manifest and its tables, as any reader would.
 """
 
 import json
@@ -57,11 +57,11 @@ class LakeReader:
                 known[version] = pc.sum(self.rows(_ACCOUNTS, version)["balance"]).as_py() or 0
         return [known[version] for version in self.versions(_ACCOUNTS) if version in known]
 
-    def latencies_s(self, transfers: pa.Table) -> list[float]:
-        """Seconds from the commit of each transfer to the moment its cut was visible, sorted."""
+    def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
+        """Seconds from the commit of each transfer after `since_ts` to the moment its cut was visible, sorted."""
         ends = [(cut["end_ts"], datetime.fromisoformat(cut["applied_at"]).timestamp()) for cut in self.cuts]
         found, position = [], 0
-        for commit_ts in sorted(transfers["_commit_ts"].to_pylist()):
+        for commit_ts in sorted(ts for ts in transfers["_commit_ts"].to_pylist() if ts > since_ts):
             while ends[position][0] < commit_ts:
                 position += 1
             found.append(max(0.0, ends[position][1] - physical_ms(commit_ts) / 1000))
@@ -79,7 +79,7 @@ def _replayed(changes: pa.Table) -> pa.Table:
 
 def main(arguments: Sequence[str]) -> None:
     """Read the lake; see the module."""
-    lake_format, root, out = arguments[0], Path(arguments[1]), Path(arguments[2])
+    lake_format, root, since_ts, out = arguments[0], Path(arguments[1]), int(arguments[2]), Path(arguments[3])
     spark = open_session(
         master="local[2]", driver_memory="1g", directory=out / "spark", delta=lake_format == "delta", extra={}
     )
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         data = table.select([column for column in table.column_names if column not in _META])
         with pa.OSFile(str(out / f"{name}.arrow"), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
             writer.write_table(data)
-    latencies = reader.latencies_s(tables[_TRANSFERS])
+    latencies = reader.latencies_s(tables[_TRANSFERS], since_ts)
     answer = {
         "cut_ts": reader.cuts[-1]["end_ts"],
         "totals": reader.totals(),

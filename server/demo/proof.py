@@ -45,14 +45,14 @@ class Proof:
         return not self.differences and self.balanced_cuts == len(self.totals) > 0
 
 
-async def prove(bank: Bank, client: BankClient, lake: Lake, log: Path) -> Proof:
-    """Compare the lake with the store at the lake's newest cut.
+async def prove(bank: Bank, client: BankClient, lake: Lake, since_ts: int, log: Path) -> Proof:
+    """Compare the lake with the store at the lake's newest cut; latencies are of transfers after `since_ts`.
 
     Raises:
         ProcessFailedError: Spark could not read the lake; `log` says why.
     """
     with tempfile.TemporaryDirectory(prefix="tidemark-proof-") as directory:
-        arguments = [lake.format, str(lake.path), directory]
+        arguments = [lake.format, str(lake.path), str(since_ts), directory]
         async with started("server.demo.lake_reader", arguments, log) as process:
             answer = await json_line(process, log)
         found = {name: _lake_rows(Path(directory) / f"{name}.arrow") for name in tables.SPANS}
