@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.flight as fl
@@ -265,8 +266,9 @@ def safepoint(cluster, changefeed):
 
 
 def await_value(get, accept):
-    """Ask until the value is there; each question takes a process, so this does not spin."""
-    for _ in range(40):
+    """Ask until the value is there, for longer than a dead capture holds its lease; each question takes a process."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
         value = get()
         if accept(value):
             return value
