@@ -21,6 +21,8 @@ _BASE = {
     "spark.sql.adaptive.enabled": "false",  # plans of a few thousand rows: asking again between stages costs more
     "spark.sql.streaming.stopTimeout": "30s",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A cut is many short jobs, each with code of its own: compiling it lightly halves the first cuts on two cores.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
