@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from server.demo.process import drain, json_line, spawn
+from server.demo.process import DRAIN_SECONDS, json_line, spawn
+from server.process import drain
 
 _LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
 
@@ -34,7 +35,7 @@ class Cluster:
             yield cluster
         finally:
             if cluster._process is not None:
-                await drain(cluster._process)
+                await drain(cluster._process, DRAIN_SECONDS)
 
     async def start(self) -> None:
         """Start all daemons and wait until they serve.

@@ -1,9 +1,7 @@
 """Processes that the demo starts and ends: the cluster, the Spark job, clients that are to be killed."""
 
 import asyncio
-import contextlib
 import json
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
@@ -11,9 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from server.process import drain
 from storage.model.errors import UnavailableError
 
-_DRAIN_SECONDS = 30.0
+DRAIN_SECONDS = 30.0
 _LINE_BYTES = 1 << 20
 
 
@@ -39,19 +38,7 @@ async def started(module: str, arguments: Sequence[str], log: Path) -> AsyncIter
     try:
         yield process
     finally:
-        await drain(process)
-
-
-async def drain(process: Process) -> None:
-    """SIGTERM, then SIGKILL if the process takes too long."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        await drain(process, DRAIN_SECONDS)
 
 
 async def json_line(process: Process, log: Path) -> dict[str, Any]:

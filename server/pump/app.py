@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
-from storage.meta.client import open_meta
 from tipb import pump_pb2
 
 from server.daemon import Endpoints
@@ -21,6 +20,7 @@ from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
+from storage.meta.client import open_meta
 from storage.model.errors import InvalidError
 from storage.pump.append import Append, Recovery, open_append
 from storage.vfs import RealFS

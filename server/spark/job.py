@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from server.process import drain
 from server.spark.metrics import STARTS, observe_cut
 from storage.model.errors import TidemarkError
 
@@ -72,20 +73,13 @@ class LakeJob:
             await asyncio.sleep(pause_s)
 
     async def drain(self) -> None:
-        """SIGTERM: the job finishes the cut it is at. SIGKILL to its whole group if that takes too long."""
+        """SIGTERM: the job finishes the cut it is at. SIGKILL if that takes too long; its group goes with it."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            _log.warning("job did not drain in time, killing it", changefeed=self._changefeed)
-            _kill_group(process)
-            await process.wait()
+        if not await drain(process, DRAIN_SECONDS):
+            _log.warning("job did not drain in time and was killed", changefeed=self._changefeed)
 
     async def _run_once(self) -> int:
         self._said = ""

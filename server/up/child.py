@@ -5,15 +5,14 @@ dies, the pipe closes and the child ends at once. So `kill -9` of the parent is 
 """
 
 import asyncio
-import contextlib
 import json
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 
 import structlog
 
+from server.process import drain
 from storage.model.errors import UnavailableError
 
 READY_SECONDS = 60.0
@@ -83,15 +82,8 @@ class Child:
         """SIGTERM, then SIGKILL if it takes too long."""
         if self._process is None or self._process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            _log.warning("daemon did not drain in time, killing it", child=self.name)
-            self._process.kill()
-            await self._process.wait()
+        if not await drain(self._process, DRAIN_SECONDS):
+            _log.warning("daemon did not drain in time and was killed", child=self.name)
 
     async def _until_death(self) -> int:
         """Pass on what the daemon prints after its ready line, and wait for its end."""
