@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidemarkpb/v1/changefeed.proto\x12\rtidemarkpb.v1\"5\n\x05Table\x12\x13\n\x0bschema_name\x18\x01 \x01(\t\x12\x17\n\x0ftable_info_json\x18\x02 \x01(\t\"g\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x04 \x01(\x04\x12\x0c\n\x04rows\x18\x05 \x01(\x04\";\n\x0cRunningError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\"\x97\x02\n\nChangefeed\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.tidemarkpb.v1.ChangefeedState\x12\x10\n\x08sink_uri\x18\x03 \x01(\t\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x11\n\ttarget_ts\x18\x05 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x06 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x07 \x01(\x04\x12\x13\n\x0b\x63reate_time\x18\x08 \x01(\t\x12*\n\x06tables\x18\t \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12*\n\x05\x65rror\x18\n \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\"\x82\x01\n\x17\x43reateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\"I\n\x18\x43reateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"\x18\n\x16ListChangefeedsRequest\"I\n\x17ListChangefeedsResponse\x12.\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16QueryChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17QueryChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16PauseChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17PauseChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"F\n\x17ResumeChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17overwrite_checkpoint_ts\x18\x02 \x01(\x04\"I\n\x18ResumeChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"%\n\x17RemoveChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x18RemoveChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed*\xa9\x01\n\x0f\x43hangefeedState\x12 \n\x1c\x43HANGEFEED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43HANGEFEED_STATE_NORMAL\x10\x01\x12\x1c\n\x18\x43HANGEFEED_STATE_STOPPED\x10\x02\x12\x1c\n\x18\x43HANGEFEED_STATE_WARNING\x10\x03\x12\x1b\n\x17\x43HANGEFEED_STATE_FAILED\x10\x04\x32\xe8\x04\n\x11\x43hangefeedService\x12\x63\n\x10\x43reateChangefeed\x12&.tidemarkpb.v1.CreateChangefeedRequest\x1a\'.tidemarkpb.v1.CreateChangefeedResponse\x12`\n\x0fListChangefeeds\x12%.tidemarkpb.v1.ListChangefeedsRequest\x1a&.tidemarkpb.v1.ListChangefeedsResponse\x12`\n\x0fQueryChangefeed\x12%.tidemarkpb.v1.QueryChangefeedRequest\x1a&.tidemarkpb.v1.QueryChangefeedResponse\x12`\n\x0fPauseChangefeed\x12%.tidemarkpb.v1.PauseChangefeedRequest\x1a&.tidemarkpb.v1.PauseChangefeedResponse\x12\x63\n\x10ResumeChangefeed\x12&.tidemarkpb.v1.ResumeChangefeedRequest\x1a\'.tidemarkpb.v1.ResumeChangefeedResponse\x12\x63\n\x10RemoveChangefeed\x12&.tidemarkpb.v1.RemoveChangefeedRequest\x1a\'.tidemarkpb.v1.RemoveChangefeedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidemarkpb/v1/changefeed.proto\x12\rtidemarkpb.v1\"5\n\x05Table\x12\x13\n\x0bschema_name\x18\x01 \x01(\t\x12\x17\n\x0ftable_info_json\x18\x02 \x01(\t\"Y\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x04 \x01(\x04\";\n\x0cRunningError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\"\x97\x02\n\nChangefeed\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.tidemarkpb.v1.ChangefeedState\x12\x10\n\x08sink_uri\x18\x03 \x01(\t\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x11\n\ttarget_ts\x18\x05 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x06 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x07 \x01(\x04\x12\x13\n\x0b\x63reate_time\x18\x08 \x01(\t\x12*\n\x06tables\x18\t \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12*\n\x05\x65rror\x18\n \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\"\x82\x01\n\x17\x43reateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\"I\n\x18\x43reateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"\x18\n\x16ListChangefeedsRequest\"I\n\x17ListChangefeedsResponse\x12.\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16QueryChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17QueryChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16PauseChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17PauseChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"F\n\x17ResumeChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17overwrite_checkpoint_ts\x18\x02 \x01(\x04\"I\n\x18ResumeChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"%\n\x17RemoveChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x18RemoveChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed*\xa9\x01\n\x0f\x43hangefeedState\x12 \n\x1c\x43HANGEFEED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43HANGEFEED_STATE_NORMAL\x10\x01\x12\x1c\n\x18\x43HANGEFEED_STATE_STOPPED\x10\x02\x12\x1c\n\x18\x43HANGEFEED_STATE_WARNING\x10\x03\x12\x1b\n\x17\x43HANGEFEED_STATE_FAILED\x10\x04\x32\xe8\x04\n\x11\x43hangefeedService\x12\x63\n\x10\x43reateChangefeed\x12&.tidemarkpb.v1.CreateChangefeedRequest\x1a\'.tidemarkpb.v1.CreateChangefeedResponse\x12`\n\x0fListChangefeeds\x12%.tidemarkpb.v1.ListChangefeedsRequest\x1a&.tidemarkpb.v1.ListChangefeedsResponse\x12`\n\x0fQueryChangefeed\x12%.tidemarkpb.v1.QueryChangefeedRequest\x1a&.tidemarkpb.v1.QueryChangefeedResponse\x12`\n\x0fPauseChangefeed\x12%.tidemarkpb.v1.PauseChangefeedRequest\x1a&.tidemarkpb.v1.PauseChangefeedResponse\x12\x63\n\x10ResumeChangefeed\x12&.tidemarkpb.v1.ResumeChangefeedRequest\x1a\'.tidemarkpb.v1.ResumeChangefeedResponse\x12\x63\n\x10RemoveChangefeed\x12&.tidemarkpb.v1.RemoveChangefeedRequest\x1a\'.tidemarkpb.v1.RemoveChangefeedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemarkpb.v1.changefeed_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANGEFEEDSTATE']._serialized_start=1347
-  _globals['_CHANGEFEEDSTATE']._serialized_end=1516
+  _globals['_CHANGEFEEDSTATE']._serialized_start=1333
+  _globals['_CHANGEFEEDSTATE']._serialized_end=1502
   _globals['_TABLE']._serialized_start=49
   _globals['_TABLE']._serialized_end=102
   _globals['_TABLESTATUS']._serialized_start=104
-  _globals['_TABLESTATUS']._serialized_end=207
-  _globals['_RUNNINGERROR']._serialized_start=209
-  _globals['_RUNNINGERROR']._serialized_end=268
-  _globals['_CHANGEFEED']._serialized_start=271
-  _globals['_CHANGEFEED']._serialized_end=550
-  _globals['_CREATECHANGEFEEDREQUEST']._serialized_start=553
-  _globals['_CREATECHANGEFEEDREQUEST']._serialized_end=683
-  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_start=685
-  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_end=758
-  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_start=760
-  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_end=784
-  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_start=786
-  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_end=859
-  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_start=861
-  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_end=897
-  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_start=899
-  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_end=971
-  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_start=973
-  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_end=1009
-  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_start=1011
-  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_end=1083
-  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_start=1085
-  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_end=1155
-  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_start=1157
-  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_end=1230
-  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_start=1232
-  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_end=1269
-  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_start=1271
-  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_end=1344
-  _globals['_CHANGEFEEDSERVICE']._serialized_start=1519
-  _globals['_CHANGEFEEDSERVICE']._serialized_end=2135
+  _globals['_TABLESTATUS']._serialized_end=193
+  _globals['_RUNNINGERROR']._serialized_start=195
+  _globals['_RUNNINGERROR']._serialized_end=254
+  _globals['_CHANGEFEED']._serialized_start=257
+  _globals['_CHANGEFEED']._serialized_end=536
+  _globals['_CREATECHANGEFEEDREQUEST']._serialized_start=539
+  _globals['_CREATECHANGEFEEDREQUEST']._serialized_end=669
+  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_start=671
+  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_end=744
+  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_start=746
+  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_end=770
+  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_start=772
+  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_end=845
+  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_start=847
+  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_end=883
+  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_start=885
+  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_end=957
+  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_start=959
+  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_end=995
+  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_start=997
+  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_end=1069
+  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_start=1071
+  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_end=1141
+  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_start=1143
+  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_end=1216
+  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_start=1218
+  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_end=1255
+  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_start=1257
+  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_end=1330
+  _globals['_CHANGEFEEDSERVICE']._serialized_start=1505
+  _globals['_CHANGEFEEDSERVICE']._serialized_end=2121
 # @@protoc_insertion_point(module_scope)

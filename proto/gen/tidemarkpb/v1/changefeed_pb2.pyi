@@ -72,12 +72,10 @@ class TableStatus(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     RESOLVED_TS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
     resolved_ts: _builtins.int
     checkpoint_ts: _builtins.int
-    rows: _builtins.int
     def __init__(
         self,
         *,
@@ -85,11 +83,10 @@ class TableStatus(_message.Message):
         table_id: _builtins.int = ...,
         resolved_ts: _builtins.int = ...,
         checkpoint_ts: _builtins.int = ...,
-        rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "rows", b"rows", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
