@@ -44,6 +44,7 @@ class DemoConfig:
     data_dir: str = setting("./data", "directory for the cluster, the lake and the logs")
     lake: str = setting("delta", "delta (tables kept equal by MERGE) or parquet (a changelog)")
     transactions: int = setting(2000, "transfers to make")
+    rate: int = setting(40, "transfers a second at most, all tellers together; 0: as fast as they can")
     accounts: int = setting(500, "accounts of the bank")
     tellers: int = setting(8, "concurrent clients")
     killed_clients: int = setting(3, "clients that are killed in the middle of a transaction")
@@ -146,7 +147,7 @@ class Day:
                 self._tally.row_changes += bank.accounts
             await self._catch_up(await client.now())
             first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS
-            await Teller(bank, client, self._seed, first, Tally()).work(_WARM_UP_TRANSFERS)
+            await Teller(bank, client, self._seed, first, Tally()).work(_WARM_UP_TRANSFERS, 0.0)
             self._opened_ts = await client.now()
             await self._catch_up(self._opened_ts)
 
@@ -163,13 +164,14 @@ class Day:
     async def _transfers(self, client: BankClient, coordinator: str) -> None:
         left = self._config.transactions - self._tally.committed - self._tally.rolled_back
         tellers = self._config.tellers
+        interval_s = tellers / self._config.rate if self._config.rate else 0.0
         first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS  # later days get higher numbers
         async with asyncio.TaskGroup() as tasks:
             for number in range(tellers):
                 seed, transfer = self._random.getrandbits(32), first + number * _TRANSFERS_PER_TELLER
                 teller = Teller(self._bank, client, seed, transfer, self._tally)
                 share = left // tellers + (number < left % tellers)
-                tasks.create_task(teller.work(share), name=f"teller {number}")
+                tasks.create_task(teller.work(share, interval_s), name=f"teller {number}")
             for number in range(tellers, tellers + self._config.killed_clients):
                 transfer = first + number * _TRANSFERS_PER_TELLER
                 tasks.create_task(self._kill_a_client(coordinator, transfer), name="killed client")

@@ -37,10 +37,17 @@ class Teller:
         self._own_transfers: list[int] = []
         self._tally = tally
 
-    async def work(self, transactions: int) -> None:
-        """Do that many transfers, each tried again until it commits, is rolled back on purpose, or fails for good."""
+    async def work(self, transactions: int, interval_s: float) -> None:
+        """Do that many transfers, each tried again until it commits, is rolled back on purpose, or fails for good.
+
+        One begins every `interval_s` seconds; a teller that is late catches up.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time()
         for _ in range(transactions):
             await self._transfer()
+            due += interval_s
+            await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def _transfer(self) -> None:
         pessimistic = self._random.random() < _PESSIMISTIC_SHARE

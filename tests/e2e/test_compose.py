@@ -146,7 +146,7 @@ def test_rows_reach_the_lake_and_prometheus_sees_every_daemon(images):
                 "capture:8300",
             ),
             *("--lake-dir", "/lake", "--data-dir", "/data/demo", "--transactions", "60", "--accounts", "50"),
-            *("--tellers", "4", "--killed-clients", "1", "--seed", "5"),
+            *("--tellers", "4", "--killed-clients", "1", "--seed", "5", "--rate", "0"),
         )
         assert done.returncode == 0, done.stdout + done.stderr + compose(images, "logs", "--tail", "40").stdout
         assert "lake = store       EQUAL" in done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SMALL = ("--any-ports", "--accounts", "60", "--tellers", "4", "--seed", "20261121")
+SMALL = ("--any-ports", "--accounts", "60", "--tellers", "4", "--seed", "20261121", "--rate", "0")
 
 
 def demo(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
