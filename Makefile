@@ -106,6 +106,11 @@ images: image ## Build the image and the etcd and Prometheus that deploy/compose
 up: images ## Start the cluster as containers
 	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml up -d
 
+.PHONY: up-demo
+up-demo: ## Run the demo's bank in the running containers, with proof
+	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml run --rm --no-deps -T spark demo \
+	  --join coordinator:2379 --capture capture:8300 --lake-dir /lake --data-dir /data/demo $(ARGS)
+
 .PHONY: down
 down: ## Stop the containers (their volumes stay; ARGS="-v" removes them)
 	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml down $(ARGS)
