@@ -26,7 +26,12 @@ TRANSFERS: Final = TableInfo.build(
     ],
 )
 TABLES: Final = {table.id: table for table in (ACCOUNTS, TRANSFERS)}
-SPANS: Final[dict[str, Span]] = {f"{SCHEMA}.{table.name}": table_span(table.id) for table in TABLES.values()}
+ACCOUNTS_NAME: Final = f"{SCHEMA}.{ACCOUNTS.name}"
+TRANSFERS_NAME: Final = f"{SCHEMA}.{TRANSFERS.name}"
+SPANS: Final[dict[str, Span]] = {
+    ACCOUNTS_NAME: table_span(ACCOUNTS.id),
+    TRANSFERS_NAME: table_span(TRANSFERS.id),
+}
 
 
 @dataclass(frozen=True, slots=True)

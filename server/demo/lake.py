@@ -23,14 +23,14 @@ class Lake:
 
     @classmethod
     def at(cls, directory: Path, lake_format: str) -> "Lake":
-        """The lake of that format under `directory`; each format has its own, so that they can be compared.
+        """The lake of that format in `directory`.
 
         Raises:
             ConfigError: an unknown format.
         """
         if lake_format not in FORMATS:
             raise ConfigError(f"--lake is {' or '.join(FORMATS)}, not {lake_format!r}")
-        return cls(lake_format, directory / lake_format)
+        return cls(lake_format, directory)
 
     @property
     def uri(self) -> str:
@@ -72,7 +72,7 @@ class LakeJob:
     async def started(cls, flight: str, changefeed: str, lake: Lake, data: Path) -> AsyncIterator["LakeJob"]:
         """The job for the block; it drains on the way out."""
         log = data / "logs" / "spark.log"
-        checkpoint = data / "checkpoints" / lake.format
+        checkpoint = data / "checkpoints"
         arguments = [
             *("spark", "run", "--follow-parent", "--endpoint", f"grpc://{flight}", "--changefeed", changefeed),
             *("--target", lake.uri, "--checkpoint-dir", str(checkpoint), "--http-addr", "127.0.0.1:0"),

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark_tidemark.lake.session import open_session
 
+from server.demo.bank import ACCOUNTS_NAME, TRANSFERS_NAME
 from storage.model.ts import physical_ms
 
 _CUTS = "_tidemark_cuts"
-_ACCOUNTS, _TRANSFERS = "bank.accounts", "bank.transfers"
 _META = ("_op", "_commit_ts", "_start_ts", "_seq", "cut")
 
 
@@ -52,10 +52,10 @@ class LakeReader:
     def totals(self) -> list[int]:
         """The total balance in every cut that has accounts."""
         known: dict[int, int] = {}
-        for version in dict.fromkeys(self.versions(_ACCOUNTS)):
+        for version in dict.fromkeys(self.versions(ACCOUNTS_NAME)):
             if version >= 0:
-                known[version] = pc.sum(self.rows(_ACCOUNTS, version)["balance"]).as_py() or 0
-        return [known[version] for version in self.versions(_ACCOUNTS) if version in known]
+                known[version] = pc.sum(self.rows(ACCOUNTS_NAME, version)["balance"]).as_py() or 0
+        return [known[version] for version in self.versions(ACCOUNTS_NAME) if version in known]
 
     def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
         """Seconds from the commit of each transfer after `since_ts` to the moment its cut was visible, sorted."""
@@ -84,12 +84,12 @@ def main(arguments: Sequence[str]) -> None:
         master="local[2]", driver_memory="1g", directory=out / "spark", delta=lake_format == "delta", extra={}
     )
     reader = LakeReader(spark, lake_format, root)
-    tables = {name: reader.rows(name, reader.versions(name)[-1]) for name in (_ACCOUNTS, _TRANSFERS)}
+    tables = {name: reader.rows(name, reader.versions(name)[-1]) for name in (ACCOUNTS_NAME, TRANSFERS_NAME)}
     for name, table in tables.items():
         data = table.select([column for column in table.column_names if column not in _META])
         with pa.OSFile(str(out / f"{name}.arrow"), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
             writer.write_table(data)
-    latencies = reader.latencies_s(tables[_TRANSFERS], since_ts)
+    latencies = reader.latencies_s(tables[TRANSFERS_NAME], since_ts)
     answer = {
         "cut_ts": reader.cuts[-1]["end_ts"],
         "totals": reader.totals(),

@@ -136,14 +136,17 @@ class Day:
 
     async def _open(self) -> None:
         """Open the accounts and let a few transfers reach the lake: a cold JVM's first cuts say little."""
-        bank = self._bank
         async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
+            span = tables.SPANS[tables.ACCOUNTS_NAME]
+            known = len(await client.scan(span.start_key, span.end_key, await client.now()))
+            bank = self._bank = Bank(known or self._config.accounts)  # an earlier run's bank goes on as it is
             print(
                 f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed {self._seed}; "
                 "waiting for Spark's first cuts",
                 flush=True,
             )
-            if await open_accounts(bank, client):
+            if not known:
+                await open_accounts(bank, client)
                 self._tally.row_changes += bank.accounts
             await self._catch_up(await client.now())
             first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS
@@ -179,7 +182,7 @@ class Day:
     async def _kill_a_client(self, coordinator: str, transfer: int) -> None:
         """Let a client commit once, then kill it wherever it happens to be."""
         seed, delay_s = self._random.getrandbits(32), self._random.uniform(0.02, 0.2)
-        arguments = [coordinator, self._config.client_kind, str(self._config.accounts), str(seed), str(transfer)]
+        arguments = [coordinator, self._config.client_kind, str(self._bank.accounts), str(seed), str(transfer)]
         log = self._logs / "killed-clients.log"
         async with started("server.demo.doomed", arguments, log) as process:
             assert process.stdout is not None
