@@ -41,19 +41,24 @@ $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py
 run: setup $(if $(filter delta,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
 
+.PHONY: stubs
+stubs: $(VENV)/.locked
+	@rm -rf build/stubs && mkdir -p build/stubs
+	@cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=../build/stubs \
+	  --mypy_out=quiet:../build/stubs --grpc_python_out=../build/stubs --mypy_grpc_out=quiet:../build/stubs $(PROTOS)
+	@find build/stubs -mindepth 1 -type d -exec touch {}/__init__.py {}/py.typed \;
+	@cd proto && sha256sum $(PROTOS) > ../build/stubs/.generated
+
 .PHONY: proto
-proto: $(VENV)/.locked ## Generate the gRPC stubs into proto/gen
-	rm -rf proto/gen && mkdir -p proto/gen
-	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=gen --mypy_out=quiet:gen --grpc_python_out=gen --mypy_grpc_out=quiet:gen $(PROTOS)
-	find proto/gen -mindepth 1 -type d -exec touch {}/__init__.py {}/py.typed \;
-	cd proto && sha256sum $(PROTOS) > gen/.generated
+proto: stubs ## Generate the gRPC stubs into proto/gen
+	rm -rf proto/gen && mv build/stubs proto/gen
 
 proto/gen/.generated: $(addprefix proto/,$(PROTOS)) | $(VENV)/.locked
 	@cd proto && sha256sum --quiet --check gen/.generated 2>/dev/null && touch gen/.generated || $(MAKE) -C .. --no-print-directory proto
 
 .PHONY: proto-check
-proto-check: proto ## Regenerate the stubs and fail if the committed ones differ
-	@git diff --exit-code --stat -- proto/gen && test -z "$$(git ls-files --others --exclude-standard proto/gen)"
+proto-check: stubs ## Generate the stubs again, and fail if the committed ones differ
+	diff -r --exclude=__pycache__ build/stubs proto/gen
 
 .PHONY: fmt
 fmt: setup ## Format the code

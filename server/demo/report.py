@@ -45,6 +45,7 @@ def summary(proof: Proof, tally: Tally, job: Applied, client: str) -> str:
     rows = [
         ("client", client),
         ("transactions", f"{tally.committed} committed, {tally.rolled_back} rolled back, {tally.retried} retried"),
+        ("clients killed", f"{tally.killed_clients} in the middle of their work"),
         ("row changes", f"{tally.row_changes} by the tellers" + (f", {job.rows} applied" if job.rows else "")),
         ("rows in the lake", ", ".join(f"{table} {count}" for table, count in proof.rows.items())),
         ("batches (cuts)", f"{proof.cuts}"),

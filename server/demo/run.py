@@ -186,10 +186,12 @@ class Day:
         log = self._logs / "killed-clients.log"
         async with started("server.demo.doomed", arguments, log) as process:
             assert process.stdout is not None
-            if not await process.stdout.readline():
+            if await process.stdout.readline():
+                await asyncio.sleep(delay_s)
+                process.kill()
+                self._tally.killed_clients += 1
+            elif not self._config.kills:  # else the cluster's death may have ended it
                 raise ProcessFailedError(f"a client ended before it was killed; see {log}")
-            await asyncio.sleep(delay_s)
-            process.kill()
 
     async def _catch_up(self, ts: int) -> None:
         try:

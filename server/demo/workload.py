@@ -23,6 +23,7 @@ class Tally:
     rolled_back: int = 0
     retried: int = 0
     row_changes: int = 0
+    killed_clients: int = 0
     failures: list[str] = field(default_factory=list)
 
 
