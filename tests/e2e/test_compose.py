@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def checked(*command: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def docker(tmp_path_factory) -> Iterator[dict[str, str]]:
+def docker() -> Iterator[dict[str, str]]:
     """The environment in which `docker` reaches a daemon."""
     if os.environ.get("TIDEMARK_DOCKER") == "0" or shutil.which("docker") is None:
         pytest.skip("no docker command, or TIDEMARK_DOCKER=0")
@@ -51,7 +52,11 @@ def docker(tmp_path_factory) -> Iterator[dict[str, str]]:
         return
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         pytest.skip("no Docker daemon, and none can be started here")
-    place = tmp_path_factory.mktemp("dockerd")
+    with tempfile.TemporaryDirectory(prefix="tidemark-dockerd-", ignore_cleanup_errors=True) as place:
+        yield from private_daemon(Path(place))
+
+
+def private_daemon(place: Path) -> Iterator[dict[str, str]]:
     socket = f"unix://{place}/docker.sock"
     flags = (
         "--data-root",
@@ -69,6 +74,8 @@ def docker(tmp_path_factory) -> Iterator[dict[str, str]]:
             yield {"DOCKER_HOST": socket}
         finally:
             daemon.terminate()
+            daemon.wait(60)
+            run("umount", "--lazy", f"{place}/exec/netns/default")  # dockerd leaves its network namespace mounted
 
 
 @pytest.fixture(scope="module")
