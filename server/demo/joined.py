@@ -6,22 +6,18 @@ import contextlib
 import grpc.aio
 
 from server.demo.changefeed import query
-from server.demo.lake import Lake
+from server.demo.lake import Applied, Lake
 
 _POLL_SECONDS = 0.5
 
 
-class JoinedLake:
-    """The lake of a changefeed whose Spark job somebody else runs."""
+class JoinedLake(Applied):
+    """The lake of a changefeed whose Spark job somebody else runs; its rows are not known here."""
 
     def __init__(self, lake: Lake, capture: str, changefeed: str) -> None:
-        self.lake = lake
-        self.applied_ts = 0
-        self.rows = 0
-        self.cuts = 0
+        super().__init__(lake)
         self._capture = capture
         self._changefeed = changefeed
-        self._moved = asyncio.Event()
 
     async def follow(self) -> None:
         """Ask for the checkpoint until cancelled."""
@@ -29,13 +25,5 @@ class JoinedLake:
             with contextlib.suppress(grpc.aio.AioRpcError):  # a capture that restarts is asked again
                 status = await query(self._capture, self._changefeed)
                 if status.checkpoint_ts > self.applied_ts:
-                    self.applied_ts = status.checkpoint_ts
-                    self.cuts += 1
-                    self._moved.set()
+                    self._move_to(status.checkpoint_ts, rows=0)
             await asyncio.sleep(_POLL_SECONDS)
-
-    async def wait_applied(self, ts: int) -> None:
-        """Wait until the checkpoint has reached `ts`."""
-        while self.applied_ts < ts:
-            self._moved.clear()
-            await self._moved.wait()

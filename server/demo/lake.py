@@ -1,12 +1,12 @@
 """The demo's lake: where it lies, and the Spark job that keeps it current."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from server.config import ConfigError
 from server.demo.process import json_line, started
@@ -38,34 +38,41 @@ class Lake:
         return f"{self.format}://{self.path}"
 
 
-class Applied(Protocol):
+class Applied(ABC):
     """How far the lake is, whoever runs its Spark job."""
 
-    lake: Lake
-    applied_ts: int
-    rows: int
-    cuts: int
-
-    async def follow(self) -> None:
-        """Keep the fields current until cancelled."""
-        ...
-
-    async def wait_applied(self, ts: int) -> None:
-        """Wait until a cut that ends at or after `ts` is visible in the lake."""
-        ...
-
-
-class LakeJob:
-    """A running `tidemark spark run`, followed by the lines it prints, one a batch."""
-
-    def __init__(self, lake: Lake, process: Process, log: Path) -> None:
+    def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self.applied_ts = 0
         self.rows = 0
         self.cuts = 0
+        self._moved = asyncio.Event()
+
+    @abstractmethod
+    async def follow(self) -> None:
+        """Keep the fields current until cancelled."""
+
+    async def wait_applied(self, ts: int) -> None:
+        """Wait until a cut that ends at or after `ts` is visible in the lake."""
+        while self.applied_ts < ts:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _move_to(self, ts: int, rows: int) -> None:
+        """A cut of `rows` changes that ends at `ts` is visible; a replayed one does not go back."""
+        self.applied_ts = max(self.applied_ts, ts)
+        self.rows += rows
+        self.cuts += 1
+        self._moved.set()
+
+
+class LakeJob(Applied):
+    """A running `tidemark spark run`, followed by the lines it prints, one a batch."""
+
+    def __init__(self, lake: Lake, process: Process, log: Path) -> None:
+        super().__init__(lake)
         self._process = process
         self._log = log
-        self._moved = asyncio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -88,15 +95,5 @@ class LakeJob:
         """
         while True:
             batch = await json_line(self._process, self._log)
-            if "end_ts" not in batch:
-                continue
-            self.applied_ts = max(self.applied_ts, int(batch["end_ts"]))
-            self.rows += sum(batch["rows"].values())
-            self.cuts += 1
-            self._moved.set()
-
-    async def wait_applied(self, ts: int) -> None:
-        """Wait until a cut that ends at or after `ts` is visible in the lake."""
-        while self.applied_ts < ts:
-            self._moved.clear()
-            await self._moved.wait()
+            if "end_ts" in batch:
+                self._move_to(int(batch["end_ts"]), sum(batch["rows"].values()))

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -108,9 +108,10 @@ class Keeper:
         return ",".join(f"{scheme}://{capture.flight_address}" for capture in answer.captures)
 
     def _start(self, changefeed: str, target: str, endpoint: str) -> None:
-        base = SparkConfig(endpoint=endpoint, changefeed=changefeed, target=target)
-        config = replace(
-            base,
+        config = SparkConfig(
+            endpoint=endpoint,
+            changefeed=changefeed,
+            target=target,
             checkpoint_dir=str(Path(self._config.checkpoint_dir) / changefeed),
             master=self._config.master,
             driver_memory=self._config.driver_memory,
