@@ -51,7 +51,8 @@ stubs: $(VENV)/.locked
 
 .PHONY: proto
 proto: stubs ## Generate the gRPC stubs into proto/gen
-	rm -rf proto/gen && mv build/stubs proto/gen
+	@cd build/stubs && find . -type f ! -exec cmp -s {} $(CURDIR)/proto/gen/{} \; -exec install -D -m 644 {} $(CURDIR)/proto/gen/{} \;
+	@cd proto/gen && find . -type f ! -path '*/__pycache__/*' ! -exec test -e $(CURDIR)/build/stubs/{} \; -delete
 
 proto/gen/.generated: $(addprefix proto/,$(PROTOS)) | $(VENV)/.locked
 	@cd proto && sha256sum --quiet --check gen/.generated 2>/dev/null && touch gen/.generated || $(MAKE) -C .. --no-print-directory proto
