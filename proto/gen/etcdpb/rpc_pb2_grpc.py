@@ -370,6 +370,11 @@ class LeaseStub:
                 request_serializer=etcdpb_dot_rpc__pb2.LeaseTimeToLiveRequest.SerializeToString,
                 response_deserializer=etcdpb_dot_rpc__pb2.LeaseTimeToLiveResponse.FromString,
                 _registered_method=True)
+        self.LeaseLeases = channel.unary_unary(
+                '/etcdserverpb.Lease/LeaseLeases',
+                request_serializer=etcdpb_dot_rpc__pb2.LeaseLeasesRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.LeaseLeasesResponse.FromString,
+                _registered_method=True)
 
 
 class LeaseServicer:
@@ -399,6 +404,12 @@ class LeaseServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LeaseLeases(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeaseServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -421,6 +432,11 @@ def add_LeaseServicer_to_server(servicer, server):
                     servicer.LeaseTimeToLive,
                     request_deserializer=etcdpb_dot_rpc__pb2.LeaseTimeToLiveRequest.FromString,
                     response_serializer=etcdpb_dot_rpc__pb2.LeaseTimeToLiveResponse.SerializeToString,
+            ),
+            'LeaseLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseLeases,
+                    request_deserializer=etcdpb_dot_rpc__pb2.LeaseLeasesRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.LeaseLeasesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -541,6 +557,33 @@ class Lease:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def LeaseLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Lease/LeaseLeases',
+            etcdpb_dot_rpc__pb2.LeaseLeasesRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.LeaseLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ClusterStub:
     """Missing associated documentation comment in .proto file."""
@@ -551,17 +594,61 @@ class ClusterStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.MemberAdd = channel.unary_unary(
+                '/etcdserverpb.Cluster/MemberAdd',
+                request_serializer=etcdpb_dot_rpc__pb2.MemberAddRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.MemberAddResponse.FromString,
+                _registered_method=True)
+        self.MemberRemove = channel.unary_unary(
+                '/etcdserverpb.Cluster/MemberRemove',
+                request_serializer=etcdpb_dot_rpc__pb2.MemberRemoveRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.MemberRemoveResponse.FromString,
+                _registered_method=True)
+        self.MemberUpdate = channel.unary_unary(
+                '/etcdserverpb.Cluster/MemberUpdate',
+                request_serializer=etcdpb_dot_rpc__pb2.MemberUpdateRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.MemberUpdateResponse.FromString,
+                _registered_method=True)
         self.MemberList = channel.unary_unary(
                 '/etcdserverpb.Cluster/MemberList',
                 request_serializer=etcdpb_dot_rpc__pb2.MemberListRequest.SerializeToString,
                 response_deserializer=etcdpb_dot_rpc__pb2.MemberListResponse.FromString,
+                _registered_method=True)
+        self.MemberPromote = channel.unary_unary(
+                '/etcdserverpb.Cluster/MemberPromote',
+                request_serializer=etcdpb_dot_rpc__pb2.MemberPromoteRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.MemberPromoteResponse.FromString,
                 _registered_method=True)
 
 
 class ClusterServicer:
     """Missing associated documentation comment in .proto file."""
 
+    def MemberAdd(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MemberRemove(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MemberUpdate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def MemberList(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MemberPromote(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -570,10 +657,30 @@ class ClusterServicer:
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'MemberAdd': grpc.unary_unary_rpc_method_handler(
+                    servicer.MemberAdd,
+                    request_deserializer=etcdpb_dot_rpc__pb2.MemberAddRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.MemberAddResponse.SerializeToString,
+            ),
+            'MemberRemove': grpc.unary_unary_rpc_method_handler(
+                    servicer.MemberRemove,
+                    request_deserializer=etcdpb_dot_rpc__pb2.MemberRemoveRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.MemberRemoveResponse.SerializeToString,
+            ),
+            'MemberUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.MemberUpdate,
+                    request_deserializer=etcdpb_dot_rpc__pb2.MemberUpdateRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.MemberUpdateResponse.SerializeToString,
+            ),
             'MemberList': grpc.unary_unary_rpc_method_handler(
                     servicer.MemberList,
                     request_deserializer=etcdpb_dot_rpc__pb2.MemberListRequest.FromString,
                     response_serializer=etcdpb_dot_rpc__pb2.MemberListResponse.SerializeToString,
+            ),
+            'MemberPromote': grpc.unary_unary_rpc_method_handler(
+                    servicer.MemberPromote,
+                    request_deserializer=etcdpb_dot_rpc__pb2.MemberPromoteRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.MemberPromoteResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -585,6 +692,87 @@ def add_ClusterServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Cluster:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def MemberAdd(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Cluster/MemberAdd',
+            etcdpb_dot_rpc__pb2.MemberAddRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.MemberAddResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MemberRemove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Cluster/MemberRemove',
+            etcdpb_dot_rpc__pb2.MemberRemoveRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.MemberRemoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MemberUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Cluster/MemberUpdate',
+            etcdpb_dot_rpc__pb2.MemberUpdateRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.MemberUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def MemberList(request,
@@ -613,6 +801,33 @@ class Cluster:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def MemberPromote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Cluster/MemberPromote',
+            etcdpb_dot_rpc__pb2.MemberPromoteRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.MemberPromoteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class MaintenanceStub:
     """Missing associated documentation comment in .proto file."""
@@ -623,17 +838,83 @@ class MaintenanceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Alarm = channel.unary_unary(
+                '/etcdserverpb.Maintenance/Alarm',
+                request_serializer=etcdpb_dot_rpc__pb2.AlarmRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.AlarmResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/etcdserverpb.Maintenance/Status',
                 request_serializer=etcdpb_dot_rpc__pb2.StatusRequest.SerializeToString,
                 response_deserializer=etcdpb_dot_rpc__pb2.StatusResponse.FromString,
+                _registered_method=True)
+        self.Defragment = channel.unary_unary(
+                '/etcdserverpb.Maintenance/Defragment',
+                request_serializer=etcdpb_dot_rpc__pb2.DefragmentRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.DefragmentResponse.FromString,
+                _registered_method=True)
+        self.Hash = channel.unary_unary(
+                '/etcdserverpb.Maintenance/Hash',
+                request_serializer=etcdpb_dot_rpc__pb2.HashRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.HashResponse.FromString,
+                _registered_method=True)
+        self.HashKV = channel.unary_unary(
+                '/etcdserverpb.Maintenance/HashKV',
+                request_serializer=etcdpb_dot_rpc__pb2.HashKVRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.HashKVResponse.FromString,
+                _registered_method=True)
+        self.Snapshot = channel.unary_stream(
+                '/etcdserverpb.Maintenance/Snapshot',
+                request_serializer=etcdpb_dot_rpc__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.SnapshotResponse.FromString,
+                _registered_method=True)
+        self.MoveLeader = channel.unary_unary(
+                '/etcdserverpb.Maintenance/MoveLeader',
+                request_serializer=etcdpb_dot_rpc__pb2.MoveLeaderRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.MoveLeaderResponse.FromString,
                 _registered_method=True)
 
 
 class MaintenanceServicer:
     """Missing associated documentation comment in .proto file."""
 
+    def Alarm(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Defragment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hash(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HashKV(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveLeader(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -642,10 +923,40 @@ class MaintenanceServicer:
 
 def add_MaintenanceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Alarm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Alarm,
+                    request_deserializer=etcdpb_dot_rpc__pb2.AlarmRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.AlarmResponse.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=etcdpb_dot_rpc__pb2.StatusRequest.FromString,
                     response_serializer=etcdpb_dot_rpc__pb2.StatusResponse.SerializeToString,
+            ),
+            'Defragment': grpc.unary_unary_rpc_method_handler(
+                    servicer.Defragment,
+                    request_deserializer=etcdpb_dot_rpc__pb2.DefragmentRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.DefragmentResponse.SerializeToString,
+            ),
+            'Hash': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hash,
+                    request_deserializer=etcdpb_dot_rpc__pb2.HashRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.HashResponse.SerializeToString,
+            ),
+            'HashKV': grpc.unary_unary_rpc_method_handler(
+                    servicer.HashKV,
+                    request_deserializer=etcdpb_dot_rpc__pb2.HashKVRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.HashKVResponse.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=etcdpb_dot_rpc__pb2.SnapshotRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'MoveLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveLeader,
+                    request_deserializer=etcdpb_dot_rpc__pb2.MoveLeaderRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.MoveLeaderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -657,6 +968,33 @@ def add_MaintenanceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Maintenance:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Alarm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Maintenance/Alarm',
+            etcdpb_dot_rpc__pb2.AlarmRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.AlarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Status(request,
@@ -675,6 +1013,256 @@ class Maintenance:
             '/etcdserverpb.Maintenance/Status',
             etcdpb_dot_rpc__pb2.StatusRequest.SerializeToString,
             etcdpb_dot_rpc__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Defragment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Maintenance/Defragment',
+            etcdpb_dot_rpc__pb2.DefragmentRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.DefragmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hash(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Maintenance/Hash',
+            etcdpb_dot_rpc__pb2.HashRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.HashResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HashKV(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Maintenance/HashKV',
+            etcdpb_dot_rpc__pb2.HashKVRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.HashKVResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/etcdserverpb.Maintenance/Snapshot',
+            etcdpb_dot_rpc__pb2.SnapshotRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Maintenance/MoveLeader',
+            etcdpb_dot_rpc__pb2.MoveLeaderRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.MoveLeaderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AuthStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.AuthStatus = channel.unary_unary(
+                '/etcdserverpb.Auth/AuthStatus',
+                request_serializer=etcdpb_dot_rpc__pb2.AuthStatusRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.AuthStatusResponse.FromString,
+                _registered_method=True)
+        self.Authenticate = channel.unary_unary(
+                '/etcdserverpb.Auth/Authenticate',
+                request_serializer=etcdpb_dot_rpc__pb2.AuthenticateRequest.SerializeToString,
+                response_deserializer=etcdpb_dot_rpc__pb2.AuthenticateResponse.FromString,
+                _registered_method=True)
+
+
+class AuthServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def AuthStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Authenticate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AuthServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'AuthStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuthStatus,
+                    request_deserializer=etcdpb_dot_rpc__pb2.AuthStatusRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.AuthStatusResponse.SerializeToString,
+            ),
+            'Authenticate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Authenticate,
+                    request_deserializer=etcdpb_dot_rpc__pb2.AuthenticateRequest.FromString,
+                    response_serializer=etcdpb_dot_rpc__pb2.AuthenticateResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'etcdserverpb.Auth', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('etcdserverpb.Auth', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Auth:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def AuthStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/AuthStatus',
+            etcdpb_dot_rpc__pb2.AuthStatusRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.AuthStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Authenticate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/Authenticate',
+            etcdpb_dot_rpc__pb2.AuthenticateRequest.SerializeToString,
+            etcdpb_dot_rpc__pb2.AuthenticateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -115,6 +115,7 @@ class LeaseStub:
     LeaseRevoke: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseRevokeRequest, _rpc_pb2.LeaseRevokeResponse]
     LeaseKeepAlive: _grpc.StreamStreamMultiCallable[_rpc_pb2.LeaseKeepAliveRequest, _rpc_pb2.LeaseKeepAliveResponse]
     LeaseTimeToLive: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseTimeToLiveRequest, _rpc_pb2.LeaseTimeToLiveResponse]
+    LeaseLeases: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseLeasesRequest, _rpc_pb2.LeaseLeasesResponse]
 
 @_typing.type_check_only
 class LeaseAsyncStub(LeaseStub):
@@ -123,6 +124,7 @@ class LeaseAsyncStub(LeaseStub):
     LeaseRevoke: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseRevokeRequest, _rpc_pb2.LeaseRevokeResponse]  # type: ignore[assignment]
     LeaseKeepAlive: _aio.StreamStreamMultiCallable[_rpc_pb2.LeaseKeepAliveRequest, _rpc_pb2.LeaseKeepAliveResponse]  # type: ignore[assignment]
     LeaseTimeToLive: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseTimeToLiveRequest, _rpc_pb2.LeaseTimeToLiveResponse]  # type: ignore[assignment]
+    LeaseLeases: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseLeasesRequest, _rpc_pb2.LeaseLeasesResponse]  # type: ignore[assignment]
 
 class LeaseServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -153,6 +155,13 @@ class LeaseServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rpc_pb2.LeaseTimeToLiveResponse, _abc.Awaitable[_rpc_pb2.LeaseTimeToLiveResponse]]: ...
 
+    @_abc_1.abstractmethod
+    def LeaseLeases(
+        self,
+        request: _rpc_pb2.LeaseLeasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.LeaseLeasesResponse, _abc.Awaitable[_rpc_pb2.LeaseLeasesResponse]]: ...
+
 def add_LeaseServicer_to_server(servicer: LeaseServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ClusterStub:
@@ -160,20 +169,56 @@ class ClusterStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ClusterAsyncStub: ...
+    MemberAdd: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberAddRequest, _rpc_pb2.MemberAddResponse]
+    MemberRemove: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberRemoveRequest, _rpc_pb2.MemberRemoveResponse]
+    MemberUpdate: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberUpdateRequest, _rpc_pb2.MemberUpdateResponse]
     MemberList: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberListRequest, _rpc_pb2.MemberListResponse]
+    MemberPromote: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberPromoteRequest, _rpc_pb2.MemberPromoteResponse]
 
 @_typing.type_check_only
 class ClusterAsyncStub(ClusterStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    MemberAdd: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberAddRequest, _rpc_pb2.MemberAddResponse]  # type: ignore[assignment]
+    MemberRemove: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberRemoveRequest, _rpc_pb2.MemberRemoveResponse]  # type: ignore[assignment]
+    MemberUpdate: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberUpdateRequest, _rpc_pb2.MemberUpdateResponse]  # type: ignore[assignment]
     MemberList: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberListRequest, _rpc_pb2.MemberListResponse]  # type: ignore[assignment]
+    MemberPromote: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberPromoteRequest, _rpc_pb2.MemberPromoteResponse]  # type: ignore[assignment]
 
 class ClusterServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def MemberAdd(
+        self,
+        request: _rpc_pb2.MemberAddRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.MemberAddResponse, _abc.Awaitable[_rpc_pb2.MemberAddResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def MemberRemove(
+        self,
+        request: _rpc_pb2.MemberRemoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.MemberRemoveResponse, _abc.Awaitable[_rpc_pb2.MemberRemoveResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def MemberUpdate(
+        self,
+        request: _rpc_pb2.MemberUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.MemberUpdateResponse, _abc.Awaitable[_rpc_pb2.MemberUpdateResponse]]: ...
+
     @_abc_1.abstractmethod
     def MemberList(
         self,
         request: _rpc_pb2.MemberListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rpc_pb2.MemberListResponse, _abc.Awaitable[_rpc_pb2.MemberListResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def MemberPromote(
+        self,
+        request: _rpc_pb2.MemberPromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.MemberPromoteResponse, _abc.Awaitable[_rpc_pb2.MemberPromoteResponse]]: ...
 
 def add_ClusterServicer_to_server(servicer: ClusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -182,14 +227,33 @@ class MaintenanceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MaintenanceAsyncStub: ...
+    Alarm: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AlarmRequest, _rpc_pb2.AlarmResponse]
     Status: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.StatusRequest, _rpc_pb2.StatusResponse]
+    Defragment: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.DefragmentRequest, _rpc_pb2.DefragmentResponse]
+    Hash: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.HashRequest, _rpc_pb2.HashResponse]
+    HashKV: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.HashKVRequest, _rpc_pb2.HashKVResponse]
+    Snapshot: _grpc.UnaryStreamMultiCallable[_rpc_pb2.SnapshotRequest, _rpc_pb2.SnapshotResponse]
+    MoveLeader: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MoveLeaderRequest, _rpc_pb2.MoveLeaderResponse]
 
 @_typing.type_check_only
 class MaintenanceAsyncStub(MaintenanceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Alarm: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AlarmRequest, _rpc_pb2.AlarmResponse]  # type: ignore[assignment]
     Status: _aio.UnaryUnaryMultiCallable[_rpc_pb2.StatusRequest, _rpc_pb2.StatusResponse]  # type: ignore[assignment]
+    Defragment: _aio.UnaryUnaryMultiCallable[_rpc_pb2.DefragmentRequest, _rpc_pb2.DefragmentResponse]  # type: ignore[assignment]
+    Hash: _aio.UnaryUnaryMultiCallable[_rpc_pb2.HashRequest, _rpc_pb2.HashResponse]  # type: ignore[assignment]
+    HashKV: _aio.UnaryUnaryMultiCallable[_rpc_pb2.HashKVRequest, _rpc_pb2.HashKVResponse]  # type: ignore[assignment]
+    Snapshot: _aio.UnaryStreamMultiCallable[_rpc_pb2.SnapshotRequest, _rpc_pb2.SnapshotResponse]  # type: ignore[assignment]
+    MoveLeader: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MoveLeaderRequest, _rpc_pb2.MoveLeaderResponse]  # type: ignore[assignment]
 
 class MaintenanceServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Alarm(
+        self,
+        request: _rpc_pb2.AlarmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.AlarmResponse, _abc.Awaitable[_rpc_pb2.AlarmResponse]]: ...
+
     @_abc_1.abstractmethod
     def Status(
         self,
@@ -197,4 +261,70 @@ class MaintenanceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rpc_pb2.StatusResponse, _abc.Awaitable[_rpc_pb2.StatusResponse]]: ...
 
+    @_abc_1.abstractmethod
+    def Defragment(
+        self,
+        request: _rpc_pb2.DefragmentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.DefragmentResponse, _abc.Awaitable[_rpc_pb2.DefragmentResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Hash(
+        self,
+        request: _rpc_pb2.HashRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.HashResponse, _abc.Awaitable[_rpc_pb2.HashResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def HashKV(
+        self,
+        request: _rpc_pb2.HashKVRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.HashKVResponse, _abc.Awaitable[_rpc_pb2.HashKVResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Snapshot(
+        self,
+        request: _rpc_pb2.SnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rpc_pb2.SnapshotResponse], _abc.AsyncIterator[_rpc_pb2.SnapshotResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def MoveLeader(
+        self,
+        request: _rpc_pb2.MoveLeaderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.MoveLeaderResponse, _abc.Awaitable[_rpc_pb2.MoveLeaderResponse]]: ...
+
 def add_MaintenanceServicer_to_server(servicer: MaintenanceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class AuthStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AuthAsyncStub: ...
+    AuthStatus: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthStatusRequest, _rpc_pb2.AuthStatusResponse]
+    Authenticate: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthenticateRequest, _rpc_pb2.AuthenticateResponse]
+
+@_typing.type_check_only
+class AuthAsyncStub(AuthStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    AuthStatus: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthStatusRequest, _rpc_pb2.AuthStatusResponse]  # type: ignore[assignment]
+    Authenticate: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthenticateRequest, _rpc_pb2.AuthenticateResponse]  # type: ignore[assignment]
+
+class AuthServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def AuthStatus(
+        self,
+        request: _rpc_pb2.AuthStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.AuthStatusResponse, _abc.Awaitable[_rpc_pb2.AuthStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Authenticate(
+        self,
+        request: _rpc_pb2.AuthenticateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rpc_pb2.AuthenticateResponse, _abc.Awaitable[_rpc_pb2.AuthenticateResponse]]: ...
+
+def add_AuthServicer_to_server(servicer: AuthServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
