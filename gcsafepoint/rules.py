@@ -45,6 +45,10 @@ class ServiceSafePoint:
         """Seconds left, at least 0."""
         return max(0, self.expired_at - now_s)
 
+    def expired(self, now_s: float) -> bool:
+        """Whether its TTL is over: it blocks through the whole second `expired_at`."""
+        return self.expired_at < now_s
+
 
 @dataclass(slots=True)
 class Changes:

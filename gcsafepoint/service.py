@@ -16,6 +16,7 @@ import structlog
 from gcsafepoint import metrics, record
 from gcsafepoint.record import GcKeys
 from gcsafepoint.rules import Changes, SafePointRequestError, SafePoints, ServiceSafePoint
+from gcsafepoint.view import GcView
 from storage.meta.errors import CompactedError, MetaUnavailableError
 from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult, WatchEvent
 from storage.model.errors import ConflictError, TidemarkError
@@ -77,6 +78,24 @@ class SafePointService:
     def now_s(self) -> int:
         """Unix seconds, which jumps of the wall clock do not move."""
         return int(self._clock())
+
+    async def view(self) -> GcView:
+        """What holds GC back now; O(n log n) in the number of services, so not for hot paths.
+
+        Raises:
+            MetaUnavailableError: the state has to be read again, and cannot be.
+        """
+        async with self._lock:
+            state = self._state or await self.load()
+        lowest_first = sorted(state.services.values(), key=lambda service: (service.safe_point, service.service_id))
+        return GcView(
+            now_s=self.now_s(),
+            gc_safe_point=state.gc_safe_point,
+            txn_safe_point=state.txn_safe_point,
+            minimum=state.minimum(),
+            gc_worker=state.gc_worker,
+            services=tuple(lowest_first),
+        )
 
     async def load(self) -> SafePoints:
         """Read the state from the metadata."""

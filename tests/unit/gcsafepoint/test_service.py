@@ -125,6 +125,18 @@ async def test_the_state_survives_a_restart(meta: CountedMeta) -> None:
     assert await again.update_services([update("b", 40)]) == [ServiceSafePoint("a", 1060, 50)]
 
 
+async def test_a_view_is_frozen_and_has_the_lowest_first(meta: CountedMeta) -> None:
+    service = await opened(meta)
+    await service.update_services([update("b", 70), update("a", 50), update(GC_WORKER, 80, NEVER_S)])
+    view = await service.view()
+    await service.update_services([update("a", 90)])
+    assert [service.service_id for service in view.services] == ["a", "b"]
+    assert (view.now_s, view.gc_safe_point, view.txn_safe_point) == (1000, 0, 50)
+    assert (view.minimum, view.gc_worker.safe_point) == (ServiceSafePoint("a", 1060, 50), 80)
+    assert not view.minimum.expired(1060)
+    assert view.minimum.expired(1061)
+
+
 class ToldService(SafePointService):
     """Tells when it has read the state again."""
 
