@@ -58,14 +58,8 @@ class RpcServer:
         self, service: ServiceDescriptor, servicer: object, batch: Mapping[str, BatchHandler] | None = None
     ) -> None:
         """Serve `service`: methods in `batch` by batch functions, the others by `servicer`'s coroutines."""
-        handlers: dict[str, Any] = {}
-        for method in service.methods:
-            if batch and method.name in batch:
-                route = Route(f"{service.full_name}/{method.name}", batch[method.name])
-                self._routes.append(route)
-                handlers[method.name] = grpc.unary_unary_rpc_method_handler(_batched(route))
-            elif hasattr(servicer, method.name):
-                handlers[method.name] = _handler(method, getattr(servicer, method.name))
+        handlers, routes = method_handlers(service, servicer, batch)
+        self._routes += routes
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))
         self._names.append(service.full_name)
@@ -109,6 +103,21 @@ class RpcServer:
             ) from err
 
 
+def method_handlers(
+    service: ServiceDescriptor, servicer: object, batch: Mapping[str, BatchHandler] | None = None
+) -> tuple[dict[str, Any], list[Route]]:
+    """Handlers by method name, and the routes of the batched ones: whoever serves them runs these."""
+    handlers: dict[str, Any] = {}
+    routes: list[Route] = []
+    for method in service.methods:
+        if batch and method.name in batch:
+            routes.append(Route(f"{service.full_name}/{method.name}", batch[method.name]))
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(_batched(routes[-1]))
+        elif hasattr(servicer, method.name):
+            handlers[method.name] = _handler(method, getattr(servicer, method.name))
+    return handlers, routes
+
+
 def _batched(route: Route) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
     async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         answer = await route.call(request)
@@ -144,10 +153,12 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _guarded_stream(function: Callable[..., Any]) -> Callable[..., Any]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    """Writes itself instead of yielding: whatever interrupts it, a slow reader too, is seen here."""
+
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             async for message in function(request, context):
-                yield message
+                await context.write(message)
         except TidemarkError as err:
             await context.abort(*status_of(err))
 
