@@ -20,7 +20,7 @@ class KeptLease:
         self.ttl_s = ttl_s
         self.lost = asyncio.Event()
         self._api = api
-        self._deadline = granted_at + ttl_s
+        self.deadline = granted_at + ttl_s
         self._tasks = asyncio.TaskGroup()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -47,16 +47,16 @@ class KeptLease:
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        while loop.time() < self._deadline:
+        while loop.time() < self.deadline:
             asked_at = loop.time()
             try:
-                async with asyncio.timeout_at(self._deadline):
+                async with asyncio.timeout_at(self.deadline):
                     ttl_s = await self._api.keep_alive(self.id)
             except (TimeoutError, MetaUnavailableError):
-                await asyncio.sleep(min(0.2, max(0.0, self._deadline - loop.time())))
+                await asyncio.sleep(min(0.2, max(0.0, self.deadline - loop.time())))
                 continue
             if ttl_s <= 0:
                 break
-            self._deadline = asked_at + ttl_s
+            self.deadline = asked_at + ttl_s
             await asyncio.sleep(ttl_s / 3)
         self.lost.set()

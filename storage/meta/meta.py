@@ -94,6 +94,11 @@ class Lease(Protocol):
 
     id: int
     ttl_s: int
+    deadline: float
+    """Loop time until which nobody else can hold what this lease holds, counted from before the renewal was asked for.
+
+    Compare the clock with it where it matters: a process that was stopped and continues hears of `lost` later.
+    """
     lost: asyncio.Event
     """Set when the server no longer holds the lease, or when it can no longer be known; never unset."""
 
