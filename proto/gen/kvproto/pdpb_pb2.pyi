@@ -1057,6 +1057,8 @@ Global___UpdateServiceGCSafePointResponse: _TypeAlias = UpdateServiceGCSafePoint
 
 @_typing.final
 class KeyspaceScope(_message.Message):
+    """No scope at all is the null keyspace; a scope without an id is keyspace 0 (DEFAULT)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYSPACE_ID_FIELD_NUMBER: _builtins.int
@@ -1066,11 +1068,13 @@ class KeyspaceScope(_message.Message):
         *,
         keyspace_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyspace_id", b"keyspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_keyspace: _TypeAlias = _typing.Literal["keyspace_id"]  # noqa: Y015
+    _WhichOneofArgType_keyspace: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_keyspace) -> _WhichOneofReturnType_keyspace | None: ...
 
 Global___KeyspaceScope: _TypeAlias = KeyspaceScope  # noqa: Y015
 
@@ -1380,24 +1384,75 @@ class GCState(_message.Message):
 Global___GCState: _TypeAlias = GCState  # noqa: Y015
 
 @_typing.final
+class GlobalGCBarrierInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIER_ID_FIELD_NUMBER: _builtins.int
+    BARRIER_TS_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    barrier_id: _builtins.str
+    barrier_ts: _builtins.int
+    ttl_seconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        barrier_id: _builtins.str = ...,
+        barrier_ts: _builtins.int = ...,
+        ttl_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "barrier_ts", b"barrier_ts", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GlobalGCBarrierInfo: _TypeAlias = GlobalGCBarrierInfo  # noqa: Y015
+
+@_typing.final
+class GlobalGCBarriersInfo(_message.Message):
+    """A message of its own, so that "not asked for" and "none" differ."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def barriers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobalGCBarrierInfo]: ...
+    def __init__(
+        self,
+        *,
+        barriers: _abc.Iterable[Global___GlobalGCBarrierInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barriers", b"barriers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GlobalGCBarriersInfo: _TypeAlias = GlobalGCBarriersInfo  # noqa: Y015
+
+@_typing.final
 class GetGCStateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     GC_STATE_FIELD_NUMBER: _builtins.int
+    GLOBAL_GC_BARRIERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     @_builtins.property
     def gc_state(self) -> Global___GCState: ...
+    @_builtins.property
+    def global_gc_barriers(self) -> Global___GlobalGCBarriersInfo: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
         gc_state: Global___GCState | None = ...,
+        global_gc_barriers: Global___GlobalGCBarriersInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gc_state", b"gc_state", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gc_state", b"gc_state", "global_gc_barriers", b"global_gc_barriers", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_state", b"gc_state", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_state", b"gc_state", "global_gc_barriers", b"global_gc_barriers", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1435,23 +1490,434 @@ class GetAllKeyspacesGCStatesResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     GC_STATES_FIELD_NUMBER: _builtins.int
+    GLOBAL_GC_BARRIERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     @_builtins.property
     def gc_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___GCState]: ...
+    @_builtins.property
+    def global_gc_barriers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobalGCBarrierInfo]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
         gc_states: _abc.Iterable[Global___GCState] | None = ...,
+        global_gc_barriers: _abc.Iterable[Global___GlobalGCBarrierInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_states", b"gc_states", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_states", b"gc_states", "global_gc_barriers", b"global_gc_barriers", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetAllKeyspacesGCStatesResponse: _TypeAlias = GetAllKeyspacesGCStatesResponse  # noqa: Y015
+
+@_typing.final
+class SetGlobalGCBarrierRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BARRIER_ID_FIELD_NUMBER: _builtins.int
+    BARRIER_TS_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    barrier_id: _builtins.str
+    barrier_ts: _builtins.int
+    ttl_seconds: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        barrier_id: _builtins.str = ...,
+        barrier_ts: _builtins.int = ...,
+        ttl_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "barrier_ts", b"barrier_ts", "header", b"header", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGlobalGCBarrierRequest: _TypeAlias = SetGlobalGCBarrierRequest  # noqa: Y015
+
+@_typing.final
+class SetGlobalGCBarrierResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    NEW_BARRIER_INFO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def new_barrier_info(self) -> Global___GlobalGCBarrierInfo: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        new_barrier_info: Global___GlobalGCBarrierInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "new_barrier_info", b"new_barrier_info"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "new_barrier_info", b"new_barrier_info"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGlobalGCBarrierResponse: _TypeAlias = SetGlobalGCBarrierResponse  # noqa: Y015
+
+@_typing.final
+class DeleteGlobalGCBarrierRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BARRIER_ID_FIELD_NUMBER: _builtins.int
+    barrier_id: _builtins.str
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        barrier_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGlobalGCBarrierRequest: _TypeAlias = DeleteGlobalGCBarrierRequest  # noqa: Y015
+
+@_typing.final
+class DeleteGlobalGCBarrierResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DELETED_BARRIER_INFO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def deleted_barrier_info(self) -> Global___GlobalGCBarrierInfo: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        deleted_barrier_info: Global___GlobalGCBarrierInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deleted_barrier_info", b"deleted_barrier_info", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_barrier_info", b"deleted_barrier_info", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGlobalGCBarrierResponse: _TypeAlias = DeleteGlobalGCBarrierResponse  # noqa: Y015
+
+@_typing.final
+class GetGCSafePointV2Request(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KEYSPACE_ID_FIELD_NUMBER: _builtins.int
+    keyspace_id: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        keyspace_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_keyspace: _TypeAlias = _typing.Literal["keyspace_id"]  # noqa: Y015
+    _WhichOneofArgType_keyspace: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_keyspace) -> _WhichOneofReturnType_keyspace | None: ...
+
+Global___GetGCSafePointV2Request: _TypeAlias = GetGCSafePointV2Request  # noqa: Y015
+
+@_typing.final
+class GetGCSafePointV2Response(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SAFE_POINT_FIELD_NUMBER: _builtins.int
+    safe_point: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        safe_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "safe_point", b"safe_point"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGCSafePointV2Response: _TypeAlias = GetGCSafePointV2Response  # noqa: Y015
+
+@_typing.final
+class UpdateGCSafePointV2Request(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KEYSPACE_ID_FIELD_NUMBER: _builtins.int
+    SAFE_POINT_FIELD_NUMBER: _builtins.int
+    keyspace_id: _builtins.int
+    safe_point: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        keyspace_id: _builtins.int = ...,
+        safe_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id", "safe_point", b"safe_point"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_keyspace: _TypeAlias = _typing.Literal["keyspace_id"]  # noqa: Y015
+    _WhichOneofArgType_keyspace: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_keyspace) -> _WhichOneofReturnType_keyspace | None: ...
+
+Global___UpdateGCSafePointV2Request: _TypeAlias = UpdateGCSafePointV2Request  # noqa: Y015
+
+@_typing.final
+class UpdateGCSafePointV2Response(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    NEW_SAFE_POINT_FIELD_NUMBER: _builtins.int
+    new_safe_point: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        new_safe_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "new_safe_point", b"new_safe_point"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateGCSafePointV2Response: _TypeAlias = UpdateGCSafePointV2Response  # noqa: Y015
+
+@_typing.final
+class UpdateServiceSafePointV2Request(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KEYSPACE_ID_FIELD_NUMBER: _builtins.int
+    SERVICE_ID_FIELD_NUMBER: _builtins.int
+    SAFE_POINT_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    keyspace_id: _builtins.int
+    service_id: _builtins.bytes
+    safe_point: _builtins.int
+    ttl: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        keyspace_id: _builtins.int = ...,
+        service_id: _builtins.bytes = ...,
+        safe_point: _builtins.int = ...,
+        ttl: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id", "safe_point", b"safe_point", "service_id", b"service_id", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_keyspace: _TypeAlias = _typing.Literal["keyspace_id"]  # noqa: Y015
+    _WhichOneofArgType_keyspace: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_keyspace) -> _WhichOneofReturnType_keyspace | None: ...
+
+Global___UpdateServiceSafePointV2Request: _TypeAlias = UpdateServiceSafePointV2Request  # noqa: Y015
+
+@_typing.final
+class UpdateServiceSafePointV2Response(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SERVICE_ID_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    MIN_SAFE_POINT_FIELD_NUMBER: _builtins.int
+    service_id: _builtins.bytes
+    ttl: _builtins.int
+    min_safe_point: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        service_id: _builtins.bytes = ...,
+        ttl: _builtins.int = ...,
+        min_safe_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "min_safe_point", b"min_safe_point", "service_id", b"service_id", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateServiceSafePointV2Response: _TypeAlias = UpdateServiceSafePointV2Response  # noqa: Y015
+
+@_typing.final
+class GCSafePointV2(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYSPACE_ID_FIELD_NUMBER: _builtins.int
+    GC_SAFE_POINT_FIELD_NUMBER: _builtins.int
+    keyspace_id: _builtins.int
+    gc_safe_point: _builtins.int
+    def __init__(
+        self,
+        *,
+        keyspace_id: _builtins.int = ...,
+        gc_safe_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_safe_point", b"gc_safe_point", "keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_keyspace: _TypeAlias = _typing.Literal["keyspace_id"]  # noqa: Y015
+    _WhichOneofArgType_keyspace: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_keyspace) -> _WhichOneofReturnType_keyspace | None: ...
+
+Global___GCSafePointV2: _TypeAlias = GCSafePointV2  # noqa: Y015
+
+@_typing.final
+class GetAllGCSafePointV2Request(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAllGCSafePointV2Request: _TypeAlias = GetAllGCSafePointV2Request  # noqa: Y015
+
+@_typing.final
+class GetAllGCSafePointV2Response(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    GC_SAFE_POINTS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def gc_safe_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___GCSafePointV2]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        gc_safe_points: _abc.Iterable[Global___GCSafePointV2] | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_safe_points", b"gc_safe_points", "header", b"header", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAllGCSafePointV2Response: _TypeAlias = GetAllGCSafePointV2Response  # noqa: Y015
+
+@_typing.final
+class WatchGCSafePointV2Request(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchGCSafePointV2Request: _TypeAlias = WatchGCSafePointV2Request  # noqa: Y015
+
+@_typing.final
+class SafePointEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYSPACE_ID_FIELD_NUMBER: _builtins.int
+    SAFE_POINT_FIELD_NUMBER: _builtins.int
+    keyspace_id: _builtins.int
+    safe_point: _builtins.int
+    def __init__(
+        self,
+        *,
+        keyspace_id: _builtins.int = ...,
+        safe_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keyspace", b"keyspace", "keyspace_id", b"keyspace_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyspace", b"keyspace", "keyspace_id", b"keyspace_id", "safe_point", b"safe_point"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_keyspace: _TypeAlias = _typing.Literal["keyspace_id"]  # noqa: Y015
+    _WhichOneofArgType_keyspace: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_keyspace) -> _WhichOneofReturnType_keyspace | None: ...
+
+Global___SafePointEvent: _TypeAlias = SafePointEvent  # noqa: Y015
+
+@_typing.final
+class WatchGCSafePointV2Response(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafePointEvent]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        events: _abc.Iterable[Global___SafePointEvent] | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "header", b"header", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchGCSafePointV2Response: _TypeAlias = WatchGCSafePointV2Response  # noqa: Y015
 
 @_typing.final
 class GetMinTSRequest(_message.Message):

@@ -179,6 +179,41 @@ class PDStub:
                 request_serializer=kvproto_dot_pdpb__pb2.GetAllKeyspacesGCStatesRequest.SerializeToString,
                 response_deserializer=kvproto_dot_pdpb__pb2.GetAllKeyspacesGCStatesResponse.FromString,
                 _registered_method=True)
+        self.SetGlobalGCBarrier = channel.unary_unary(
+                '/pdpb.PD/SetGlobalGCBarrier',
+                request_serializer=kvproto_dot_pdpb__pb2.SetGlobalGCBarrierRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.SetGlobalGCBarrierResponse.FromString,
+                _registered_method=True)
+        self.DeleteGlobalGCBarrier = channel.unary_unary(
+                '/pdpb.PD/DeleteGlobalGCBarrier',
+                request_serializer=kvproto_dot_pdpb__pb2.DeleteGlobalGCBarrierRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.DeleteGlobalGCBarrierResponse.FromString,
+                _registered_method=True)
+        self.GetGCSafePointV2 = channel.unary_unary(
+                '/pdpb.PD/GetGCSafePointV2',
+                request_serializer=kvproto_dot_pdpb__pb2.GetGCSafePointV2Request.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.GetGCSafePointV2Response.FromString,
+                _registered_method=True)
+        self.UpdateGCSafePointV2 = channel.unary_unary(
+                '/pdpb.PD/UpdateGCSafePointV2',
+                request_serializer=kvproto_dot_pdpb__pb2.UpdateGCSafePointV2Request.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.UpdateGCSafePointV2Response.FromString,
+                _registered_method=True)
+        self.UpdateServiceSafePointV2 = channel.unary_unary(
+                '/pdpb.PD/UpdateServiceSafePointV2',
+                request_serializer=kvproto_dot_pdpb__pb2.UpdateServiceSafePointV2Request.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.UpdateServiceSafePointV2Response.FromString,
+                _registered_method=True)
+        self.GetAllGCSafePointV2 = channel.unary_unary(
+                '/pdpb.PD/GetAllGCSafePointV2',
+                request_serializer=kvproto_dot_pdpb__pb2.GetAllGCSafePointV2Request.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.GetAllGCSafePointV2Response.FromString,
+                _registered_method=True)
+        self.WatchGCSafePointV2 = channel.unary_stream(
+                '/pdpb.PD/WatchGCSafePointV2',
+                request_serializer=kvproto_dot_pdpb__pb2.WatchGCSafePointV2Request.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.WatchGCSafePointV2Response.FromString,
+                _registered_method=True)
         self.GetMinTS = channel.unary_unary(
                 '/pdpb.PD/GetMinTS',
                 request_serializer=kvproto_dot_pdpb__pb2.GetMinTSRequest.SerializeToString,
@@ -383,6 +418,48 @@ class PDServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetGlobalGCBarrier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGlobalGCBarrier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGCSafePointV2(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGCSafePointV2(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateServiceSafePointV2(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAllGCSafePointV2(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchGCSafePointV2(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMinTS(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -560,6 +637,41 @@ def add_PDServicer_to_server(servicer, server):
                     servicer.GetAllKeyspacesGCStates,
                     request_deserializer=kvproto_dot_pdpb__pb2.GetAllKeyspacesGCStatesRequest.FromString,
                     response_serializer=kvproto_dot_pdpb__pb2.GetAllKeyspacesGCStatesResponse.SerializeToString,
+            ),
+            'SetGlobalGCBarrier': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGlobalGCBarrier,
+                    request_deserializer=kvproto_dot_pdpb__pb2.SetGlobalGCBarrierRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.SetGlobalGCBarrierResponse.SerializeToString,
+            ),
+            'DeleteGlobalGCBarrier': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGlobalGCBarrier,
+                    request_deserializer=kvproto_dot_pdpb__pb2.DeleteGlobalGCBarrierRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.DeleteGlobalGCBarrierResponse.SerializeToString,
+            ),
+            'GetGCSafePointV2': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGCSafePointV2,
+                    request_deserializer=kvproto_dot_pdpb__pb2.GetGCSafePointV2Request.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.GetGCSafePointV2Response.SerializeToString,
+            ),
+            'UpdateGCSafePointV2': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGCSafePointV2,
+                    request_deserializer=kvproto_dot_pdpb__pb2.UpdateGCSafePointV2Request.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.UpdateGCSafePointV2Response.SerializeToString,
+            ),
+            'UpdateServiceSafePointV2': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateServiceSafePointV2,
+                    request_deserializer=kvproto_dot_pdpb__pb2.UpdateServiceSafePointV2Request.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.UpdateServiceSafePointV2Response.SerializeToString,
+            ),
+            'GetAllGCSafePointV2': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAllGCSafePointV2,
+                    request_deserializer=kvproto_dot_pdpb__pb2.GetAllGCSafePointV2Request.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.GetAllGCSafePointV2Response.SerializeToString,
+            ),
+            'WatchGCSafePointV2': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchGCSafePointV2,
+                    request_deserializer=kvproto_dot_pdpb__pb2.WatchGCSafePointV2Request.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.WatchGCSafePointV2Response.SerializeToString,
             ),
             'GetMinTS': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMinTS,
@@ -1370,6 +1482,195 @@ class PD:
             '/pdpb.PD/GetAllKeyspacesGCStates',
             kvproto_dot_pdpb__pb2.GetAllKeyspacesGCStatesRequest.SerializeToString,
             kvproto_dot_pdpb__pb2.GetAllKeyspacesGCStatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGlobalGCBarrier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SetGlobalGCBarrier',
+            kvproto_dot_pdpb__pb2.SetGlobalGCBarrierRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.SetGlobalGCBarrierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGlobalGCBarrier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/DeleteGlobalGCBarrier',
+            kvproto_dot_pdpb__pb2.DeleteGlobalGCBarrierRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.DeleteGlobalGCBarrierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGCSafePointV2(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/GetGCSafePointV2',
+            kvproto_dot_pdpb__pb2.GetGCSafePointV2Request.SerializeToString,
+            kvproto_dot_pdpb__pb2.GetGCSafePointV2Response.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGCSafePointV2(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/UpdateGCSafePointV2',
+            kvproto_dot_pdpb__pb2.UpdateGCSafePointV2Request.SerializeToString,
+            kvproto_dot_pdpb__pb2.UpdateGCSafePointV2Response.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateServiceSafePointV2(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/UpdateServiceSafePointV2',
+            kvproto_dot_pdpb__pb2.UpdateServiceSafePointV2Request.SerializeToString,
+            kvproto_dot_pdpb__pb2.UpdateServiceSafePointV2Response.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAllGCSafePointV2(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/GetAllGCSafePointV2',
+            kvproto_dot_pdpb__pb2.GetAllGCSafePointV2Request.SerializeToString,
+            kvproto_dot_pdpb__pb2.GetAllGCSafePointV2Response.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchGCSafePointV2(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdpb.PD/WatchGCSafePointV2',
+            kvproto_dot_pdpb__pb2.WatchGCSafePointV2Request.SerializeToString,
+            kvproto_dot_pdpb__pb2.WatchGCSafePointV2Response.FromString,
             options,
             channel_credentials,
             insecure,

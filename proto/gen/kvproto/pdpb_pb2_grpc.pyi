@@ -60,6 +60,13 @@ class PDStub:
     DeleteGCBarrier: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.DeleteGCBarrierRequest, _pdpb_pb2.DeleteGCBarrierResponse]
     GetGCState: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetGCStateRequest, _pdpb_pb2.GetGCStateResponse]
     GetAllKeyspacesGCStates: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetAllKeyspacesGCStatesRequest, _pdpb_pb2.GetAllKeyspacesGCStatesResponse]
+    SetGlobalGCBarrier: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SetGlobalGCBarrierRequest, _pdpb_pb2.SetGlobalGCBarrierResponse]
+    DeleteGlobalGCBarrier: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.DeleteGlobalGCBarrierRequest, _pdpb_pb2.DeleteGlobalGCBarrierResponse]
+    GetGCSafePointV2: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetGCSafePointV2Request, _pdpb_pb2.GetGCSafePointV2Response]
+    UpdateGCSafePointV2: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.UpdateGCSafePointV2Request, _pdpb_pb2.UpdateGCSafePointV2Response]
+    UpdateServiceSafePointV2: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.UpdateServiceSafePointV2Request, _pdpb_pb2.UpdateServiceSafePointV2Response]
+    GetAllGCSafePointV2: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetAllGCSafePointV2Request, _pdpb_pb2.GetAllGCSafePointV2Response]
+    WatchGCSafePointV2: _grpc.UnaryStreamMultiCallable[_pdpb_pb2.WatchGCSafePointV2Request, _pdpb_pb2.WatchGCSafePointV2Response]
     GetMinTS: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetMinTSRequest, _pdpb_pb2.GetMinTSResponse]
     ScatterRegion: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.ScatterRegionRequest, _pdpb_pb2.ScatterRegionResponse]
     GetOperator: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetOperatorRequest, _pdpb_pb2.GetOperatorResponse]
@@ -98,6 +105,13 @@ class PDAsyncStub(PDStub):
     DeleteGCBarrier: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.DeleteGCBarrierRequest, _pdpb_pb2.DeleteGCBarrierResponse]  # type: ignore[assignment]
     GetGCState: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetGCStateRequest, _pdpb_pb2.GetGCStateResponse]  # type: ignore[assignment]
     GetAllKeyspacesGCStates: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetAllKeyspacesGCStatesRequest, _pdpb_pb2.GetAllKeyspacesGCStatesResponse]  # type: ignore[assignment]
+    SetGlobalGCBarrier: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SetGlobalGCBarrierRequest, _pdpb_pb2.SetGlobalGCBarrierResponse]  # type: ignore[assignment]
+    DeleteGlobalGCBarrier: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.DeleteGlobalGCBarrierRequest, _pdpb_pb2.DeleteGlobalGCBarrierResponse]  # type: ignore[assignment]
+    GetGCSafePointV2: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetGCSafePointV2Request, _pdpb_pb2.GetGCSafePointV2Response]  # type: ignore[assignment]
+    UpdateGCSafePointV2: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.UpdateGCSafePointV2Request, _pdpb_pb2.UpdateGCSafePointV2Response]  # type: ignore[assignment]
+    UpdateServiceSafePointV2: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.UpdateServiceSafePointV2Request, _pdpb_pb2.UpdateServiceSafePointV2Response]  # type: ignore[assignment]
+    GetAllGCSafePointV2: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetAllGCSafePointV2Request, _pdpb_pb2.GetAllGCSafePointV2Response]  # type: ignore[assignment]
+    WatchGCSafePointV2: _aio.UnaryStreamMultiCallable[_pdpb_pb2.WatchGCSafePointV2Request, _pdpb_pb2.WatchGCSafePointV2Response]  # type: ignore[assignment]
     GetMinTS: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetMinTSRequest, _pdpb_pb2.GetMinTSResponse]  # type: ignore[assignment]
     ScatterRegion: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.ScatterRegionRequest, _pdpb_pb2.ScatterRegionResponse]  # type: ignore[assignment]
     GetOperator: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetOperatorRequest, _pdpb_pb2.GetOperatorResponse]  # type: ignore[assignment]
@@ -307,6 +321,55 @@ class PDServicer(metaclass=_abc_1.ABCMeta):
         request: _pdpb_pb2.GetAllKeyspacesGCStatesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pdpb_pb2.GetAllKeyspacesGCStatesResponse, _abc.Awaitable[_pdpb_pb2.GetAllKeyspacesGCStatesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetGlobalGCBarrier(
+        self,
+        request: _pdpb_pb2.SetGlobalGCBarrierRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.SetGlobalGCBarrierResponse, _abc.Awaitable[_pdpb_pb2.SetGlobalGCBarrierResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteGlobalGCBarrier(
+        self,
+        request: _pdpb_pb2.DeleteGlobalGCBarrierRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.DeleteGlobalGCBarrierResponse, _abc.Awaitable[_pdpb_pb2.DeleteGlobalGCBarrierResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetGCSafePointV2(
+        self,
+        request: _pdpb_pb2.GetGCSafePointV2Request,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.GetGCSafePointV2Response, _abc.Awaitable[_pdpb_pb2.GetGCSafePointV2Response]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateGCSafePointV2(
+        self,
+        request: _pdpb_pb2.UpdateGCSafePointV2Request,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.UpdateGCSafePointV2Response, _abc.Awaitable[_pdpb_pb2.UpdateGCSafePointV2Response]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateServiceSafePointV2(
+        self,
+        request: _pdpb_pb2.UpdateServiceSafePointV2Request,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.UpdateServiceSafePointV2Response, _abc.Awaitable[_pdpb_pb2.UpdateServiceSafePointV2Response]]: ...
+
+    @_abc_1.abstractmethod
+    def GetAllGCSafePointV2(
+        self,
+        request: _pdpb_pb2.GetAllGCSafePointV2Request,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.GetAllGCSafePointV2Response, _abc.Awaitable[_pdpb_pb2.GetAllGCSafePointV2Response]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchGCSafePointV2(
+        self,
+        request: _pdpb_pb2.WatchGCSafePointV2Request,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_pdpb_pb2.WatchGCSafePointV2Response], _abc.AsyncIterator[_pdpb_pb2.WatchGCSafePointV2Response]]: ...
 
     @_abc_1.abstractmethod
     def GetMinTS(
