@@ -1,0 +1,117 @@
+"""What a coordinator bench runs against: our own coordinator with a real etcd, or a peer that already runs."""
+
+import os
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+
+import grpc
+from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
+
+from tests.integration.store.daemons import start
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Target:
+    """A PD: where it listens and which processes are its cost, by name."""
+
+    address: str
+    pids: dict[str, int] = field(default_factory=dict)
+    cluster_id: int = 0
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds used so far, for each process."""
+        return {name: _cpu_s(pid) for name, pid in self.pids.items()}
+
+    def rss_mb(self) -> float:
+        """Resident memory of all of them."""
+        return sum(_rss_kb(pid) for pid in self.pids.values()) / 1024
+
+    @property
+    def header(self) -> pdpb_pb2.RequestHeader:
+        return pdpb_pb2.RequestHeader(cluster_id=self.cluster_id)
+
+    @contextmanager
+    def stub(self) -> Iterator[pdpb_pb2_grpc.PDStub]:
+        with grpc.insecure_channel(self.address) as channel:
+            yield pdpb_pb2_grpc.PDStub(channel)
+
+
+@contextmanager
+def target(address: str, pid: int, metadata: str) -> Iterator[Target]:
+    """The peer at `address` (process `pid`), or a coordinator of our own over `metadata` (`etcd` or `leveldb`)."""
+    with ExitStack() as stack:
+        found = Target(address, {"server": pid}) if address else _own(stack, metadata)
+        with found.stub() as stub:
+            found.cluster_id = stub.GetMembers(pdpb_pb2.GetMembersRequest()).header.cluster_id
+            _bootstrap(stub, found.header)
+        yield found
+
+
+def _own(stack: ExitStack, metadata: str) -> Target:
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    pids: dict[str, int] = {}
+    url = f"leveldb:{directory / 'meta'}"
+    if metadata == "etcd":
+        process, endpoint = _etcd(directory)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        pids["etcd"] = process.pid
+        url = f"etcd://{endpoint}"
+    daemon = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", url)
+    stack.callback(daemon.kill)
+    return Target(daemon.addr, {"server": daemon.process.pid, **pids})
+
+
+def _etcd(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
+    client, peer = "http://127.0.0.1:33790", "http://127.0.0.1:33800"
+    flags = {
+        "data-dir": str(directory / "etcd"),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+    }
+    process = subprocess.Popen(
+        ["/usr/bin/etcd", *(f"--{name}={value}" for name, value in flags.items())],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = monotonic() + 20
+    while monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{client}/health", timeout=1):
+                return process, client.removeprefix("http://")
+        except OSError:
+            sleep(0.05)
+    process.kill()
+    raise TimeoutError("etcd does not get healthy")
+
+
+def _bootstrap(stub: pdpb_pb2_grpc.PDStub, header: pdpb_pb2.RequestHeader) -> None:
+    if stub.IsBootstrapped(pdpb_pb2.IsBootstrappedRequest(header=header)).bootstrapped:
+        return
+    peer = metapb_pb2.Peer(id=3, store_id=1)
+    region = metapb_pb2.Region(id=2, region_epoch=metapb_pb2.RegionEpoch(conf_ver=1, version=1), peers=[peer])
+    store = metapb_pb2.Store(id=1, address="127.0.0.1:1", version="8.5.0")
+    stub.Bootstrap(pdpb_pb2.BootstrapRequest(header=header, store=store, region=region))
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _rss_kb(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
