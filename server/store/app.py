@@ -23,6 +23,7 @@ from server.store.feed.hub import FeedHub
 from server.store.feed.service import ChangeDataService
 from server.store.identity import Identity, announce, load_identity, report_regions
 from server.store.methods import METHODS
+from server.store.region_calls import RegionBackend
 from server.store.region_check import RegionGate
 from server.store.runner import Runner
 from server.store.service import TikvService
@@ -85,7 +86,7 @@ async def _serving(
         )
         async with asyncio.TaskGroup() as tasks:
             runner = Runner(kv, gate, group, readers)
-            service = TikvService(tasks, runner, gate, collector, Splitter(pd, gate, group, hub.split))
+            service = TikvService(tasks, runner, RegionBackend(gate, collector, Splitter(pd, gate, group, hub.split)))
             server = RpcServer(security)
             batch = {name: runner.handler(method) for name, method in METHODS.items() if not hasattr(service, name)}
             server.add_service(tikvpb.DESCRIPTOR.services_by_name["Tikv"], service, batch)
