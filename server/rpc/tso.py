@@ -6,7 +6,7 @@ caller is cancelled, puts its callers back in front: a timestamp that was handed
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,9 @@ class _Waiter:
 
 
 class TsoStream:
-    """Timestamps from one coordinator; `take` may be called by any number of tasks."""
+    """Timestamps from the leader, to which `connect` opens a stream; `take` may be called by any number of tasks."""
 
-    def __init__(self, connect: Callable[[], TsoCall], header: pdpb_pb2.RequestHeader) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[TsoCall]], header: pdpb_pb2.RequestHeader) -> None:
         self._connect = connect
         self._header = header
         self._call: Any = None
@@ -72,7 +72,7 @@ class TsoStream:
         total = sum(waiter.count for waiter in batch)
         try:
             if self._call is None:
-                self._call = self._connect()
+                self._call = await self._connect()
             await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
             last = _last_ts(await self._call.read()) - total
         except BaseException:

@@ -83,7 +83,7 @@ async def test_a_deposed_leader_writes_nothing_and_stops(start: Any, etcd: str) 
         before = await meta.get(alloc)
         await meta.delete(leader)
         with pytest.raises(grpc.aio.AioRpcError, match=r"ErrLeadershipLost|recvmsg|refused|closed"):
-            await pd._stub.AllocID(pdpb_pb2.AllocIDRequest(header=pd._header, count=2000))
+            await (await pd._members.leader()).AllocID(pdpb_pb2.AllocIDRequest(header=pd._header, count=2000))
         assert await asyncio.to_thread(coordinator.process.wait, 10) == 1
         assert await meta.get(alloc) == before
 
@@ -136,7 +136,7 @@ async def test_regions_follow_reports_and_splits(start: Any, tmp_path: Path) -> 
         assert [route.region.id for route in await pd.scan_regions(b"")] == [left.id, 2]
         assert (await pd.region(b"z")).region.start_key == b"m"
         assert (await pd.region_by_id(left.id)).leader.id == left.peers[0].id
-        query = pd._stub.QueryRegion()
+        query = (await pd._members.leader()).QueryRegion()
         await query.write(
             pdpb_pb2.QueryRegionRequest(header=pd._header, keys=[b"a", b"z"], prev_keys=[b"z", b"a"], ids=[404])
         )

@@ -1,0 +1,130 @@
+"""Which coordinators there are, and which of them leads: asked by GetMembers, ours or a real PD's.
+
+Everybody known is asked at once, and the first who names a leader is believed: a wrong answer (of a member that lags
+behind) costs one refused call, after which all are asked again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import structlog
+from kvproto import pdpb_pb2
+from kvproto.pdpb_pb2_grpc import PDStub
+
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from storage.model.errors import InvalidError, UnavailableError
+
+if TYPE_CHECKING:
+    from kvproto.pdpb_pb2_grpc import PDAsyncStub
+
+_ASK_SECONDS = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class NoAddressError(InvalidError):
+    """No coordinator is named."""
+
+    code = "ErrNoCoordinatorAddress"
+
+
+class NoLeaderError(UnavailableError):
+    """No coordinator that answers knows who leads."""
+
+    code = "ErrNoLeader"
+
+
+def addresses_of(text: str) -> list[str]:
+    """The addresses in `host:port[,host:port…]`.
+
+    Raises:
+        NoAddressError: there are none.
+    """
+    addresses = [address.strip() for address in text.split(",") if address.strip()]
+    if not addresses:
+        raise NoAddressError(f"{text!r} names no coordinator; write host:port[,host:port…]")
+    return addresses
+
+
+class Members:
+    """Finds the leader, and remembers it until `forget`; `stack` closes the channels."""
+
+    def __init__(self, addresses: Sequence[str], security: SecurityConfig | None, stack: AsyncExitStack) -> None:
+        self.cluster_id = 0
+        """0 until the first answer; from then on answers of other clusters are not believed."""
+        self._named = list(addresses)
+        self._learned: list[str] = []
+        self._security = security
+        self._stack = stack
+        self._stubs: dict[str, PDAsyncStub] = {}
+        self._leader = ""
+        self._asking = asyncio.Lock()
+
+    async def leader(self) -> "PDAsyncStub":
+        """The leader's calls.
+
+        Raises:
+            NoLeaderError: nobody names one now; ask again later.
+        """
+        async with self._asking:
+            if not self._leader:
+                self._leader = await self._found()
+                _log.info("coordinator found", leader=self._leader, cluster_id=self.cluster_id)
+        return self._stub(self._leader)
+
+    def forget(self, leader: "PDAsyncStub | None") -> None:
+        """Ask anew before the next call, unless that happened since `leader` was asked for."""
+        if leader is not None and self._stubs.get(self._leader) is leader:
+            self._leader = ""
+
+    async def _found(self) -> str:
+        failures: list[str] = []
+        found: list[str] = []
+
+        async def ask(address: str) -> None:
+            try:
+                answer = await self._stub(address).GetMembers(pdpb_pb2.GetMembersRequest(), timeout=_ASK_SECONDS)
+                found.append(self._leader_of(address, answer))
+            except grpc.aio.AioRpcError as err:
+                failures.append(f"{address}: {err.details() or err.code().name}")
+            except NoLeaderError as err:
+                failures.append(f"{address}: {err.message}")
+            if found:
+                for task in asking:
+                    task.cancel()
+
+        async with asyncio.TaskGroup() as tasks:
+            asking = [
+                tasks.create_task(ask(address), name=f"members-{address}")
+                for address in dict.fromkeys(self._named + self._learned)
+            ]
+        if not found:
+            raise NoLeaderError("; ".join(failures))
+        return found[0]
+
+    def _leader_of(self, address: str, answer: pdpb_pb2.GetMembersResponse) -> str:
+        header = answer.header
+        if self.cluster_id not in (0, header.cluster_id):
+            raise NoLeaderError(f"it belongs to cluster {header.cluster_id}, not {self.cluster_id}")
+        if not answer.leader.client_urls:
+            raise NoLeaderError(header.error.message or "it knows no leader")
+        self.cluster_id = header.cluster_id
+        self._learned = [_target(member.client_urls[0]) for member in answer.members if member.client_urls]
+        alone = len(self._learned) == 1  # then the way we came is the way to it, whatever it calls itself
+        return address if alone else _target(answer.leader.client_urls[0])
+
+    def _stub(self, address: str) -> "PDAsyncStub":
+        if address not in self._stubs:
+            channel = connect(address, self._security)
+            self._stack.push_async_exit(channel)
+            self._stubs[address] = PDStub(channel)
+        return self._stubs[address]
+
+
+def _target(url: str) -> str:
+    return url.rpartition("//")[2]
