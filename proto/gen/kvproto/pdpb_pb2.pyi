@@ -74,6 +74,42 @@ PD_SVC_MODE: ServiceMode.ValueType  # 1
 API_SVC_MODE: ServiceMode.ValueType  # 2
 Global___ServiceMode: _TypeAlias = ServiceMode  # noqa: Y015
 
+class _OperatorStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OperatorStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperatorStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SUCCESS: _OperatorStatus.ValueType  # 0
+    TIMEOUT: _OperatorStatus.ValueType  # 1
+    CANCEL: _OperatorStatus.ValueType  # 2
+    REPLACE: _OperatorStatus.ValueType  # 3
+    RUNNING: _OperatorStatus.ValueType  # 4
+
+class OperatorStatus(_OperatorStatus, metaclass=_OperatorStatusEnumTypeWrapper): ...
+
+SUCCESS: OperatorStatus.ValueType  # 0
+TIMEOUT: OperatorStatus.ValueType  # 1
+CANCEL: OperatorStatus.ValueType  # 2
+REPLACE: OperatorStatus.ValueType  # 3
+RUNNING: OperatorStatus.ValueType  # 4
+Global___OperatorStatus: _TypeAlias = OperatorStatus  # noqa: Y015
+
+class _EventType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PUT: _EventType.ValueType  # 0
+    DELETE: _EventType.ValueType  # 1
+
+class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper): ...
+
+PUT: EventType.ValueType  # 0
+DELETE: EventType.ValueType  # 1
+Global___EventType: _TypeAlias = EventType  # noqa: Y015
+
 @_typing.final
 class Error(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -346,19 +382,23 @@ class GetStoreResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     @_builtins.property
     def store(self) -> _metapb_pb2.Store: ...
+    @_builtins.property
+    def stats(self) -> Global___StoreStats: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
         store: _metapb_pb2.Store | None = ...,
+        stats: Global___StoreStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "stats", b"stats", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "stats", b"stats", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1969,18 +2009,39 @@ class ScatterRegionRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     REGION_ID_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    REGIONS_ID_FIELD_NUMBER: _builtins.int
+    RETRY_LIMIT_FIELD_NUMBER: _builtins.int
+    SKIP_STORE_LIMIT_FIELD_NUMBER: _builtins.int
     region_id: _builtins.int
+    group: _builtins.str
+    retry_limit: _builtins.int
+    skip_store_limit: _builtins.bool
     @_builtins.property
     def header(self) -> Global___RequestHeader: ...
+    @_builtins.property
+    def region(self) -> _metapb_pb2.Region: ...
+    @_builtins.property
+    def leader(self) -> _metapb_pb2.Peer: ...
+    @_builtins.property
+    def regions_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         header: Global___RequestHeader | None = ...,
         region_id: _builtins.int = ...,
+        region: _metapb_pb2.Region | None = ...,
+        leader: _metapb_pb2.Peer | None = ...,
+        group: _builtins.str = ...,
+        regions_id: _abc.Iterable[_builtins.int] | None = ...,
+        retry_limit: _builtins.int = ...,
+        skip_store_limit: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "leader", b"leader", "region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "region_id", b"region_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "leader", b"leader", "region", b"region", "region_id", b"region_id", "regions_id", b"regions_id", "retry_limit", b"retry_limit", "skip_store_limit", b"skip_store_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1991,20 +2052,141 @@ class ScatterRegionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
+    FINISHED_PERCENTAGE_FIELD_NUMBER: _builtins.int
+    FAILED_REGIONS_ID_FIELD_NUMBER: _builtins.int
+    finished_percentage: _builtins.int
     @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def failed_regions_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
+        finished_percentage: _builtins.int = ...,
+        failed_regions_id: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_regions_id", b"failed_regions_id", "finished_percentage", b"finished_percentage", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScatterRegionResponse: _TypeAlias = ScatterRegionResponse  # noqa: Y015
+
+@_typing.final
+class SplitRegionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SPLIT_KEYS_FIELD_NUMBER: _builtins.int
+    RETRY_LIMIT_FIELD_NUMBER: _builtins.int
+    retry_limit: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    @_builtins.property
+    def split_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        split_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        retry_limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "retry_limit", b"retry_limit", "split_keys", b"split_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitRegionsRequest: _TypeAlias = SplitRegionsRequest  # noqa: Y015
+
+@_typing.final
+class SplitRegionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    FINISHED_PERCENTAGE_FIELD_NUMBER: _builtins.int
+    REGIONS_ID_FIELD_NUMBER: _builtins.int
+    finished_percentage: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def regions_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        finished_percentage: _builtins.int = ...,
+        regions_id: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_percentage", b"finished_percentage", "header", b"header", "regions_id", b"regions_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitRegionsResponse: _TypeAlias = SplitRegionsResponse  # noqa: Y015
+
+@_typing.final
+class SplitAndScatterRegionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SPLIT_KEYS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    RETRY_LIMIT_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    retry_limit: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    @_builtins.property
+    def split_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        split_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        group: _builtins.str = ...,
+        retry_limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "retry_limit", b"retry_limit", "split_keys", b"split_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitAndScatterRegionsRequest: _TypeAlias = SplitAndScatterRegionsRequest  # noqa: Y015
+
+@_typing.final
+class SplitAndScatterRegionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SPLIT_FINISHED_PERCENTAGE_FIELD_NUMBER: _builtins.int
+    SCATTER_FINISHED_PERCENTAGE_FIELD_NUMBER: _builtins.int
+    REGIONS_ID_FIELD_NUMBER: _builtins.int
+    split_finished_percentage: _builtins.int
+    scatter_finished_percentage: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def regions_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        split_finished_percentage: _builtins.int = ...,
+        scatter_finished_percentage: _builtins.int = ...,
+        regions_id: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "regions_id", b"regions_id", "scatter_finished_percentage", b"scatter_finished_percentage", "split_finished_percentage", b"split_finished_percentage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitAndScatterRegionsResponse: _TypeAlias = SplitAndScatterRegionsResponse  # noqa: Y015
 
 @_typing.final
 class GetOperatorRequest(_message.Message):
@@ -2040,7 +2222,7 @@ class GetOperatorResponse(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     region_id: _builtins.int
     desc: _builtins.bytes
-    status: _builtins.int
+    status: Global___OperatorStatus.ValueType
     kind: _builtins.bytes
     @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
@@ -2050,7 +2232,7 @@ class GetOperatorResponse(_message.Message):
         header: Global___ResponseHeader | None = ...,
         region_id: _builtins.int = ...,
         desc: _builtins.bytes = ...,
-        status: _builtins.int = ...,
+        status: Global___OperatorStatus.ValueType = ...,
         kind: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
@@ -2072,7 +2254,7 @@ class GlobalConfigItem(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     value: _builtins.str
-    kind: _builtins.int
+    kind: Global___EventType.ValueType
     payload: _builtins.bytes
     @_builtins.property
     def error(self) -> Global___Error: ...
@@ -2082,7 +2264,7 @@ class GlobalConfigItem(_message.Message):
         name: _builtins.str = ...,
         value: _builtins.str = ...,
         error: Global___Error | None = ...,
-        kind: _builtins.int = ...,
+        kind: Global___EventType.ValueType = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
@@ -2092,6 +2274,98 @@ class GlobalConfigItem(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GlobalConfigItem: _TypeAlias = GlobalConfigItem  # noqa: Y015
+
+@_typing.final
+class StoreGlobalConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    CONFIG_PATH_FIELD_NUMBER: _builtins.int
+    config_path: _builtins.str
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobalConfigItem]: ...
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___GlobalConfigItem] | None = ...,
+        config_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "config_path", b"config_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreGlobalConfigRequest: _TypeAlias = StoreGlobalConfigRequest  # noqa: Y015
+
+@_typing.final
+class StoreGlobalConfigResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreGlobalConfigResponse: _TypeAlias = StoreGlobalConfigResponse  # noqa: Y015
+
+@_typing.final
+class WatchGlobalConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_PATH_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    config_path: _builtins.str
+    revision: _builtins.int
+    def __init__(
+        self,
+        *,
+        config_path: _builtins.str = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_path", b"config_path", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchGlobalConfigRequest: _TypeAlias = WatchGlobalConfigRequest  # noqa: Y015
+
+@_typing.final
+class WatchGlobalConfigResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobalConfigItem]: ...
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___GlobalConfigItem] | None = ...,
+        revision: _builtins.int = ...,
+        header: Global___ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "header", b"header", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchGlobalConfigResponse: _TypeAlias = WatchGlobalConfigResponse  # noqa: Y015
 
 @_typing.final
 class LoadGlobalConfigRequest(_message.Message):
@@ -2138,6 +2412,200 @@ class LoadGlobalConfigResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadGlobalConfigResponse: _TypeAlias = LoadGlobalConfigResponse  # noqa: Y015
+
+@_typing.final
+class ReportMinResolvedTsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    MIN_RESOLVED_TS_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.int
+    min_resolved_ts: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        store_id: _builtins.int = ...,
+        min_resolved_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "min_resolved_ts", b"min_resolved_ts", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportMinResolvedTsRequest: _TypeAlias = ReportMinResolvedTsRequest  # noqa: Y015
+
+@_typing.final
+class ReportMinResolvedTsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportMinResolvedTsResponse: _TypeAlias = ReportMinResolvedTsResponse  # noqa: Y015
+
+@_typing.final
+class GetDCLocationInfoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DC_LOCATION_FIELD_NUMBER: _builtins.int
+    dc_location: _builtins.str
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        dc_location: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dc_location", b"dc_location", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDCLocationInfoRequest: _TypeAlias = GetDCLocationInfoRequest  # noqa: Y015
+
+@_typing.final
+class GetDCLocationInfoResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    MAX_TS_FIELD_NUMBER: _builtins.int
+    suffix: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def max_ts(self) -> Global___Timestamp: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        suffix: _builtins.int = ...,
+        max_ts: Global___Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_ts", b"max_ts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_ts", b"max_ts", "suffix", b"suffix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDCLocationInfoResponse: _TypeAlias = GetDCLocationInfoResponse  # noqa: Y015
+
+@_typing.final
+class SyncMaxTSRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    MAX_TS_FIELD_NUMBER: _builtins.int
+    SKIP_CHECK_FIELD_NUMBER: _builtins.int
+    skip_check: _builtins.bool
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    @_builtins.property
+    def max_ts(self) -> Global___Timestamp: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        max_ts: Global___Timestamp | None = ...,
+        skip_check: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_ts", b"max_ts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_ts", b"max_ts", "skip_check", b"skip_check"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncMaxTSRequest: _TypeAlias = SyncMaxTSRequest  # noqa: Y015
+
+@_typing.final
+class SyncMaxTSResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    MAX_LOCAL_TS_FIELD_NUMBER: _builtins.int
+    SYNCED_DCS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def max_local_ts(self) -> Global___Timestamp: ...
+    @_builtins.property
+    def synced_dcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        max_local_ts: Global___Timestamp | None = ...,
+        synced_dcs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_local_ts", b"max_local_ts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_local_ts", b"max_local_ts", "synced_dcs", b"synced_dcs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncMaxTSResponse: _TypeAlias = SyncMaxTSResponse  # noqa: Y015
+
+@_typing.final
+class SetExternalTimestampRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_FIELD_NUMBER: _builtins.int
+    timestamp: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        timestamp: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "timestamp", b"timestamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetExternalTimestampRequest: _TypeAlias = SetExternalTimestampRequest  # noqa: Y015
+
+@_typing.final
+class SetExternalTimestampResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetExternalTimestampResponse: _TypeAlias = SetExternalTimestampResponse  # noqa: Y015
 
 @_typing.final
 class GetExternalTimestampRequest(_message.Message):
@@ -2460,16 +2928,22 @@ class StoreHeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    cluster_version: _builtins.str
+    state: _metapb_pb2.NodeState.ValueType
     @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
+        cluster_version: _builtins.str = ...,
+        state: _metapb_pb2.NodeState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_version", b"cluster_version", "header", b"header", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

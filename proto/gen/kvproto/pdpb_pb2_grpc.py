@@ -224,20 +224,60 @@ class PDStub:
                 request_serializer=kvproto_dot_pdpb__pb2.ScatterRegionRequest.SerializeToString,
                 response_deserializer=kvproto_dot_pdpb__pb2.ScatterRegionResponse.FromString,
                 _registered_method=True)
+        self.SplitRegions = channel.unary_unary(
+                '/pdpb.PD/SplitRegions',
+                request_serializer=kvproto_dot_pdpb__pb2.SplitRegionsRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.SplitRegionsResponse.FromString,
+                _registered_method=True)
+        self.SplitAndScatterRegions = channel.unary_unary(
+                '/pdpb.PD/SplitAndScatterRegions',
+                request_serializer=kvproto_dot_pdpb__pb2.SplitAndScatterRegionsRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.SplitAndScatterRegionsResponse.FromString,
+                _registered_method=True)
         self.GetOperator = channel.unary_unary(
                 '/pdpb.PD/GetOperator',
                 request_serializer=kvproto_dot_pdpb__pb2.GetOperatorRequest.SerializeToString,
                 response_deserializer=kvproto_dot_pdpb__pb2.GetOperatorResponse.FromString,
+                _registered_method=True)
+        self.StoreGlobalConfig = channel.unary_unary(
+                '/pdpb.PD/StoreGlobalConfig',
+                request_serializer=kvproto_dot_pdpb__pb2.StoreGlobalConfigRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.StoreGlobalConfigResponse.FromString,
                 _registered_method=True)
         self.LoadGlobalConfig = channel.unary_unary(
                 '/pdpb.PD/LoadGlobalConfig',
                 request_serializer=kvproto_dot_pdpb__pb2.LoadGlobalConfigRequest.SerializeToString,
                 response_deserializer=kvproto_dot_pdpb__pb2.LoadGlobalConfigResponse.FromString,
                 _registered_method=True)
+        self.WatchGlobalConfig = channel.unary_stream(
+                '/pdpb.PD/WatchGlobalConfig',
+                request_serializer=kvproto_dot_pdpb__pb2.WatchGlobalConfigRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.WatchGlobalConfigResponse.FromString,
+                _registered_method=True)
+        self.ReportMinResolvedTS = channel.unary_unary(
+                '/pdpb.PD/ReportMinResolvedTS',
+                request_serializer=kvproto_dot_pdpb__pb2.ReportMinResolvedTsRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.ReportMinResolvedTsResponse.FromString,
+                _registered_method=True)
+        self.SetExternalTimestamp = channel.unary_unary(
+                '/pdpb.PD/SetExternalTimestamp',
+                request_serializer=kvproto_dot_pdpb__pb2.SetExternalTimestampRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.SetExternalTimestampResponse.FromString,
+                _registered_method=True)
         self.GetExternalTimestamp = channel.unary_unary(
                 '/pdpb.PD/GetExternalTimestamp',
                 request_serializer=kvproto_dot_pdpb__pb2.GetExternalTimestampRequest.SerializeToString,
                 response_deserializer=kvproto_dot_pdpb__pb2.GetExternalTimestampResponse.FromString,
+                _registered_method=True)
+        self.GetDCLocationInfo = channel.unary_unary(
+                '/pdpb.PD/GetDCLocationInfo',
+                request_serializer=kvproto_dot_pdpb__pb2.GetDCLocationInfoRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.GetDCLocationInfoResponse.FromString,
+                _registered_method=True)
+        self.SyncMaxTS = channel.unary_unary(
+                '/pdpb.PD/SyncMaxTS',
+                request_serializer=kvproto_dot_pdpb__pb2.SyncMaxTSRequest.SerializeToString,
+                response_deserializer=kvproto_dot_pdpb__pb2.SyncMaxTSResponse.FromString,
                 _registered_method=True)
 
 
@@ -472,7 +512,25 @@ class PDServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SplitRegions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SplitAndScatterRegions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetOperator(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StoreGlobalConfig(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -484,7 +542,37 @@ class PDServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchGlobalConfig(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportMinResolvedTS(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetExternalTimestamp(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetExternalTimestamp(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDCLocationInfo(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SyncMaxTS(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -683,20 +771,60 @@ def add_PDServicer_to_server(servicer, server):
                     request_deserializer=kvproto_dot_pdpb__pb2.ScatterRegionRequest.FromString,
                     response_serializer=kvproto_dot_pdpb__pb2.ScatterRegionResponse.SerializeToString,
             ),
+            'SplitRegions': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitRegions,
+                    request_deserializer=kvproto_dot_pdpb__pb2.SplitRegionsRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.SplitRegionsResponse.SerializeToString,
+            ),
+            'SplitAndScatterRegions': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitAndScatterRegions,
+                    request_deserializer=kvproto_dot_pdpb__pb2.SplitAndScatterRegionsRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.SplitAndScatterRegionsResponse.SerializeToString,
+            ),
             'GetOperator': grpc.unary_unary_rpc_method_handler(
                     servicer.GetOperator,
                     request_deserializer=kvproto_dot_pdpb__pb2.GetOperatorRequest.FromString,
                     response_serializer=kvproto_dot_pdpb__pb2.GetOperatorResponse.SerializeToString,
+            ),
+            'StoreGlobalConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreGlobalConfig,
+                    request_deserializer=kvproto_dot_pdpb__pb2.StoreGlobalConfigRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.StoreGlobalConfigResponse.SerializeToString,
             ),
             'LoadGlobalConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadGlobalConfig,
                     request_deserializer=kvproto_dot_pdpb__pb2.LoadGlobalConfigRequest.FromString,
                     response_serializer=kvproto_dot_pdpb__pb2.LoadGlobalConfigResponse.SerializeToString,
             ),
+            'WatchGlobalConfig': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchGlobalConfig,
+                    request_deserializer=kvproto_dot_pdpb__pb2.WatchGlobalConfigRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.WatchGlobalConfigResponse.SerializeToString,
+            ),
+            'ReportMinResolvedTS': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMinResolvedTS,
+                    request_deserializer=kvproto_dot_pdpb__pb2.ReportMinResolvedTsRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.ReportMinResolvedTsResponse.SerializeToString,
+            ),
+            'SetExternalTimestamp': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetExternalTimestamp,
+                    request_deserializer=kvproto_dot_pdpb__pb2.SetExternalTimestampRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.SetExternalTimestampResponse.SerializeToString,
+            ),
             'GetExternalTimestamp': grpc.unary_unary_rpc_method_handler(
                     servicer.GetExternalTimestamp,
                     request_deserializer=kvproto_dot_pdpb__pb2.GetExternalTimestampRequest.FromString,
                     response_serializer=kvproto_dot_pdpb__pb2.GetExternalTimestampResponse.SerializeToString,
+            ),
+            'GetDCLocationInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDCLocationInfo,
+                    request_deserializer=kvproto_dot_pdpb__pb2.GetDCLocationInfoRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.GetDCLocationInfoResponse.SerializeToString,
+            ),
+            'SyncMaxTS': grpc.unary_unary_rpc_method_handler(
+                    servicer.SyncMaxTS,
+                    request_deserializer=kvproto_dot_pdpb__pb2.SyncMaxTSRequest.FromString,
+                    response_serializer=kvproto_dot_pdpb__pb2.SyncMaxTSResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1736,6 +1864,60 @@ class PD:
             _registered_method=True)
 
     @staticmethod
+    def SplitRegions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SplitRegions',
+            kvproto_dot_pdpb__pb2.SplitRegionsRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.SplitRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitAndScatterRegions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SplitAndScatterRegions',
+            kvproto_dot_pdpb__pb2.SplitAndScatterRegionsRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.SplitAndScatterRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetOperator(request,
             target,
             options=(),
@@ -1752,6 +1934,33 @@ class PD:
             '/pdpb.PD/GetOperator',
             kvproto_dot_pdpb__pb2.GetOperatorRequest.SerializeToString,
             kvproto_dot_pdpb__pb2.GetOperatorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreGlobalConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/StoreGlobalConfig',
+            kvproto_dot_pdpb__pb2.StoreGlobalConfigRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.StoreGlobalConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1790,6 +1999,87 @@ class PD:
             _registered_method=True)
 
     @staticmethod
+    def WatchGlobalConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdpb.PD/WatchGlobalConfig',
+            kvproto_dot_pdpb__pb2.WatchGlobalConfigRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.WatchGlobalConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportMinResolvedTS(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/ReportMinResolvedTS',
+            kvproto_dot_pdpb__pb2.ReportMinResolvedTsRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.ReportMinResolvedTsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetExternalTimestamp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SetExternalTimestamp',
+            kvproto_dot_pdpb__pb2.SetExternalTimestampRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.SetExternalTimestampResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetExternalTimestamp(request,
             target,
             options=(),
@@ -1806,6 +2096,60 @@ class PD:
             '/pdpb.PD/GetExternalTimestamp',
             kvproto_dot_pdpb__pb2.GetExternalTimestampRequest.SerializeToString,
             kvproto_dot_pdpb__pb2.GetExternalTimestampResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDCLocationInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/GetDCLocationInfo',
+            kvproto_dot_pdpb__pb2.GetDCLocationInfoRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.GetDCLocationInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SyncMaxTS(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SyncMaxTS',
+            kvproto_dot_pdpb__pb2.SyncMaxTSRequest.SerializeToString,
+            kvproto_dot_pdpb__pb2.SyncMaxTSResponse.FromString,
             options,
             channel_credentials,
             insecure,

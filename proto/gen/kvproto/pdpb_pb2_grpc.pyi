@@ -69,9 +69,17 @@ class PDStub:
     WatchGCSafePointV2: _grpc.UnaryStreamMultiCallable[_pdpb_pb2.WatchGCSafePointV2Request, _pdpb_pb2.WatchGCSafePointV2Response]
     GetMinTS: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetMinTSRequest, _pdpb_pb2.GetMinTSResponse]
     ScatterRegion: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.ScatterRegionRequest, _pdpb_pb2.ScatterRegionResponse]
+    SplitRegions: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SplitRegionsRequest, _pdpb_pb2.SplitRegionsResponse]
+    SplitAndScatterRegions: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SplitAndScatterRegionsRequest, _pdpb_pb2.SplitAndScatterRegionsResponse]
     GetOperator: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetOperatorRequest, _pdpb_pb2.GetOperatorResponse]
+    StoreGlobalConfig: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.StoreGlobalConfigRequest, _pdpb_pb2.StoreGlobalConfigResponse]
     LoadGlobalConfig: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.LoadGlobalConfigRequest, _pdpb_pb2.LoadGlobalConfigResponse]
+    WatchGlobalConfig: _grpc.UnaryStreamMultiCallable[_pdpb_pb2.WatchGlobalConfigRequest, _pdpb_pb2.WatchGlobalConfigResponse]
+    ReportMinResolvedTS: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.ReportMinResolvedTsRequest, _pdpb_pb2.ReportMinResolvedTsResponse]
+    SetExternalTimestamp: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SetExternalTimestampRequest, _pdpb_pb2.SetExternalTimestampResponse]
     GetExternalTimestamp: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetExternalTimestampRequest, _pdpb_pb2.GetExternalTimestampResponse]
+    GetDCLocationInfo: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetDCLocationInfoRequest, _pdpb_pb2.GetDCLocationInfoResponse]
+    SyncMaxTS: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SyncMaxTSRequest, _pdpb_pb2.SyncMaxTSResponse]
 
 @_typing.type_check_only
 class PDAsyncStub(PDStub):
@@ -114,9 +122,17 @@ class PDAsyncStub(PDStub):
     WatchGCSafePointV2: _aio.UnaryStreamMultiCallable[_pdpb_pb2.WatchGCSafePointV2Request, _pdpb_pb2.WatchGCSafePointV2Response]  # type: ignore[assignment]
     GetMinTS: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetMinTSRequest, _pdpb_pb2.GetMinTSResponse]  # type: ignore[assignment]
     ScatterRegion: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.ScatterRegionRequest, _pdpb_pb2.ScatterRegionResponse]  # type: ignore[assignment]
+    SplitRegions: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SplitRegionsRequest, _pdpb_pb2.SplitRegionsResponse]  # type: ignore[assignment]
+    SplitAndScatterRegions: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SplitAndScatterRegionsRequest, _pdpb_pb2.SplitAndScatterRegionsResponse]  # type: ignore[assignment]
     GetOperator: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetOperatorRequest, _pdpb_pb2.GetOperatorResponse]  # type: ignore[assignment]
+    StoreGlobalConfig: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.StoreGlobalConfigRequest, _pdpb_pb2.StoreGlobalConfigResponse]  # type: ignore[assignment]
     LoadGlobalConfig: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.LoadGlobalConfigRequest, _pdpb_pb2.LoadGlobalConfigResponse]  # type: ignore[assignment]
+    WatchGlobalConfig: _aio.UnaryStreamMultiCallable[_pdpb_pb2.WatchGlobalConfigRequest, _pdpb_pb2.WatchGlobalConfigResponse]  # type: ignore[assignment]
+    ReportMinResolvedTS: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.ReportMinResolvedTsRequest, _pdpb_pb2.ReportMinResolvedTsResponse]  # type: ignore[assignment]
+    SetExternalTimestamp: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SetExternalTimestampRequest, _pdpb_pb2.SetExternalTimestampResponse]  # type: ignore[assignment]
     GetExternalTimestamp: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetExternalTimestampRequest, _pdpb_pb2.GetExternalTimestampResponse]  # type: ignore[assignment]
+    GetDCLocationInfo: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetDCLocationInfoRequest, _pdpb_pb2.GetDCLocationInfoResponse]  # type: ignore[assignment]
+    SyncMaxTS: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SyncMaxTSRequest, _pdpb_pb2.SyncMaxTSResponse]  # type: ignore[assignment]
 
 class PDServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -386,11 +402,32 @@ class PDServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_pdpb_pb2.ScatterRegionResponse, _abc.Awaitable[_pdpb_pb2.ScatterRegionResponse]]: ...
 
     @_abc_1.abstractmethod
+    def SplitRegions(
+        self,
+        request: _pdpb_pb2.SplitRegionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.SplitRegionsResponse, _abc.Awaitable[_pdpb_pb2.SplitRegionsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SplitAndScatterRegions(
+        self,
+        request: _pdpb_pb2.SplitAndScatterRegionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.SplitAndScatterRegionsResponse, _abc.Awaitable[_pdpb_pb2.SplitAndScatterRegionsResponse]]: ...
+
+    @_abc_1.abstractmethod
     def GetOperator(
         self,
         request: _pdpb_pb2.GetOperatorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pdpb_pb2.GetOperatorResponse, _abc.Awaitable[_pdpb_pb2.GetOperatorResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StoreGlobalConfig(
+        self,
+        request: _pdpb_pb2.StoreGlobalConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.StoreGlobalConfigResponse, _abc.Awaitable[_pdpb_pb2.StoreGlobalConfigResponse]]: ...
 
     @_abc_1.abstractmethod
     def LoadGlobalConfig(
@@ -400,10 +437,45 @@ class PDServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_pdpb_pb2.LoadGlobalConfigResponse, _abc.Awaitable[_pdpb_pb2.LoadGlobalConfigResponse]]: ...
 
     @_abc_1.abstractmethod
+    def WatchGlobalConfig(
+        self,
+        request: _pdpb_pb2.WatchGlobalConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_pdpb_pb2.WatchGlobalConfigResponse], _abc.AsyncIterator[_pdpb_pb2.WatchGlobalConfigResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReportMinResolvedTS(
+        self,
+        request: _pdpb_pb2.ReportMinResolvedTsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.ReportMinResolvedTsResponse, _abc.Awaitable[_pdpb_pb2.ReportMinResolvedTsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetExternalTimestamp(
+        self,
+        request: _pdpb_pb2.SetExternalTimestampRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.SetExternalTimestampResponse, _abc.Awaitable[_pdpb_pb2.SetExternalTimestampResponse]]: ...
+
+    @_abc_1.abstractmethod
     def GetExternalTimestamp(
         self,
         request: _pdpb_pb2.GetExternalTimestampRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pdpb_pb2.GetExternalTimestampResponse, _abc.Awaitable[_pdpb_pb2.GetExternalTimestampResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetDCLocationInfo(
+        self,
+        request: _pdpb_pb2.GetDCLocationInfoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.GetDCLocationInfoResponse, _abc.Awaitable[_pdpb_pb2.GetDCLocationInfoResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SyncMaxTS(
+        self,
+        request: _pdpb_pb2.SyncMaxTSRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.SyncMaxTSResponse, _abc.Awaitable[_pdpb_pb2.SyncMaxTSResponse]]: ...
 
 def add_PDServicer_to_server(servicer: PDServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
