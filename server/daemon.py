@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from typing import Any, TypeAlias
 
 import structlog
@@ -20,6 +21,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from server import http
 from server.log import LogConfig, configure
+from server.routes import Routes
+from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError
 
 Endpoints: TypeAlias = Mapping[str, str]
@@ -41,13 +44,17 @@ def run(
     http_addr: str,
     follow_parent: bool = False,
     registry: CollectorRegistry = REGISTRY,
+    routes: Routes | None = None,
+    security: SecurityConfig | None = None,
 ) -> int:
     """Run one daemon until SIGTERM or SIGINT; returns the exit code."""
     configure(log, name)
     if follow_parent:
         _exit_with_parent()
     try:
-        asyncio.run(_serve(opened, http_addr, registry))
+        asyncio.run(
+            _serve(opened, partial(http.listen, http_addr, registry=registry, routes=routes, security=security))
+        )
     except asyncio.CancelledError:
         return EXIT_OK  # stopped before it served
     except TidemarkError as err:
@@ -75,7 +82,7 @@ def leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
     return [err for errors in nested for err in errors if isinstance(err, TidemarkError)]
 
 
-async def _serve(opened: OpenDaemon, http_addr: str, registry: CollectorRegistry) -> None:
+async def _serve(opened: OpenDaemon, listen: Callable[..., AbstractContextManager[str]]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     opening = asyncio.current_task()
@@ -88,7 +95,7 @@ async def _serve(opened: OpenDaemon, http_addr: str, registry: CollectorRegistry
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    with http.listen(http_addr, ready=lambda: serving and not stopping.is_set(), registry=registry) as http_bound:
+    with listen(ready=lambda: serving and not stopping.is_set()) as http_bound:
         async with opened() as endpoints:
             serving = True
             shown = {**endpoints, "http": http_bound}

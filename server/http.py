@@ -1,14 +1,38 @@
-"""The HTTP port of every daemon: `/metrics` for Prometheus, `/healthz` (alive), `/readyz` (serving)."""
+"""The HTTP port of every daemon: `/metrics` for Prometheus, `/healthz` (alive), `/readyz` (serving), and its routes.
 
+Where the daemon has a certificate the port speaks plain HTTP and TLS, told apart by a connection's first byte: probes
+and scrapes need no certificate, while routes are answered over TLS only, and with a CA to verified clients only.
+Connections, the size of a request and the time to send one are bounded.
+"""
+
+import io
+import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 from server.config import ConfigError
-from storage.model.errors import UnavailableError
+from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
+from server.rpc.credentials import CredentialsError, SecurityConfig
+from storage.model.errors import TidemarkError, UnavailableError
+
+MAX_CONNECTIONS = 64
+MAX_BODY_BYTES = 64 << 10
+MAX_REQUEST_BYTES = 128 << 10
+REQUEST_SECONDS = 10.0
+_TLS_HANDSHAKE = b"\x16"
+_FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+_log = structlog.get_logger(__name__)
 
 
 class HttpPortError(UnavailableError):
@@ -18,21 +42,29 @@ class HttpPortError(UnavailableError):
 
 
 @contextmanager
-def listen(addr: str, *, ready: Callable[[], bool], registry: CollectorRegistry = REGISTRY) -> Iterator[str]:
-    """Serve for the block in a thread of its own; yields the bound `host:port`.
+def listen(
+    addr: str,
+    *,
+    ready: Callable[[], bool],
+    registry: CollectorRegistry = REGISTRY,
+    routes: Routes | None = None,
+    security: SecurityConfig | None = None,
+) -> Iterator[str]:
+    """Serve for the block in threads of its own; yields the bound `host:port`.
 
     Raises:
         HttpPortError: the address is taken or not ours.
         ConfigError: it is no address.
+        CredentialsError: a TLS file cannot be used.
     """
     host, _, port = addr.rpartition(":")
+    answering = _Port(ready, registry, routes or Routes(), tls_context(security or SecurityConfig()))
     try:
-        server = ThreadingHTTPServer((host, int(port)), _handler(ready, registry))
+        server = _Server((host, int(port)), answering)
     except (ValueError, OverflowError) as err:
         raise ConfigError(f"--http-addr is host:port with a port from 0 to 65535, not {addr!r}") from err
     except OSError as err:
         raise HttpPortError(f"cannot listen on {addr} for HTTP: {err.strerror}; choose another --http-addr") from err
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
     thread.start()
     try:
@@ -43,28 +75,151 @@ def listen(addr: str, *, ready: Callable[[], bool], registry: CollectorRegistry 
         thread.join()
 
 
-def _handler(ready: Callable[[], bool], registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
+def tls_context(security: SecurityConfig) -> ssl.SSLContext | None:
+    """TLS for a listener that asks for client certificates but lets others in; None without a certificate.
 
-        def do_GET(self) -> None:
-            if self.path == "/metrics":
-                self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
-            elif self.path == "/healthz":
-                self._answer(200, b"ok\n")
-            elif self.path == "/readyz":
-                self._answer(*((200, b"ready\n") if ready() else (503, b"starting or stopping\n")))
-            else:
-                self._answer(404, b"try /metrics, /healthz or /readyz\n")
+    Raises:
+        CredentialsError: a file cannot be used.
+    """
+    if not (security.cert_path and security.key_path):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(security.cert_path, security.key_path)
+        if security.ca_path:
+            context.verify_mode = ssl.CERT_OPTIONAL
+            context.load_verify_locations(security.ca_path)
+    except OSError as err:
+        raise CredentialsError(f"the TLS files cannot be used for HTTP: {err}; check --cert-path, --key-path") from err
+    return context
 
-        def _answer(self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Scrapes are not news."""
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """What the port answers with."""
 
-    return Handler
+    ready: Callable[[], bool]
+    registry: CollectorRegistry
+    routes: Routes
+    tls: ssl.SSLContext | None
+
+    def builtin(self, path: str) -> Answer | None:
+        """What every daemon answers, without any certificate."""
+        if path == "/metrics":
+            return Answer(200, generate_latest(self.registry), CONTENT_TYPE_LATEST)
+        if path == "/healthz":
+            return Answer(200, b"ok\n")
+        if path == "/readyz":
+            return Answer(200, b"ready\n") if self.ready() else Answer(503, b"starting or stopping\n")
+        return None
+
+    def check_client(self, connection: socket.socket) -> None:
+        """Raises: UnauthorizedError: a route is not for this client."""
+        if self.tls is None:
+            return
+        if not isinstance(connection, ssl.SSLSocket):
+            raise UnauthorizedError("this path is answered over https only; use the cluster's certificates")
+        if self.tls.verify_mode is not ssl.CERT_NONE and not connection.getpeercert():
+            raise UnauthorizedError("this path is answered to clients with a certificate of the cluster's CA only")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], port: _Port) -> None:
+        self.port = port
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        request.settimeout(0)
+        with suppress(OSError):
+            request.send(_FULL)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, _request: Any, client_address: Any) -> None:
+        """A client that breaks off, or speaks neither HTTP nor TLS, is its own problem."""
+        _log.debug("http connection broke", client=client_address, exc_info=True)
+
+
+class _Bounded(io.RawIOBase):
+    """A connection's bytes, up to a size and until a deadline."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + REQUEST_SECONDS
+        self._left = MAX_REQUEST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0 or self._left <= 0:
+            raise TimeoutError("the request is too long")
+        self._connection.settimeout(left_s)
+        size = self._connection.recv_into(buffer)
+        self._left -= size
+        return size
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection, one request."""
+
+    server: _Server
+
+    def setup(self) -> None:
+        tls = self.server.port.tls
+        self.request.settimeout(REQUEST_SECONDS)
+        if tls is not None and self.request.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+            self.request = tls.wrap_socket(self.request, server_side=True)
+        super().setup()
+        self.rfile = io.BufferedReader(_Bounded(self.connection))
+
+    def finish(self) -> None:
+        super().finish()
+        self.connection.close()
+
+    def do_GET(self) -> None:
+        self._send(self.server.port.builtin(urlsplit(self.path).path) or self._routed())
+
+    def do_POST(self) -> None:
+        self._send(self._routed())
+
+    do_PUT = do_DELETE = do_POST  # noqa: N815 - the base class's names
+
+    def _routed(self) -> Answer:
+        parts = urlsplit(self.path)
+        size = self.headers.get("Content-Length", "0")
+        if not size.isdecimal() or "Transfer-Encoding" in self.headers:
+            return fault(411, "ErrAPIInvalidParam", "send the body with a Content-Length")
+        if int(size) > MAX_BODY_BYTES:
+            return fault(413, "ErrAPIInvalidParam", f"the body has {size} bytes; at most {MAX_BODY_BYTES} are taken")
+        try:
+            handler, tail = self.server.port.routes.find(self.command, parts.path)
+            self.server.port.check_client(self.connection)
+        except TidemarkError as err:
+            return error_answer(err)
+        query = parse_qs(parts.query, keep_blank_values=True)
+        return answer_of(handler, Request(self.command, parts.path, query, self.rfile.read(int(size)), tail))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Scrapes are not news."""

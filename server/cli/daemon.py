@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from server.config import add_flags, check_environment, load, read_document
 from server.daemon import Endpoints, run
 from server.log import LogConfig
+from server.routes import Routes
 from server.rpc.credentials import SecurityConfig
 
 C = TypeVar("C")
@@ -24,6 +25,7 @@ def run_daemon(
     opened: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
     *,
     registry: CollectorRegistry = REGISTRY,
+    routes: Routes | None = None,
 ) -> int:
     """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`."""
     parser = argparse.ArgumentParser(prog=f"tidemark {name}", allow_abbrev=False)
@@ -46,6 +48,8 @@ def run_daemon(
         http_addr=config.http_addr,
         follow_parent=flags["follow_parent"],
         registry=registry,
+        routes=routes,
+        security=settings["security"],
     )
 
 

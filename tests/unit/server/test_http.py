@@ -1,6 +1,7 @@
 """The HTTP port: metrics, alive, ready, and one clear error for an address that cannot be had."""
 
 import http.client
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -57,7 +58,12 @@ def test_alive_is_not_ready(bound: str, ready: Ready) -> None:
 
 
 def test_other_paths_show_the_way(bound: str) -> None:
-    assert ask(bound, "/") == (404, "try /metrics, /healthz or /readyz\n")
+    status, body = ask(bound, "/")
+    assert status == 404
+    assert json.loads(body) == {
+        "error_msg": "nothing is served at /; try /healthz, /metrics, /readyz",
+        "error_code": "TM:ErrPathUnknown",
+    }
 
 
 def test_a_busy_port_says_what_to_do(bound: str, ready: Ready) -> None:

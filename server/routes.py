@@ -1,0 +1,135 @@
+"""What a daemon answers on its HTTP port beside metrics and health: handlers by method and path, called in threads.
+
+A handler brings its own timeout; errors of `storage.model.errors` that it raises become statuses here, in the form of
+TiCDC's API: `{"error_msg": …, "error_code": "TM:Err…"}`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import structlog
+
+from storage.model.errors import InvalidError, Kind, NotFoundError, TidemarkError
+
+_STATUS = {
+    Kind.INVALID: 400,
+    Kind.NOT_FOUND: 404,
+    Kind.CONFLICT: 409,
+    Kind.UNAVAILABLE: 503,
+    Kind.CLOSED: 503,
+}
+_OWN_STATUS = {"ErrMethodNotAllowed": 405, "ErrUnauthorized": 403}
+
+_log = structlog.get_logger(__name__)
+
+
+class PathUnknownError(NotFoundError):
+    """Nothing is served at this path."""
+
+    code = "ErrPathUnknown"
+
+
+class MethodRefusedError(InvalidError):
+    """The path is served, but not by this method."""
+
+    code = "ErrMethodNotAllowed"
+
+
+class UnauthorizedError(InvalidError):
+    """The path is served to clients with a certificate only."""
+
+    code = "ErrUnauthorized"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; `tail` is what follows a route's prefix, percent-decoded."""
+
+    method: str
+    path: str
+    query: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    body: bytes = b""
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, body and its type."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Handler: TypeAlias = Callable[[Request], Answer]
+Route: TypeAlias = tuple[str, str]
+"""Method and path; a path that ends in `/` stands for all below it."""
+
+
+class Routes:
+    """The routes of a daemon; they come and go with `serving`."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[Route, Handler] = {}
+
+    @contextmanager
+    def serving(self, handlers: Mapping[Route, Handler]) -> Iterator[None]:
+        """Answer these routes for the block."""
+        self._handlers |= handlers
+        try:
+            yield
+        finally:
+            self._handlers = {route: kept for route, kept in self._handlers.items() if route not in handlers}
+
+    def find(self, method: str, path: str) -> tuple[Handler, str]:
+        """The handler of the longest fitting path, and the tail below it.
+
+        Raises:
+            PathUnknownError, MethodRefusedError: there is none.
+        """
+        handlers = self._handlers
+        fitting = [(known, prefix) for known, prefix in handlers if _fits(prefix, path)]
+        if not fitting:
+            shown = sorted({prefix for _, prefix in handlers} | {"/metrics", "/healthz", "/readyz"})
+            raise PathUnknownError(f"nothing is served at {path}; try {', '.join(shown)}")
+        longest = max(len(prefix) for _, prefix in fitting)
+        methods = {known: prefix for known, prefix in fitting if len(prefix) == longest}
+        if method not in methods:
+            raise MethodRefusedError(f"{path} takes {', '.join(sorted(methods))}, not {method}")
+        return handlers[method, methods[method]], unquote(path[longest:])
+
+
+def json_answer(document: Any, status: int = 200) -> Answer:
+    """A JSON document."""
+    return Answer(status, json.dumps(document, ensure_ascii=False).encode() + b"\n", "application/json; charset=utf-8")
+
+
+def error_answer(err: TidemarkError) -> Answer:
+    """What a client is told of `err`."""
+    return fault(_OWN_STATUS.get(err.code) or _STATUS.get(err.kind, 500), err.code, err.message)
+
+
+def fault(status: int, code: str, message: str) -> Answer:
+    """An error in the form of TiCDC's API."""
+    return json_answer({"error_msg": message, "error_code": f"TM:{code}"}, status)
+
+
+def answer_of(handler: Handler, request: Request) -> Answer:
+    """Call `handler`; whatever it raises becomes an answer."""
+    try:
+        return handler(request)
+    except TidemarkError as err:
+        return error_answer(err)
+    except TimeoutError:
+        return fault(504, "ErrTimeout", f"{request.path} took too long; try again")
+    except Exception:  # noqa: BLE001 - the client gets an answer, the log the trace; the port lives on
+        _log.exception("http handler failed", path=request.path)
+        return fault(500, "ErrInternal", "a defect of ours; see the daemon's log")
+
+
+def _fits(prefix: str, path: str) -> bool:
+    return path.startswith(prefix) if prefix.endswith("/") else path == prefix

@@ -1,0 +1,185 @@
+"""Routes on the HTTP port: which handler, which status, and who is let in."""
+
+import http.client
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from server.http import MAX_BODY_BYTES, MAX_CONNECTIONS, listen
+from server.routes import Answer, Request, Routes, json_answer
+from server.rpc.credentials import CredentialsError, SecurityConfig
+from storage.model.errors import ConflictError, UnavailableError
+
+
+def echo(request: Request) -> Answer:
+    return json_answer([request.method, request.tail, request.query, request.body.decode()])
+
+
+def fails(request: Request) -> Answer:
+    raise {"busy": UnavailableError("not now"), "late": TimeoutError(), "first": ConflictError("too late")}.get(
+        request.tail, ZeroDivisionError()
+    )
+
+
+HANDLERS = {
+    ("GET", "/things"): echo,
+    ("GET", "/things/"): echo,
+    ("DELETE", "/things/"): echo,
+    ("POST", "/things/"): echo,
+    ("GET", "/fails/"): fails,
+}
+
+
+@pytest.fixture(scope="module")
+def routes() -> Routes:
+    return Routes()
+
+
+@pytest.fixture(scope="module")
+def bound(routes: Routes) -> Iterator[str]:
+    with listen("127.0.0.1:0", ready=lambda: True, routes=routes) as address, routes.serving(HANDLERS):
+        yield address
+
+
+def ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
+) -> tuple[int, object]:
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        return answer.status, json.loads(text) if text.startswith(("[", "{")) else text
+    finally:
+        connection.close()
+
+
+def plain(address: str, method: str, path: str, body: bytes | None = None) -> tuple[int, object]:
+    return ask(http.client.HTTPConnection(address, timeout=5), method, path, body)
+
+
+def test_a_handler_gets_what_follows_its_path_decoded(bound: str) -> None:
+    assert plain(bound, "GET", "/things?a=1&a=2") == (200, ["GET", "", {"a": ["1", "2"]}, ""])
+    assert plain(bound, "DELETE", "/things/a%2Fb") == (200, ["DELETE", "a/b", {}, ""])
+    assert plain(bound, "POST", "/things/x", b"text") == (200, ["POST", "x", {}, "text"])
+
+
+def test_a_method_that_is_not_served_names_those_that_are(bound: str) -> None:
+    status, answer = plain(bound, "PUT", "/things/x")
+    assert status == 405
+    assert answer == {
+        "error_msg": "/things/x takes DELETE, GET, POST, not PUT",
+        "error_code": "TM:ErrMethodNotAllowed",
+    }
+
+
+@pytest.mark.parametrize(("tail", "status"), [("busy", 503), ("first", 409), ("late", 504), ("defect", 500)])
+def test_errors_of_a_handler_have_their_status(bound: str, tail: str, status: int) -> None:
+    assert plain(bound, "GET", f"/fails/{tail}")[0] == status
+
+
+def test_routes_end_with_their_block(bound: str, routes: Routes) -> None:
+    with routes.serving({("GET", "/more"): echo}):
+        assert plain(bound, "GET", "/more")[0] == 200
+    assert plain(bound, "GET", "/more")[0] == 404
+
+
+def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
+    assert plain(bound, "POST", "/things/x", b"x" * (MAX_BODY_BYTES + 1))[0] == 413
+    connection = http.client.HTTPConnection(bound, timeout=5)
+    connection.putrequest("POST", "/things/x")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    assert connection.getresponse().status == 411
+    connection.close()
+
+
+def test_more_connections_than_the_port_holds_are_turned_away(bound: str) -> None:
+    host, _, port = bound.rpartition(":")
+    held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(MAX_CONNECTIONS)]
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as one_more:
+            assert one_more.recv(100).startswith(b"HTTP/1.0 503")
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_endless_headers_are_cut_off(bound: str) -> None:
+    host, _, port = bound.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"GET /things HTTP/1.0\r\n")
+        try:
+            for number in range(80):
+                connection.sendall(b"X-%d: %s\r\n" % (number, b"y" * 4000))
+            received = connection.recv(100)
+        except (ConnectionResetError, BrokenPipeError):
+            received = b""
+    assert received == b""
+
+
+class Certificates:
+    """A CA and one certificate it signed for 127.0.0.1."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._openssl(
+            ["req", "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2"],
+        )
+        self._openssl(["req", "-new", "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"])
+        (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+        sign = ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"]
+        self._openssl([*sign, "-out", "node.pem", "-days", "2", "-extfile", "san"])
+
+    def _openssl(self, arguments: Sequence[str]) -> None:
+        fresh = ["-newkey", "rsa:2048", "-nodes"] if arguments[0] == "req" else []
+        subprocess.run(["openssl", *arguments, *fresh], cwd=self.directory, check=True, capture_output=True)
+
+    def security(self, *, ca: bool) -> SecurityConfig:
+        path = self.directory
+        ca_path = str(path / "ca.pem") if ca else ""
+        return SecurityConfig(ca_path=ca_path, cert_path=str(path / "node.pem"), key_path=str(path / "node.key"))
+
+    def client(self, *, certificate: bool) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
+        if certificate:
+            context.load_cert_chain(self.directory / "node.pem", self.directory / "node.key")
+        return context
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.mark.parametrize("ca", [True, False])
+def test_with_certificates_a_route_is_for_tls_and_its_clients_only(certificates: Certificates, ca: bool) -> None:
+    routes = Routes()
+    security = certificates.security(ca=ca)
+    with (
+        listen("127.0.0.1:0", ready=lambda: True, routes=routes, security=security) as bound,
+        routes.serving(HANDLERS),
+    ):
+
+        def tls(path: str, *, certificate: bool) -> int:
+            context = certificates.client(certificate=certificate)
+            return ask(http.client.HTTPSConnection(bound, timeout=5, context=context), "GET", path)[0]
+
+        assert plain(bound, "DELETE", "/things/x")[0] == 403
+        assert plain(bound, "GET", "/healthz") == (200, "ok\n")
+        assert tls("/healthz", certificate=False) == 200
+        assert tls("/things", certificate=False) == (403 if ca else 200)
+        assert tls("/things", certificate=True) == 200
+
+
+def test_tls_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path) -> None:
+    security = SecurityConfig(cert_path=str(tmp_path / "none.pem"), key_path=str(tmp_path / "none.key"))
+    with (
+        pytest.raises(CredentialsError, match="check --cert-path"),
+        listen("127.0.0.1:0", ready=lambda: True, security=security),
+    ):
+        pass
