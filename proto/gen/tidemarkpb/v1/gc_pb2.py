@@ -24,39 +24,61 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tidemarkpb/v1/gc.proto\x12\rtidemarkpb.v1\"\x80\x01\n\x08GCConfig\x12\x0e\n\x06\x65nable\x18\x01 \x01(\x08\x12\x14\n\x0crun_interval\x18\x02 \x01(\t\x12\x11\n\tlife_time\x18\x03 \x01(\t\x12\x0c\n\x04mode\x18\x04 \x01(\t\x12\x18\n\x10\x61uto_concurrency\x18\x05 \x01(\x08\x12\x13\n\x0b\x63oncurrency\x18\x06 \x01(\x05\"F\n\x08GCLeader\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x65sc\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\t\x12\x0f\n\x07is_self\x18\x04 \x01(\x08\"\x8e\x01\n\x07GCRound\x12\x12\n\nsafe_point\x18\x01 \x01(\x04\x12\x0f\n\x07started\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07regions\x18\x04 \x01(\x04\x12\x16\n\x0eresolved_locks\x18\x05 \x01(\x04\x12\x16\n\x0e\x64\x65leted_ranges\x18\x06 \x01(\x04\x12\x0e\n\x06result\x18\x07 \x01(\t\"\x14\n\x12GetGCStatusRequest\"\xbe\x01\n\x13GetGCStatusResponse\x12\'\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x17.tidemarkpb.v1.GCConfig\x12\'\n\x06leader\x18\x02 \x01(\x0b\x32\x17.tidemarkpb.v1.GCLeader\x12*\n\nlast_round\x18\x03 \x01(\x0b\x32\x16.tidemarkpb.v1.GCRound\x12\x12\n\nsafe_point\x18\x04 \x01(\x04\x12\x15\n\rlast_run_time\x18\x05 \x01(\t\"\x8b\x01\n\x12SetGCConfigRequest\x12\x43\n\tvariables\x18\x01 \x03(\x0b\x32\x30.tidemarkpb.v1.SetGCConfigRequest.VariablesEntry\x1a\x30\n\x0eVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\">\n\x13SetGCConfigResponse\x12\'\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x17.tidemarkpb.v1.GCConfig\"\x0e\n\x0cRunGCRequest\"6\n\rRunGCResponse\x12%\n\x05round\x18\x01 \x01(\x0b\x32\x16.tidemarkpb.v1.GCRound\"p\n\x1aRegisterDeleteRangeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x12\n\nelement_id\x18\x02 \x01(\x03\x12\x11\n\tstart_key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x65nd_key\x18\x04 \x01(\x0c\x12\n\n\x02ts\x18\x05 \x01(\x04\"\x1d\n\x1bRegisterDeleteRangeResponse2\xe9\x02\n\tGCService\x12T\n\x0bGetGCStatus\x12!.tidemarkpb.v1.GetGCStatusRequest\x1a\".tidemarkpb.v1.GetGCStatusResponse\x12T\n\x0bSetGCConfig\x12!.tidemarkpb.v1.SetGCConfigRequest\x1a\".tidemarkpb.v1.SetGCConfigResponse\x12\x42\n\x05RunGC\x12\x1b.tidemarkpb.v1.RunGCRequest\x1a\x1c.tidemarkpb.v1.RunGCResponse\x12l\n\x13RegisterDeleteRange\x12).tidemarkpb.v1.RegisterDeleteRangeRequest\x1a*.tidemarkpb.v1.RegisterDeleteRangeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tidemarkpb/v1/gc.proto\x12\rtidemarkpb.v1\"\xa1\x01\n\x08GCConfig\x12\x0e\n\x06\x65nable\x18\x01 \x01(\x08\x12\x14\n\x0crun_interval\x18\x02 \x01(\t\x12\x11\n\tlife_time\x18\x03 \x01(\t\x12\x0c\n\x04mode\x18\x04 \x01(\t\x12\x18\n\x10\x61uto_concurrency\x18\x05 \x01(\x08\x12\x13\n\x0b\x63oncurrency\x18\x06 \x01(\x05\x12\x1f\n\x17max_write_bytes_per_sec\x18\x07 \x01(\x04\"L\n\nGCVariable\x12\x15\n\rvariable_name\x18\x01 \x01(\t\x12\x16\n\x0evariable_value\x18\x02 \x01(\t\x12\x0f\n\x07\x63omment\x18\x03 \x01(\t\"W\n\x08GCLeader\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x65sc\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\t\x12\x0f\n\x07is_self\x18\x04 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"\xc6\x03\n\x07GCRound\x12\x12\n\nsafe_point\x18\x01 \x01(\x04\x12\x0f\n\x07started\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07regions\x18\x04 \x01(\x04\x12\x16\n\x0eresolved_locks\x18\x05 \x01(\x04\x12\x16\n\x0e\x64\x65leted_ranges\x18\x06 \x01(\x04\x12\x0e\n\x06result\x18\x07 \x01(\t\x12\n\n\x02id\x18\x08 \x01(\x04\x12\x0e\n\x06worker\x18\t \x01(\t\x12\x12\n\nstarted_ms\x18\n \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x0b \x01(\x04\x12\x35\n\x08phase_ms\x18\x0c \x03(\x0b\x32#.tidemarkpb.v1.GCRound.PhaseMsEntry\x12\x0f\n\x07\x62locker\x18\r \x01(\t\x12\r\n\x05total\x18\x0e \x01(\x04\x12\x0c\n\x04\x64one\x18\x0f \x01(\x04\x12\x15\n\rfailed_ranges\x18\x10 \x01(\x04\x12\x19\n\x11\x63ollected_regions\x18\x11 \x01(\x04\x12\r\n\x05\x65rror\x18\x12 \x01(\t\x12\x13\n\x06\x65ta_ms\x18\x13 \x01(\x04H\x00\x88\x01\x01\x1a.\n\x0cPhaseMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\t\n\x07_eta_ms\"\x14\n\x12GetGCStatusRequest\"\x98\x02\n\x13GetGCStatusResponse\x12\'\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x17.tidemarkpb.v1.GCConfig\x12\'\n\x06leader\x18\x02 \x01(\x0b\x32\x17.tidemarkpb.v1.GCLeader\x12*\n\nlast_round\x18\x03 \x01(\x0b\x32\x16.tidemarkpb.v1.GCRound\x12\x12\n\nsafe_point\x18\x04 \x01(\x04\x12\x15\n\rlast_run_time\x18\x05 \x01(\t\x12\x18\n\x10saved_safe_point\x18\x06 \x01(\x04\x12\x0f\n\x07\x62locker\x18\x07 \x01(\t\x12\x16\n\x0epending_ranges\x18\x08 \x01(\x04\x12\x15\n\rfailed_ranges\x18\t \x01(\x04\"\x14\n\x12GetGCConfigRequest\"l\n\x13GetGCConfigResponse\x12\'\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x17.tidemarkpb.v1.GCConfig\x12,\n\tvariables\x18\x02 \x03(\x0b\x32\x19.tidemarkpb.v1.GCVariable\"\x8b\x01\n\x12SetGCConfigRequest\x12\x43\n\tvariables\x18\x01 \x03(\x0b\x32\x30.tidemarkpb.v1.SetGCConfigRequest.VariablesEntry\x1a\x30\n\x0eVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\">\n\x13SetGCConfigResponse\x12\'\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x17.tidemarkpb.v1.GCConfig\"0\n\x0cRunGCRequest\x12\x0f\n\x07no_wait\x18\x01 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"[\n\rRunGCResponse\x12%\n\x05round\x18\x01 \x01(\x0b\x32\x16.tidemarkpb.v1.GCRound\x12#\n\x04plan\x18\x02 \x01(\x0b\x32\x15.tidemarkpb.v1.GCPlan\"\xd7\x01\n\x06GCPlan\x12\x12\n\nsafe_point\x18\x01 \x01(\x04\x12\x18\n\x10saved_safe_point\x18\x02 \x01(\x04\x12\x0f\n\x07\x62locker\x18\x03 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x04 \x01(\x08\x12\r\n\x05\x66resh\x18\x05 \x01(\x08\x12\x0c\n\x04mode\x18\x06 \x01(\t\x12\x0f\n\x07regions\x18\x07 \x01(\x04\x12\r\n\x05locks\x18\x08 \x01(\x04\x12\x14\n\x0ctransactions\x18\t \x01(\x04\x12*\n\x06ranges\x18\n \x03(\x0b\x32\x1a.tidemarkpb.v1.DeleteRange\"\"\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"<\n\x12ListRoundsResponse\x12&\n\x06rounds\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.GCRound\"\xb8\x01\n\x0b\x44\x65leteRange\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x12\n\nelement_id\x18\x02 \x01(\x03\x12\x11\n\tstart_key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x65nd_key\x18\x04 \x01(\x0c\x12\n\n\x02ts\x18\x05 \x01(\x04\x12\r\n\x05state\x18\x06 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x04\x12\x12\n\nlast_error\x18\x08 \x01(\t\x12\x0f\n\x07\x64one_ms\x18\t \x01(\x04\x12\x0f\n\x07redo_ms\x18\n \x01(\x04\"\x19\n\x17ListDeleteRangesRequest\"F\n\x18ListDeleteRangesResponse\x12*\n\x06ranges\x18\x01 \x03(\x0b\x32\x1a.tidemarkpb.v1.DeleteRange\"p\n\x1aRegisterDeleteRangeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x12\n\nelement_id\x18\x02 \x01(\x03\x12\x11\n\tstart_key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x65nd_key\x18\x04 \x01(\x0c\x12\n\n\x02ts\x18\x05 \x01(\x04\"\x1d\n\x1bRegisterDeleteRangeResponse2\xf7\x04\n\tGCService\x12T\n\x0bGetGCStatus\x12!.tidemarkpb.v1.GetGCStatusRequest\x1a\".tidemarkpb.v1.GetGCStatusResponse\x12T\n\x0bGetGCConfig\x12!.tidemarkpb.v1.GetGCConfigRequest\x1a\".tidemarkpb.v1.GetGCConfigResponse\x12T\n\x0bSetGCConfig\x12!.tidemarkpb.v1.SetGCConfigRequest\x1a\".tidemarkpb.v1.SetGCConfigResponse\x12\x42\n\x05RunGC\x12\x1b.tidemarkpb.v1.RunGCRequest\x1a\x1c.tidemarkpb.v1.RunGCResponse\x12Q\n\nListRounds\x12 .tidemarkpb.v1.ListRoundsRequest\x1a!.tidemarkpb.v1.ListRoundsResponse\x12l\n\x13RegisterDeleteRange\x12).tidemarkpb.v1.RegisterDeleteRangeRequest\x1a*.tidemarkpb.v1.RegisterDeleteRangeResponse\x12\x63\n\x10ListDeleteRanges\x12&.tidemarkpb.v1.ListDeleteRangesRequest\x1a\'.tidemarkpb.v1.ListDeleteRangesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemarkpb.v1.gc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GCROUND_PHASEMSENTRY']._loaded_options = None
+  _globals['_GCROUND_PHASEMSENTRY']._serialized_options = b'8\001'
   _globals['_SETGCCONFIGREQUEST_VARIABLESENTRY']._loaded_options = None
   _globals['_SETGCCONFIGREQUEST_VARIABLESENTRY']._serialized_options = b'8\001'
   _globals['_GCCONFIG']._serialized_start=42
-  _globals['_GCCONFIG']._serialized_end=170
-  _globals['_GCLEADER']._serialized_start=172
-  _globals['_GCLEADER']._serialized_end=242
-  _globals['_GCROUND']._serialized_start=245
-  _globals['_GCROUND']._serialized_end=387
-  _globals['_GETGCSTATUSREQUEST']._serialized_start=389
-  _globals['_GETGCSTATUSREQUEST']._serialized_end=409
-  _globals['_GETGCSTATUSRESPONSE']._serialized_start=412
-  _globals['_GETGCSTATUSRESPONSE']._serialized_end=602
-  _globals['_SETGCCONFIGREQUEST']._serialized_start=605
-  _globals['_SETGCCONFIGREQUEST']._serialized_end=744
-  _globals['_SETGCCONFIGREQUEST_VARIABLESENTRY']._serialized_start=696
-  _globals['_SETGCCONFIGREQUEST_VARIABLESENTRY']._serialized_end=744
-  _globals['_SETGCCONFIGRESPONSE']._serialized_start=746
-  _globals['_SETGCCONFIGRESPONSE']._serialized_end=808
-  _globals['_RUNGCREQUEST']._serialized_start=810
-  _globals['_RUNGCREQUEST']._serialized_end=824
-  _globals['_RUNGCRESPONSE']._serialized_start=826
-  _globals['_RUNGCRESPONSE']._serialized_end=880
-  _globals['_REGISTERDELETERANGEREQUEST']._serialized_start=882
-  _globals['_REGISTERDELETERANGEREQUEST']._serialized_end=994
-  _globals['_REGISTERDELETERANGERESPONSE']._serialized_start=996
-  _globals['_REGISTERDELETERANGERESPONSE']._serialized_end=1025
-  _globals['_GCSERVICE']._serialized_start=1028
-  _globals['_GCSERVICE']._serialized_end=1389
+  _globals['_GCCONFIG']._serialized_end=203
+  _globals['_GCVARIABLE']._serialized_start=205
+  _globals['_GCVARIABLE']._serialized_end=281
+  _globals['_GCLEADER']._serialized_start=283
+  _globals['_GCLEADER']._serialized_end=370
+  _globals['_GCROUND']._serialized_start=373
+  _globals['_GCROUND']._serialized_end=827
+  _globals['_GCROUND_PHASEMSENTRY']._serialized_start=770
+  _globals['_GCROUND_PHASEMSENTRY']._serialized_end=816
+  _globals['_GETGCSTATUSREQUEST']._serialized_start=829
+  _globals['_GETGCSTATUSREQUEST']._serialized_end=849
+  _globals['_GETGCSTATUSRESPONSE']._serialized_start=852
+  _globals['_GETGCSTATUSRESPONSE']._serialized_end=1132
+  _globals['_GETGCCONFIGREQUEST']._serialized_start=1134
+  _globals['_GETGCCONFIGREQUEST']._serialized_end=1154
+  _globals['_GETGCCONFIGRESPONSE']._serialized_start=1156
+  _globals['_GETGCCONFIGRESPONSE']._serialized_end=1264
+  _globals['_SETGCCONFIGREQUEST']._serialized_start=1267
+  _globals['_SETGCCONFIGREQUEST']._serialized_end=1406
+  _globals['_SETGCCONFIGREQUEST_VARIABLESENTRY']._serialized_start=1358
+  _globals['_SETGCCONFIGREQUEST_VARIABLESENTRY']._serialized_end=1406
+  _globals['_SETGCCONFIGRESPONSE']._serialized_start=1408
+  _globals['_SETGCCONFIGRESPONSE']._serialized_end=1470
+  _globals['_RUNGCREQUEST']._serialized_start=1472
+  _globals['_RUNGCREQUEST']._serialized_end=1520
+  _globals['_RUNGCRESPONSE']._serialized_start=1522
+  _globals['_RUNGCRESPONSE']._serialized_end=1613
+  _globals['_GCPLAN']._serialized_start=1616
+  _globals['_GCPLAN']._serialized_end=1831
+  _globals['_LISTROUNDSREQUEST']._serialized_start=1833
+  _globals['_LISTROUNDSREQUEST']._serialized_end=1867
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=1869
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=1929
+  _globals['_DELETERANGE']._serialized_start=1932
+  _globals['_DELETERANGE']._serialized_end=2116
+  _globals['_LISTDELETERANGESREQUEST']._serialized_start=2118
+  _globals['_LISTDELETERANGESREQUEST']._serialized_end=2143
+  _globals['_LISTDELETERANGESRESPONSE']._serialized_start=2145
+  _globals['_LISTDELETERANGESRESPONSE']._serialized_end=2215
+  _globals['_REGISTERDELETERANGEREQUEST']._serialized_start=2217
+  _globals['_REGISTERDELETERANGEREQUEST']._serialized_end=2329
+  _globals['_REGISTERDELETERANGERESPONSE']._serialized_start=2331
+  _globals['_REGISTERDELETERANGERESPONSE']._serialized_end=2360
+  _globals['_GCSERVICE']._serialized_start=2363
+  _globals['_GCSERVICE']._serialized_end=2994
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,11 @@ class GCServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCStatusRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCStatusResponse.FromString,
                 _registered_method=True)
+        self.GetGCConfig = channel.unary_unary(
+                '/tidemarkpb.v1.GCService/GetGCConfig',
+                request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCConfigRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCConfigResponse.FromString,
+                _registered_method=True)
         self.SetGCConfig = channel.unary_unary(
                 '/tidemarkpb.v1.GCService/SetGCConfig',
                 request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.SetGCConfigRequest.SerializeToString,
@@ -49,10 +54,20 @@ class GCServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.RunGCRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.RunGCResponse.FromString,
                 _registered_method=True)
+        self.ListRounds = channel.unary_unary(
+                '/tidemarkpb.v1.GCService/ListRounds',
+                request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.ListRoundsRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.ListRoundsResponse.FromString,
+                _registered_method=True)
         self.RegisterDeleteRange = channel.unary_unary(
                 '/tidemarkpb.v1.GCService/RegisterDeleteRange',
                 request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.RegisterDeleteRangeRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.RegisterDeleteRangeResponse.FromString,
+                _registered_method=True)
+        self.ListDeleteRanges = channel.unary_unary(
+                '/tidemarkpb.v1.GCService/ListDeleteRanges',
+                request_serializer=tidemarkpb_dot_v1_dot_gc__pb2.ListDeleteRangesRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.ListDeleteRangesResponse.FromString,
                 _registered_method=True)
 
 
@@ -60,6 +75,12 @@ class GCServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetGCStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGCConfig(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,7 +98,19 @@ class GCServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRounds(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterDeleteRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeleteRanges(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +124,11 @@ def add_GCServiceServicer_to_server(servicer, server):
                     request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCStatusRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCStatusResponse.SerializeToString,
             ),
+            'GetGCConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGCConfig,
+                    request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCConfigRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_gc__pb2.GetGCConfigResponse.SerializeToString,
+            ),
             'SetGCConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.SetGCConfig,
                     request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.SetGCConfigRequest.FromString,
@@ -101,10 +139,20 @@ def add_GCServiceServicer_to_server(servicer, server):
                     request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.RunGCRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_gc__pb2.RunGCResponse.SerializeToString,
             ),
+            'ListRounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRounds,
+                    request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.ListRoundsRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_gc__pb2.ListRoundsResponse.SerializeToString,
+            ),
             'RegisterDeleteRange': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterDeleteRange,
                     request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.RegisterDeleteRangeRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_gc__pb2.RegisterDeleteRangeResponse.SerializeToString,
+            ),
+            'ListDeleteRanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeleteRanges,
+                    request_deserializer=tidemarkpb_dot_v1_dot_gc__pb2.ListDeleteRangesRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_gc__pb2.ListDeleteRangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +182,33 @@ class GCService:
             '/tidemarkpb.v1.GCService/GetGCStatus',
             tidemarkpb_dot_v1_dot_gc__pb2.GetGCStatusRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_gc__pb2.GetGCStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGCConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.GCService/GetGCConfig',
+            tidemarkpb_dot_v1_dot_gc__pb2.GetGCConfigRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_gc__pb2.GetGCConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -199,6 +274,33 @@ class GCService:
             _registered_method=True)
 
     @staticmethod
+    def ListRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.GCService/ListRounds',
+            tidemarkpb_dot_v1_dot_gc__pb2.ListRoundsRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_gc__pb2.ListRoundsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def RegisterDeleteRange(request,
             target,
             options=(),
@@ -215,6 +317,33 @@ class GCService:
             '/tidemarkpb.v1.GCService/RegisterDeleteRange',
             tidemarkpb_dot_v1_dot_gc__pb2.RegisterDeleteRangeRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_gc__pb2.RegisterDeleteRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeleteRanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.GCService/ListDeleteRanges',
+            tidemarkpb_dot_v1_dot_gc__pb2.ListDeleteRangesRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_gc__pb2.ListDeleteRangesResponse.FromString,
             options,
             channel_credentials,
             insecure,
