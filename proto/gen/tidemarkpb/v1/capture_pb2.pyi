@@ -83,3 +83,171 @@ class ListCapturesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListCapturesResponse: _TypeAlias = ListCapturesResponse  # noqa: Y015
+
+@_typing.final
+class GetBlockersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Of each changefeed the slowest tables, of each table the slowest regions, of each region the oldest locks; 0: 3."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBlockersRequest: _TypeAlias = GetBlockersRequest  # noqa: Y015
+
+@_typing.final
+class GetBlockersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEEDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changefeeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChangefeedBlockers]: ...
+    def __init__(
+        self,
+        *,
+        changefeeds: _abc.Iterable[Global___ChangefeedBlockers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeeds", b"changefeeds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBlockersResponse: _TypeAlias = GetBlockersResponse  # noqa: Y015
+
+@_typing.final
+class ChangefeedBlockers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    RESOLVED_TS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    checkpoint_ts: _builtins.int
+    resolved_ts: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableBlockers]: ...
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        checkpoint_ts: _builtins.int = ...,
+        resolved_ts: _builtins.int = ...,
+        tables: _abc.Iterable[Global___TableBlockers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "checkpoint_ts", b"checkpoint_ts", "resolved_ts", b"resolved_ts", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangefeedBlockers: _TypeAlias = ChangefeedBlockers  # noqa: Y015
+
+@_typing.final
+class TableBlockers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    RESOLVED_TS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    table_id: _builtins.int
+    checkpoint_ts: _builtins.int
+    resolved_ts: _builtins.int
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionBlockers]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        table_id: _builtins.int = ...,
+        checkpoint_ts: _builtins.int = ...,
+        resolved_ts: _builtins.int = ...,
+        regions: _abc.Iterable[Global___RegionBlockers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "regions", b"regions", "resolved_ts", b"resolved_ts", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableBlockers: _TypeAlias = TableBlockers  # noqa: Y015
+
+@_typing.final
+class RegionBlockers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ID_FIELD_NUMBER: _builtins.int
+    RESOLVED_TS_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    LOCKS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    region_id: _builtins.int
+    """0: a range that no store serves at this moment."""
+    resolved_ts: _builtins.int
+    store: _builtins.str
+    """Address of the leader's store."""
+    problem: _builtins.str
+    """Why the locks could not be read, or why it sends nothing."""
+    @_builtins.property
+    def locks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LockBlocker]: ...
+    def __init__(
+        self,
+        *,
+        region_id: _builtins.int = ...,
+        resolved_ts: _builtins.int = ...,
+        store: _builtins.str = ...,
+        locks: _abc.Iterable[Global___LockBlocker] | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["locks", b"locks", "problem", b"problem", "region_id", b"region_id", "resolved_ts", b"resolved_ts", "store", b"store"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionBlockers: _TypeAlias = RegionBlockers  # noqa: Y015
+
+@_typing.final
+class LockBlocker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_TS_FIELD_NUMBER: _builtins.int
+    PRIMARY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    start_ts: _builtins.int
+    primary: _builtins.bytes
+    key: _builtins.bytes
+    ttl_ms: _builtins.int
+    """From the physical part of start_ts on."""
+    kind: _builtins.str
+    def __init__(
+        self,
+        *,
+        start_ts: _builtins.int = ...,
+        primary: _builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+        ttl_ms: _builtins.int = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "kind", b"kind", "primary", b"primary", "start_ts", b"start_ts", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockBlocker: _TypeAlias = LockBlocker  # noqa: Y015

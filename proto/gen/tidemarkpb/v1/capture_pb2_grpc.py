@@ -39,6 +39,11 @@ class CaptureServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_capture__pb2.ListCapturesRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.ListCapturesResponse.FromString,
                 _registered_method=True)
+        self.GetBlockers = channel.unary_unary(
+                '/tidemarkpb.v1.CaptureService/GetBlockers',
+                request_serializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersResponse.FromString,
+                _registered_method=True)
 
 
 class CaptureServiceServicer:
@@ -50,6 +55,13 @@ class CaptureServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetBlockers(self, request, context):
+        """What holds this capture's changefeeds back: a capture speaks for itself only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CaptureServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +69,11 @@ def add_CaptureServiceServicer_to_server(servicer, server):
                     servicer.ListCaptures,
                     request_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.ListCapturesRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_capture__pb2.ListCapturesResponse.SerializeToString,
+            ),
+            'GetBlockers': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlockers,
+                    request_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +103,33 @@ class CaptureService:
             '/tidemarkpb.v1.CaptureService/ListCaptures',
             tidemarkpb_dot_v1_dot_capture__pb2.ListCapturesRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_capture__pb2.ListCapturesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlockers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.CaptureService/GetBlockers',
+            tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,11 +32,15 @@ class CaptureServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CaptureServiceAsyncStub: ...
     ListCaptures: _grpc.UnaryUnaryMultiCallable[_capture_pb2.ListCapturesRequest, _capture_pb2.ListCapturesResponse]
+    GetBlockers: _grpc.UnaryUnaryMultiCallable[_capture_pb2.GetBlockersRequest, _capture_pb2.GetBlockersResponse]
+    """What holds this capture's changefeeds back: a capture speaks for itself only."""
 
 @_typing.type_check_only
 class CaptureServiceAsyncStub(CaptureServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListCaptures: _aio.UnaryUnaryMultiCallable[_capture_pb2.ListCapturesRequest, _capture_pb2.ListCapturesResponse]  # type: ignore[assignment]
+    GetBlockers: _aio.UnaryUnaryMultiCallable[_capture_pb2.GetBlockersRequest, _capture_pb2.GetBlockersResponse]  # type: ignore[assignment]
+    """What holds this capture's changefeeds back: a capture speaks for itself only."""
 
 class CaptureServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -45,5 +49,13 @@ class CaptureServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _capture_pb2.ListCapturesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_capture_pb2.ListCapturesResponse, _abc.Awaitable[_capture_pb2.ListCapturesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetBlockers(
+        self,
+        request: _capture_pb2.GetBlockersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_capture_pb2.GetBlockersResponse, _abc.Awaitable[_capture_pb2.GetBlockersResponse]]:
+        """What holds this capture's changefeeds back: a capture speaks for itself only."""
 
 def add_CaptureServiceServicer_to_server(servicer: CaptureServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
