@@ -8,18 +8,19 @@ import asyncio
 import secrets
 import struct
 import time
+from collections.abc import Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
 from kvproto import metapb_pb2, pdpb_pb2
 
 from server.coordinator import metrics
-from server.coordinator.errors import AllocationConflictError, ClusterIdMismatchError
+from server.coordinator.errors import ClusterIdMismatchError
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.ledger import Ledger
 from server.coordinator.regions import KnownRegion, Regions, Reported
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Compare, Delete, Get, Meta, Op, Put
+from storage.meta.meta import Compare, Delete, Get, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError
 
 _U64 = struct.Struct(">Q")
@@ -35,14 +36,19 @@ async def load_cluster_id(meta: Meta, wanted: int) -> int:
     Raises:
         ClusterIdMismatchError: another id than `wanted` is stored.
     """
-    fresh = wanted or (int(time.time()) << 32) + secrets.randbits(32)
-    created = await meta.txn([Compare.absent(CLUSTER_ID)], [Put(CLUSTER_ID, _U64.pack(fresh))], [Get(CLUSTER_ID)])
-    stored = fresh if created.succeeded else int(_U64.unpack(created.pairs[0][0].value)[0])
+    found = await meta.get(CLUSTER_ID)
+    stored = int(_U64.unpack(found.value)[0]) if found else await _create_cluster_id(meta, wanted)
     if wanted and stored != wanted:
         raise ClusterIdMismatchError(
             f"the metadata belongs to cluster {stored}, not {wanted}; drop --cluster-id or use other metadata"
         )
     return stored
+
+
+async def _create_cluster_id(meta: Meta, wanted: int) -> int:
+    fresh = wanted or (int(time.time()) << 32) + secrets.randbits(32)
+    created = await meta.txn([Compare.absent(CLUSTER_ID)], [Put(CLUSTER_ID, _U64.pack(fresh))], [Get(CLUSTER_ID)])
+    return fresh if created.succeeded else int(_U64.unpack(created.pairs[0][0].value)[0])
 
 
 class Cluster:
@@ -52,6 +58,8 @@ class Cluster:
         self.id = keys.cluster_id
         self.regions = Regions()
         self.stores: dict[int, metapb_pb2.Store] = {}
+        self.stats: dict[int, pdpb_pb2.StoreStats] = {}
+        self.min_resolved_ts: dict[int, int] = {}
         self.bootstrapped = False
         self._ledger = ledger
         self._keys = keys
@@ -77,8 +85,7 @@ class Cluster:
         except DecodeError as err:
             raise CorruptError(f"a stored store or region cannot be read: {err}; restore the metadata") from err
         if stored := await meta.get(self._keys.path("alloc_id")):
-            self._next_id = self._id_limit = int(_U64.unpack(stored.value)[0]) + 1
-            self._id_revision = stored.mod_revision
+            self._adopt_ids([stored])
         self._count()
 
     async def run(self) -> None:
@@ -134,8 +141,9 @@ class Cluster:
         self._count()
 
     def heartbeat(self, stats: pdpb_pb2.StoreStats) -> None:
-        """Note that a store lives."""
+        """Note that a store lives, and how it is."""
         self.stores[stats.store_id].last_heartbeat = time.time_ns()
+        self.stats[stats.store_id] = stats
 
     def report(self, region: metapb_pb2.Region, leader: metapb_pb2.Peer) -> Reported:
         """Take a region's report in; it is written soon."""
@@ -149,13 +157,9 @@ class Cluster:
         return reported
 
     async def alloc_id(self, count: int = 1) -> int:
-        """Reserve `count` numbers nobody else ever gets; returns the last.
-
-        Raises:
-            AllocationConflictError: another coordinator allocates, too.
-        """
+        """Reserve `count` numbers nobody else ever gets; returns the last."""
         async with self._allocating:
-            if self._next_id + count > self._id_limit:
+            while self._next_id + count > self._id_limit:
                 await self._reserve_ids(count)
             self._next_id += count
             return self._next_id - 1
@@ -164,10 +168,17 @@ class Cluster:
         key = self._keys.path("alloc_id")
         limit = self._next_id + max(count, _ID_WINDOW)
         guard = Compare.unchanged(key, self._id_revision)
-        result = await self._ledger.txn([guard], [Put(key, _U64.pack(limit - 1))])
-        if not result.succeeded:
-            raise AllocationConflictError("the stored alloc_id was changed by somebody else; restart this coordinator")
-        self._id_limit, self._id_revision = limit, result.revision
+        result = await self._ledger.txn([guard], [Put(key, _U64.pack(limit - 1))], [Get(key)])
+        if result.succeeded:
+            self._id_limit, self._id_revision = limit, result.revision
+        else:
+            self._adopt_ids(result.pairs[0])
+
+    def _adopt_ids(self, found: Sequence[KeyValue]) -> None:
+        """Go on above what is saved: another's, or our own window that was given up for lost."""
+        for pair in found:
+            self._next_id = self._id_limit = max(self._next_id, int(_U64.unpack(pair.value)[0]) + 1)
+            self._id_revision = pair.mod_revision
 
     def _count(self) -> None:
         metrics.STORES.set(len(self.stores))

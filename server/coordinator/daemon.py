@@ -1,7 +1,7 @@
-"""The coordinator put together: metadata, leadership, state, services.
+"""The coordinator put together: metadata, listener, members, election.
 
-With a real etcd one coordinator leads: it serves only while it holds `/pd/<cluster>/leader`, and every write of its own
-carries that key's create revision. With embedded metadata the directory's lock does the same.
+Over a real etcd every coordinator listens from the start, and one of them leads (`election`). Over embedded metadata
+the directory's lock makes this one the only one: it leads from before it listens until after it has drained.
 """
 
 import asyncio
@@ -9,34 +9,37 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+import structlog
 from kvproto import meta_storagepb_pb2, pdpb_pb2
 
-from gcsafepoint.service import SafePointService
 from server.config import ConfigError
-from server.coordinator.cluster import Cluster, load_cluster_id
-from server.coordinator.cluster_service import ClusterService
+from server.coordinator.cluster import load_cluster_id
 from server.coordinator.config import CoordinatorConfig
+from server.coordinator.door import Door
+from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd_proxy import EtcdProxy
 from server.coordinator.etcd_service import EtcdService, MetaStorageService
-from server.coordinator.gc_service import GcService
-from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.leader import Leadership, alone, leading
-from server.coordinator.ledger import Ledger
-from server.coordinator.region_service import RegionService
-from server.coordinator.tso import TimestampOracle
-from server.coordinator.tso_service import TsoService
+from server.coordinator.leader import Leadership
+from server.coordinator.member_service import MemberService
+from server.coordinator.members import Members, member_at
+from server.coordinator.membership import Membership
+from server.coordinator.term import Seat, Term
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.meta.errors import MetaUnavailableError
+from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
+_RETRY_S = 1.0
+
+_log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -50,78 +53,80 @@ async def opened(config: CoordinatorConfig, security: SecurityConfig) -> AsyncIt
         raise ConfigError(f"--addr {config.addr} is no address clients can use; give one with --advertise-addr")
     async with _open_metadata(config.metadata, security) as api:
         meta = EtcdMeta(api)
-        keys = ClusterKeys(await load_cluster_id(meta, config.cluster_id))
-        async with _leadership(api, meta, keys, config) as leadership:
-            coordinator = await _Coordinator.load(Ledger(meta, leadership.fence), keys)
-            async with coordinator.serving(api, leadership, config, security) as bound:
-                yield {"coordinator": bound}
+        keys = ClusterKeys(await _cluster_id(meta, config.cluster_id))
+        coordinator = _Coordinator(api, keys, config, security)
+        opening = coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.elected(meta)
+        async with opening as bound:
+            yield {"coordinator": bound}
 
 
 class _Coordinator:
-    """The state one leader has in memory."""
+    """What all terms share: the listener, the members, the seat of the present term."""
 
     def __init__(
-        self, keys: ClusterKeys, cluster: Cluster, oracle: TimestampOracle, safe_points: SafePointService
+        self, api: EmbeddedEtcd | RemoteEtcd, keys: ClusterKeys, config: CoordinatorConfig, security: SecurityConfig
     ) -> None:
+        self._api = api
         self._keys = keys
-        self._cluster = cluster
-        self._oracle = oracle
-        self._safe_points = safe_points
-
-    @classmethod
-    async def load(cls, ledger: Ledger, keys: ClusterKeys) -> "_Coordinator":
-        """Read it all; nothing is answered before."""
-        cluster = Cluster(ledger, keys)
-        await cluster.load()
-        safe_points = SafePointService(ledger, keys.gc)
-        await safe_points.load()
-        return cls(keys, cluster, await TimestampOracle.load(ledger, keys.path("timestamp")), safe_points)
+        self._config = config
+        self._security = security
+        self._members = Members(self._me(config.addr))
+        self._seat = Seat(self._members)
 
     @asynccontextmanager
-    async def serving(
-        self,
-        api: EmbeddedEtcd | RemoteEtcd,
-        leadership: Leadership,
-        config: CoordinatorConfig,
-        security: SecurityConfig,
-    ) -> AsyncIterator[str]:
-        """Run the loops and listen for the block; yields the bound address."""
-        async with asyncio.TaskGroup() as tasks:
-            loops = [
-                tasks.create_task(loop.run(), name=type(loop).__name__)
-                for loop in (self._cluster, self._oracle, self._safe_points, leadership)
-            ]
-            server = RpcServer(security)
-            members = ClusterService(self._headers(), self._cluster, config.advertise_addr or config.addr)
-            self._add_pd(server, members)
-            self._add_etcd(server, api, members, tasks)
-            async with server.listen(config.addr) as bound:
-                members.announce(config.advertise_addr or bound)
+    async def alone(self, meta: Meta) -> AsyncIterator[str]:
+        """Lead one term for the block; calls that are under way at its end are answered."""
+        term = await Term.load(Leadership(), meta, self._keys)
+        async with self._seat.taken(term), self._listening() as bound:
+            yield bound
+
+    @asynccontextmanager
+    async def elected(self, meta: Meta) -> AsyncIterator[str]:
+        """Follow and lead in turns for the block; at its end somebody else leads before we stop listening."""
+        async with self._listening() as bound, asyncio.TaskGroup() as tasks:
+            election = Election(meta, self._keys, self._members, self._seat)
+            membership = Membership(meta, self._keys, self._members)
+            running = [tasks.create_task(run) for run in (election.run(self._config.leader_lease), membership.run())]
+            try:
                 yield bound
-            await self._cluster.flush()
-            for loop in loops:
-                loop.cancel()
+            finally:
+                for task in running:
+                    task.cancel()
 
-    def _headers(self) -> Headers:
-        return Headers(self._keys.cluster_id, lambda: self._cluster.bootstrapped)
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[str]:
+        async with asyncio.TaskGroup() as tasks:
+            server = RpcServer(self._security)
+            self._add_pd(server)
+            self._add_etcd(server, tasks)
+            async with server.listen(self._config.addr) as bound:
+                self._members.introduce(self._me(bound))
+                yield bound
 
-    def _add_pd(self, server: RpcServer, members: ClusterService) -> None:
-        headers = self._headers()
-        gc = GcService(headers, self._safe_points)
-        calls: dict[str, Any] = {}
-        for part in (members, RegionService(headers, self._cluster), TsoService(headers, self._oracle), gc):
-            calls |= part.calls()
-        server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), batch=gc.batches())
+    def _me(self, address: str) -> pdpb_pb2.Member:
+        return member_at(self._config.advertise_addr or address, tls=self._security.enabled)
 
-    def _add_etcd(
-        self, server: RpcServer, api: EmbeddedEtcd | RemoteEtcd, members: ClusterService, tasks: asyncio.TaskGroup
-    ) -> None:
-        meta_storage = MetaStorageService(api, self._keys.cluster_id)
+    def _add_pd(self, server: RpcServer) -> None:
+        calls = MemberService(self._keys.cluster_id, self._members).calls()
+        server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls))
+        server.add_proxy(Door(self._seat, self._members))
+
+    def _add_etcd(self, server: RpcServer, tasks: asyncio.TaskGroup) -> None:
+        meta_storage = MetaStorageService(self._api, self._keys.cluster_id)
         server.add_service(meta_storagepb_pb2.DESCRIPTOR.services_by_name["MetaStorage"], meta_storage)
-        if isinstance(api, EmbeddedEtcd):
-            EtcdService(api, self._keys.cluster_id, members, tasks).add_to(server)
+        if isinstance(self._api, EmbeddedEtcd):
+            EtcdService(self._api, self._keys.cluster_id, self._members, tasks).add_to(server)
         else:
-            server.add_proxy(EtcdProxy(api))
+            server.add_proxy(EtcdProxy(self._api))
+
+
+async def _cluster_id(meta: Meta, wanted: int) -> int:
+    while True:
+        try:
+            return await load_cluster_id(meta, wanted)
+        except MetaUnavailableError as err:
+            _log.warning("waiting for the metadata", reason=err.message)
+            await asyncio.sleep(_RETRY_S)
 
 
 def _open_metadata(
@@ -134,13 +139,3 @@ def _open_metadata(
     if scheme == "etcd" and endpoints:
         return RemoteEtcd.open(endpoints, lambda endpoint: connect(endpoint, security))
     raise MetadataUrlError(f"--metadata {url!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY")
-
-
-def _leadership(
-    api: EmbeddedEtcd | RemoteEtcd, meta: EtcdMeta, keys: ClusterKeys, config: CoordinatorConfig
-) -> AbstractAsyncContextManager[Leadership]:
-    if isinstance(api, EmbeddedEtcd):
-        return alone()
-    address = config.advertise_addr or config.addr
-    member = pdpb_pb2.Member(name=f"tidemark-{address}", client_urls=[f"http://{address}"])
-    return leading(meta, keys.path("leader"), member)

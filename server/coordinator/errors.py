@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 
 from server.rpc.errors import StatusError
-from storage.model.errors import ClosedError, ConflictError, InvalidError
+from storage.model.errors import InvalidError
 
 
 class ClusterIdMismatchError(InvalidError):
@@ -20,23 +20,19 @@ class MetadataUrlError(InvalidError):
     code = "ErrMetadataUrl"
 
 
-class LeadershipLostError(ClosedError):
-    """Another coordinator may lead now; this one must write nothing more."""
-
-    code = "ErrLeadershipLost"
-
-
-class AllocationConflictError(ConflictError):
-    """Somebody else wrote what only the leader writes."""
-
-    code = "ErrMetadataConflict"
-
-
 class RequestError(StatusError):
     """A refused request, in PD's words: gRPC status Unknown, as Go's plain errors travel."""
 
     def __init__(self, message: str) -> None:
         super().__init__(grpc.StatusCode.UNKNOWN, message)
+
+
+class NotLeaderError(StatusError):
+    """Only the leader answers this; PD's words, and where it is, as far as we know."""
+
+    def __init__(self, leader_url: str = "") -> None:
+        where = f"the leader is {leader_url}" if leader_url else "there is no leader now, try again"
+        super().__init__(grpc.StatusCode.UNAVAILABLE, f"not leader; {where}")
 
 
 class WrongClusterError(StatusError):

@@ -1,4 +1,4 @@
-"""Headers: every request is checked for its cluster, every answer carries ours; `error` is unset when all is well."""
+"""Headers: who may answer, and for which cluster, is checked first; `error` of an answer is unset when all is well."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError, WrongClusterError
+from server.coordinator.leader import Leadership
 
 Handler = Callable[[Any], Awaitable[Any]]
 Call = Callable[[Any, Any], Awaitable[Any]]
@@ -14,13 +15,20 @@ Call = Callable[[Any, Any], Awaitable[Any]]
 class Headers:
     """The cluster's headers, and the door every PD request goes through."""
 
-    def __init__(self, cluster_id: int, bootstrapped: Callable[[], bool]) -> None:
+    def __init__(self, cluster_id: int, bootstrapped: Callable[[], bool], leadership: Leadership) -> None:
         self.cluster_id = cluster_id
         self.bootstrapped = bootstrapped
+        self.leadership = leadership
         self.ok = pdpb_pb2.ResponseHeader(cluster_id=cluster_id)
 
     def check(self, header: pdpb_pb2.RequestHeader) -> None:
-        """Raises: WrongClusterError: the request is meant for another cluster."""
+        """Call it for every message: memory answers only while nobody else can lead.
+
+        Raises:
+            NotLeaderError: another coordinator may lead.
+            WrongClusterError: the request is meant for another cluster.
+        """
+        self.leadership.check()
         if header.cluster_id != self.cluster_id:
             raise WrongClusterError(self.cluster_id, header.cluster_id)
 

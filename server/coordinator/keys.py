@@ -25,6 +25,10 @@ class ClusterKeys:
         """A `metapb.Region`."""
         return self.path(f"raft/r/{region_id:020d}")
 
+    def member(self, member_id: int) -> bytes:
+        """A `pdpb.Member`; PD keeps other facts of a member beside it."""
+        return self.path(f"member/{member_id}/tidemark")
+
     @property
     def gc(self) -> GcKeys:
         """The safepoints' paths."""

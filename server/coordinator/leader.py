@@ -1,48 +1,72 @@
-"""Leadership over a real etcd: one coordinator holds the leader key, and fences all it writes with it."""
+"""One coordinator's right to answer and to write: ends by the clock, not by hearing of it.
+
+Invariants:
+1. Nothing is answered at or after `deadline`: it is counted from before the lease's renewal was asked for, so no other
+   coordinator can lead earlier, and a process that was stopped and continued knows before it hears anything.
+2. Every write carries `fence`, the create revision of the leader key: what was on its way when the lease ended fails.
+3. A right that ended never comes back; whoever leads again has a new one, and a new term's memory.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
-import structlog
-from kvproto import pdpb_pb2
-
-from server.coordinator import metrics
-from server.coordinator.errors import LeadershipLostError
-from storage.meta.meta import Compare, Meta
-
-LEASE_S = 5
-
-_log = structlog.get_logger(__name__)
+from server.coordinator.errors import NotLeaderError
+from storage.meta.meta import Compare
 
 
-@dataclass(frozen=True, slots=True)
 class Leadership:
-    """A held leader key; `fence` belongs into every transaction, `lost` ends the right to answer."""
+    """A held leader key; without arguments it is of a coordinator whose metadata nobody else can reach."""
 
-    fence: tuple[Compare, ...]
-    lost: asyncio.Event
+    def __init__(
+        self,
+        fence: Sequence[Compare] = (),
+        deadline: Callable[[], float] = lambda: math.inf,
+        refusal: Callable[[], NotLeaderError] = NotLeaderError,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fence = tuple(fence)
+        self.ended = asyncio.Event()
+        self._deadline = deadline
+        self._refusal = refusal
+        self._clock = clock
+        self._limits: set[asyncio.Timeout] = set()
 
-    async def run(self) -> None:
-        """Raises: LeadershipLostError: as soon as another coordinator may lead."""
-        await self.lost.wait()
-        raise LeadershipLostError("the leader's lease ended; this coordinator stops, restart it to follow")
+    @property
+    def held(self) -> bool:
+        """Whether nobody else can lead now."""
+        return not self.ended.is_set() and self._clock() < self._deadline()
 
+    def check(self) -> None:
+        """Raises: NotLeaderError: another coordinator may lead; nothing in memory is to be trusted."""
+        if not self.held:
+            raise self._refusal()
 
-@asynccontextmanager
-async def leading(meta: Meta, key: bytes, member: pdpb_pb2.Member) -> AsyncIterator[Leadership]:
-    """Wait until this coordinator leads, and lead for the block."""
-    async with await meta.grant_lease(LEASE_S) as lease:
-        _log.info("campaign started", lease=lease.id)
-        revision = await meta.campaign(key, member.SerializeToString(), lease.id)
-        _log.info("campaign won", revision=revision)
-        metrics.LEADER.set(1)
-        yield Leadership((Compare.created_at(key, revision),), lease.lost)
+    def end(self) -> None:
+        """Give it up: `throughout` blocks are interrupted."""
+        self.ended.set()
+        for limit in self._limits:
+            limit.reschedule(0)
 
+    @asynccontextmanager
+    async def throughout(self) -> AsyncIterator[None]:
+        """Run the block only while it is held.
 
-@asynccontextmanager
-async def alone() -> AsyncIterator[Leadership]:
-    """Leadership over metadata nobody else can reach."""
-    metrics.LEADER.set(1)
-    yield Leadership((), asyncio.Event())
+        Raises:
+            NotLeaderError: it was not, or ended meanwhile.
+        """
+        self.check()
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if limit.expired():
+                raise self._refusal() from None
+            raise

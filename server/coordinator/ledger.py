@@ -3,28 +3,30 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 
-from server.coordinator.errors import LeadershipLostError
+from server.coordinator.leader import Leadership
 from storage.meta.meta import Compare, KeyValue, Meta, Op, TxnResult, WatchEvent
 
 MAX_OPS = 100
 
 
 class Ledger:
-    """Fenced access to the metadata; `fence` is empty when nobody else can write (embedded metadata)."""
+    """Fenced access to the metadata."""
 
-    def __init__(self, meta: Meta, fence: Sequence[Compare] = ()) -> None:
+    def __init__(self, meta: Meta, leadership: Leadership) -> None:
         self.meta = meta
-        self._fence = list(fence)
+        self.leadership = leadership
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
         """As `Meta.txn`, under the fence.
 
         Raises:
-            LeadershipLostError: the leader's key is no longer ours.
+            NotLeaderError: the leader's key is no longer ours; nothing was written.
         """
-        result = await self.meta.txn([*self._fence, *compares], success, failure)
-        if not result.succeeded and self._fence:
-            await self._check_fence()
+        fence = self.leadership.fence
+        result = await self.meta.txn([*fence, *compares], success, failure)
+        if not result.succeeded and fence and not (await self.meta.txn(fence, ())).succeeded:
+            self.leadership.end()
+            self.leadership.check()
         return result
 
     async def write(self, ops: Sequence[Op]) -> None:
@@ -39,11 +41,6 @@ class Ledger:
     def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
         """See `Meta.watch`."""
         return self.meta.watch(prefix, start_revision)
-
-    async def _check_fence(self) -> None:
-        held = await self.meta.txn(self._fence, ())
-        if not held.succeeded:
-            raise LeadershipLostError("another coordinator holds the leader key; this one stops, restart it to follow")
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

@@ -7,3 +7,4 @@ REGION_HEARTBEATS_TOTAL = Counter("tidemark_coordinator_region_heartbeats_total"
 REGIONS = Gauge("tidemark_coordinator_regions", "Regions known")
 STORES = Gauge("tidemark_coordinator_stores", "Stores known")
 LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
+TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")

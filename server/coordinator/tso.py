@@ -2,14 +2,17 @@
 
 Invariants (PD's pkg/tso):
 1. Every timestamp is greater than all before it, whatever the wall clock does.
-2. No timestamp's physical part reaches `limit_ms`, which is durable before it is used; a restart begins at the limit.
-   So a kill -9 never makes one go back, at the price of a step of at most `WINDOW_MS`.
+2. No timestamp's physical part reaches `limit_ms`, which is durable before it is used; a restart, and another leader,
+   begin at the limit. So a kill -9 never makes one go back, at the price of a step of at most `WINDOW_MS`.
+3. A millisecond whose logical numbers are used up is waited for the end of: however many timestamps are taken, and
+   while the wall clock stands behind, the physical part runs no faster than time.
 """
 
 import asyncio
+import enum
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -17,12 +20,13 @@ from server.coordinator import metrics
 from server.coordinator.errors import RequestError
 from server.coordinator.ledger import Ledger
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Put
+from storage.meta.meta import Compare, Get, KeyValue, Put
 from storage.model.ts import LOGICAL_MAX
 
 WINDOW_MS = 3000
 _SPARE_MS = 1500
 _CHECK_SECONDS = 0.5
+_STEP_SECONDS = 0.001
 _NANOSECONDS_PER_MS = 1_000_000
 _SAVED = struct.Struct(">Q")
 _RETRIES_TEXT = (
@@ -33,6 +37,13 @@ _COUNT_TEXT = "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, tso count
 _log = structlog.get_logger(__name__)
 
 
+class Wanted(enum.Enum):
+    """What must come before more timestamps."""
+
+    LIMIT = "a greater limit"
+    MILLISECOND = "the next millisecond"
+
+
 class Oracle:
     """The pure half: `(physical_ms, logical)` and the limit."""
 
@@ -41,43 +52,55 @@ class Oracle:
         self._physical_ms = limit_ms
         self._logical = 0
 
-    def take(self, count: int, now_ms: int) -> tuple[int, int] | None:
-        """Reserve `count` timestamps; returns physical and the last logical, or None when the limit must grow first."""
-        physical_ms, last = self._next(count, now_ms)
+    @property
+    def physical_ms(self) -> int:
+        """The millisecond of the last timestamp."""
+        return self._physical_ms
+
+    def take(self, count: int, now_ms: int) -> "tuple[int, int] | Wanted":
+        """Reserve `count` timestamps; returns physical and the last logical, or what has to be done first."""
+        physical_ms, logical = self._physical_ms, self._logical
+        if now_ms > physical_ms:
+            physical_ms, logical = now_ms, 0
         if physical_ms >= self.limit_ms:
-            return None
-        self._physical_ms, self._logical = physical_ms, last
-        return physical_ms, last
+            return Wanted.LIMIT
+        if logical + count > LOGICAL_MAX:
+            return Wanted.MILLISECOND
+        self._physical_ms, self._logical = physical_ms, logical + count
+        return self._physical_ms, self._logical
+
+    def step(self, used_up_ms: int) -> None:
+        """A millisecond is over: go on with the next, unless somebody has since."""
+        if self._physical_ms == used_up_ms:
+            self._physical_ms, self._logical = used_up_ms + 1, 0
 
     def wanted_limit(self, now_ms: int) -> int:
         """The limit to save for the time ahead."""
         return max(now_ms, self._physical_ms + 1) + WINDOW_MS
 
-    def _next(self, count: int, now_ms: int) -> tuple[int, int]:
-        if now_ms > self._physical_ms:
-            return now_ms, count
-        if self._logical + count > LOGICAL_MAX:
-            return self._physical_ms + 1, count
-        return self._physical_ms, self._logical + count
-
 
 class TimestampOracle:
     """The shell: the wall clock, and the limit kept in metadata (`/pd/<cluster>/timestamp`, ns, 8 bytes)."""
 
-    def __init__(self, ledger: Ledger, key: bytes, limit_ms: int, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, ledger: Ledger, key: bytes, saved: Sequence[KeyValue], clock_ns: Callable[[], int]) -> None:
         self._ledger = ledger
         self._key = key
-        self._oracle = Oracle(limit_ms)
+        self._revision = self._saved_ms = 0
+        self._adopt(saved)
+        self._oracle = Oracle(self._saved_ms)
         self._clock_ns = clock_ns
         self._growing = asyncio.Lock()
+        self._stepping = asyncio.Lock()
 
     @classmethod
     async def load(cls, ledger: Ledger, key: bytes, clock_ns: Callable[[], int] = time.time_ns) -> "TimestampOracle":
         """Continue above everything that was ever handed out; the first window is durable when it returns."""
         saved = await ledger.meta.get(key)
-        limit_ms = -(-_SAVED.unpack(saved.value)[0] // _NANOSECONDS_PER_MS) if saved else 0
-        oracle = cls(ledger, key, limit_ms, clock_ns)
+        oracle = cls(ledger, key, [saved] if saved else [], clock_ns)
         await oracle._grow()
+        ahead_ms = oracle._oracle.physical_ms - oracle._now_ms()
+        if ahead_ms > WINDOW_MS:
+            _log.warning("timestamps are ahead of the clock: it was, or another machine's is", ahead_ms=ahead_ms)
         return oracle
 
     async def run(self) -> None:
@@ -96,24 +119,48 @@ class TimestampOracle:
 
         Raises:
             RequestError: `count` is 0 or does not fit into one millisecond.
+            NotLeaderError: another coordinator may hand them out.
         """
         if count <= 0:
             raise RequestError(_COUNT_TEXT)
         if count > LOGICAL_MAX:
             raise RequestError(_RETRIES_TEXT)
-        while (taken := self._oracle.take(count, self._now_ms())) is None:
-            await self._grow()
-        metrics.TSO_TOTAL.inc(count)
-        return taken
+        while True:
+            self._ledger.leadership.check()
+            taken = self._oracle.take(count, self._now_ms())
+            if isinstance(taken, tuple):
+                metrics.TSO_TOTAL.inc(count)
+                return taken
+            await (self._grow() if taken is Wanted.LIMIT else self._step())
 
     async def _grow(self) -> None:
         before_ms = self._oracle.limit_ms
         async with self._growing:
-            if self._oracle.limit_ms > before_ms:
-                return
-            limit_ms = self._oracle.wanted_limit(self._now_ms())
-            await self._ledger.txn((), [Put(self._key, _SAVED.pack(limit_ms * _NANOSECONDS_PER_MS))])
-            self._oracle.limit_ms = limit_ms
+            while self._oracle.limit_ms <= before_ms:
+                await self._save(self._oracle.wanted_limit(self._now_ms()))
+
+    async def _save(self, limit_ms: int) -> None:
+        """Guarded by the last revision: a write that was given up for lost must not undo a later one."""
+        guard = Compare.unchanged(self._key, self._revision)
+        saving = Put(self._key, _SAVED.pack(max(limit_ms, self._saved_ms) * _NANOSECONDS_PER_MS))
+        result = await self._ledger.txn([guard], [saving], [Get(self._key)])
+        if result.succeeded:
+            self._revision, self._oracle.limit_ms = result.revision, max(limit_ms, self._saved_ms)
+        else:
+            self._adopt(result.pairs[0])
+
+    def _adopt(self, found: Sequence[KeyValue]) -> None:
+        """Take in what is saved: another's, or our own that was given up for lost."""
+        for pair in found:
+            self._saved_ms = -(-_SAVED.unpack(pair.value)[0] // _NANOSECONDS_PER_MS)
+            self._revision = pair.mod_revision
+
+    async def _step(self) -> None:
+        used_up_ms = self._oracle.physical_ms
+        async with self._stepping:
+            if self._oracle.physical_ms == used_up_ms:
+                await asyncio.sleep(_STEP_SECONDS)
+                self._oracle.step(used_up_ms)
 
     def _now_ms(self) -> int:
         return self._clock_ns() // _NANOSECONDS_PER_MS

@@ -16,7 +16,6 @@ import pytest
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
 from server.rpc.pd import AlreadyBootstrappedError, NotBootstrappedError, PdClient
-from storage.meta.client import open_meta
 
 NEVER_S = (1 << 63) - 1
 Refused = Callable[..., subprocess.CompletedProcess[str]]
@@ -70,31 +69,6 @@ async def test_over_a_real_etcd_the_next_leader_continues_above_the_last(start: 
     async with PdClient.open(second.address) as pd:
         assert pd.cluster_id == cluster_id
         assert await pd.tso() > last
-
-
-async def test_a_deposed_leader_writes_nothing_and_stops(start: Any, etcd: str) -> None:
-    coordinator = start(f"etcd://{etcd}")
-    async with (
-        PdClient.open(coordinator.address) as pd,
-        open_meta(f"etcd://{etcd}", grpc.aio.insecure_channel) as meta,
-    ):
-        leader = f"/pd/{pd.cluster_id}/leader".encode()
-        alloc = f"/pd/{pd.cluster_id}/alloc_id".encode()
-        before = await meta.get(alloc)
-        await meta.delete(leader)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"ErrLeadershipLost|recvmsg|refused|closed"):
-            await (await pd._members.leader()).AllocID(pdpb_pb2.AllocIDRequest(header=pd._header, count=2000))
-        assert await asyncio.to_thread(coordinator.process.wait, 10) == 1
-        assert await meta.get(alloc) == before
-
-
-def test_a_coordinator_that_waits_for_its_election_obeys_sigterm(start: Any, launch: Any, etcd: str) -> None:
-    start(f"etcd://{etcd}")
-    waiting = launch(f"etcd://{etcd}")
-    while "campaign started" not in waiting.stderr.readline():
-        assert waiting.poll() is None
-    waiting.send_signal(signal.SIGTERM)
-    assert waiting.wait(10) == 0
 
 
 async def test_requests_are_checked_for_cluster_and_bootstrap(start: Any, tmp_path: Path) -> None:

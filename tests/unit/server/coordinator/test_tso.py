@@ -1,17 +1,22 @@
 """The timestamp oracle: whatever the clock does, and however often it dies, timestamps grow."""
 
 import asyncio
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.coordinator.errors import RequestError
+from server.coordinator.leader import Leadership
 from server.coordinator.ledger import Ledger
-from server.coordinator.tso import WINDOW_MS, Oracle, TimestampOracle
+from server.coordinator.tso import WINDOW_MS, Oracle, TimestampOracle, Wanted
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.meta.errors import MetaUnavailableError
+from storage.meta.meta import TxnResult
 from storage.model.ts import LOGICAL_MAX, compose
 
 STEPS = st.lists(
@@ -24,13 +29,35 @@ STEPS = st.lists(
 )
 
 
+class Late(Ledger):
+    """Loses the answer of a write, which arrives later."""
+
+    def __init__(self, meta: EtcdMeta) -> None:
+        super().__init__(meta, Leadership())
+        self.delays = False
+        self._delayed: list[tuple[Any, Any, Any]] = []
+
+    async def txn(self, compares: Any, success: Any, failure: Any = ()) -> TxnResult:
+        if not self.delays:
+            return await super().txn(compares, success, failure)
+        self._delayed.append((compares, success, failure))
+        raise MetaUnavailableError("no answer in time")
+
+    async def arrive(self) -> None:
+        for delayed in self._delayed:
+            await super().txn(*delayed)
+
+
 @given(STEPS)
 def test_timestamps_grow_over_clock_jumps_and_restarts(steps: list[tuple[int, int, bool]]) -> None:
     now_ms, saved_ms, last = 1_000_000, 0, 0
     oracle = Oracle(saved_ms)
     for jump_ms, count, dies in steps:
         now_ms = max(0, now_ms + jump_ms)
-        while (taken := oracle.take(count, now_ms)) is None:
+        while isinstance(taken := oracle.take(count, now_ms), Wanted):
+            if taken is Wanted.MILLISECOND:
+                oracle.step(oracle.physical_ms)
+                continue
             saved_ms = oracle.wanted_limit(now_ms)
             oracle.limit_ms = saved_ms
         ts = compose(*taken)
@@ -50,8 +77,8 @@ def test_the_limit_to_save_is_ahead_of_clock_and_oracle(limit_ms: int, now_ms: i
 async def test_the_window_is_saved_before_it_is_used(tmp_path: Path) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
         meta = EtcdMeta(etcd)
-        clock = iter([5_000_000_000] * 2 + [90_000_000_000] * 10)
-        oracle = await TimestampOracle.load(Ledger(meta), b"/ts", lambda: next(clock))
+        clock = iter([5_000_000_000] * 3 + [90_000_000_000] * 10)
+        oracle = await TimestampOracle.load(Ledger(meta, Leadership()), b"/ts", lambda: next(clock))
         physical_ms, _ = await oracle.take(1)
         assert physical_ms == 5000
         physical_ms, _ = await oracle.take(1)
@@ -61,9 +88,36 @@ async def test_the_window_is_saved_before_it_is_used(tmp_path: Path) -> None:
         assert int.from_bytes(saved.value) == (90_000 + WINDOW_MS) * 1_000_000
 
 
+async def test_a_used_up_millisecond_is_waited_for_and_time_is_not_outrun(tmp_path: Path) -> None:
+    async with EmbeddedEtcd.open(tmp_path) as etcd:
+        oracle = await TimestampOracle.load(Ledger(EtcdMeta(etcd), Leadership()), b"/ts", lambda: 5_000_000_000)
+        began_s = time.monotonic()
+        taken = [await oracle.take(LOGICAL_MAX) for _ in range(20)]
+        assert [physical_ms for physical_ms, _ in taken] == list(range(5000, 5020))
+        assert time.monotonic() - began_s >= 0.019
+
+
+async def test_a_window_that_was_given_up_for_lost_and_comes_late_undoes_nothing(tmp_path: Path) -> None:
+    async with EmbeddedEtcd.open(tmp_path) as etcd:
+        meta = EtcdMeta(etcd)
+        clock_ns = 5_000_000_000
+        ledger = Late(meta)
+        oracle = await TimestampOracle.load(ledger, b"/ts", lambda: clock_ns)
+        clock_ns += 10_000_000_000
+        ledger.delays = True
+        with pytest.raises(MetaUnavailableError):
+            await oracle.take(1)
+        ledger.delays = False
+        clock_ns += 10_000_000_000
+        last = compose(*await oracle.take(1))
+        await ledger.arrive()
+        again = await TimestampOracle.load(Ledger(meta, Leadership()), b"/ts", lambda: 0)
+        assert compose(*await again.take(1)) > last
+
+
 async def test_impossible_counts_are_refused_in_pds_words(tmp_path: Path) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
-        oracle = await TimestampOracle.load(Ledger(EtcdMeta(etcd)), b"/ts")
+        oracle = await TimestampOracle.load(Ledger(EtcdMeta(etcd), Leadership()), b"/ts")
         with pytest.raises(RequestError, match="tso count should be positive"):
             await oracle.take(0)
         with pytest.raises(RequestError, match="maximum number of retries exceeded"):
@@ -72,6 +126,6 @@ async def test_impossible_counts_are_refused_in_pds_words(tmp_path: Path) -> Non
 
 async def test_concurrent_callers_never_share_a_timestamp(tmp_path: Path) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
-        oracle = await TimestampOracle.load(Ledger(EtcdMeta(etcd)), b"/ts", lambda: 5_000_000_000)
+        oracle = await TimestampOracle.load(Ledger(EtcdMeta(etcd), Leadership()), b"/ts", lambda: 5_000_000_000)
         taken = await asyncio.gather(*(oracle.take(LOGICAL_MAX // 3) for _ in range(50)))
         assert len(set(taken)) == 50

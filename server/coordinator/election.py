@@ -1,0 +1,66 @@
+"""One leader at a time: follow until the leader key is free, take it under a lease, serve a term, and again.
+
+The lease is granted only when the key is free, as in PD: who follows keeps nothing alive.
+"""
+
+import asyncio
+
+import structlog
+
+from server.coordinator.errors import NotLeaderError
+from server.coordinator.keys import ClusterKeys
+from server.coordinator.leader import Leadership
+from server.coordinator.members import Members
+from server.coordinator.term import Seat, Term
+from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
+from storage.meta.meta import Compare, Lease, Meta, Put
+
+_RETRY_S = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+class Election:
+    """Candidate, and leader if elected."""
+
+    def __init__(self, meta: Meta, keys: ClusterKeys, members: Members, seat: Seat) -> None:
+        self._meta = meta
+        self._keys = keys
+        self._key = keys.path("leader")
+        self._members = members
+        self._seat = seat
+
+    async def run(self, lease_s: int) -> None:
+        """Follow and lead until cancelled; what is led then is handed over at once, without waiting for the lease."""
+        while True:
+            await self._members.leaderless()
+            try:
+                async with await self._meta.grant_lease(lease_s) as lease:
+                    await self._stand(lease)
+            except* NotLeaderError:
+                _log.warning("the leader key is no longer ours")
+            except* (MetaUnavailableError, LeaseNotFoundError) as errors:
+                _log.warning("this coordinator cannot lead now", reason=str(errors.exceptions[0]))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _stand(self, lease: Lease) -> None:
+        me = self._members.me.SerializeToString()
+        result = await self._meta.txn([Compare.absent(self._key)], [Put(self._key, me, lease.id)])
+        if not result.succeeded:
+            return
+        fence = Compare.created_at(self._key, result.revision)
+        leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
+        async with asyncio.TaskGroup() as tasks:
+            ending = tasks.create_task(_end_with(lease, leadership), name="leader-lease")
+            async with leadership.throughout():
+                term = await Term.load(leadership, self._meta, self._keys)
+            _log.info("leading", revision=result.revision, lease=lease.id)
+            async with self._seat.taken(term):
+                await leadership.ended.wait()
+            _log.warning("leading no longer", revision=result.revision)
+            ending.cancel()
+
+
+async def _end_with(lease: Lease, leadership: Leadership) -> None:
+    await lease.lost.wait()
+    leadership.end()

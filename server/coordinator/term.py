@@ -1,0 +1,119 @@
+"""One term of leadership: what the leader has in memory, read before its first answer and forgotten after its last.
+
+Nothing of it is shared with another term: a task of an earlier one that still runs finds its own state and its own
+fence, which writes nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+from kvproto import pdpb_pb2
+
+from gcsafepoint.service import SafePointService
+from server.coordinator import metrics
+from server.coordinator.cluster import Cluster
+from server.coordinator.cluster_service import ClusterService
+from server.coordinator.errors import NotLeaderError
+from server.coordinator.gc_service import GcService
+from server.coordinator.guarded import while_leading
+from server.coordinator.header import Headers
+from server.coordinator.keys import ClusterKeys
+from server.coordinator.leader import Leadership
+from server.coordinator.ledger import Ledger
+from server.coordinator.members import Members
+from server.coordinator.region_service import RegionService
+from server.coordinator.tso import TimestampOracle
+from server.coordinator.tso_service import TsoService
+from server.rpc.front import Route
+from server.rpc.server import method_handlers
+from storage.meta.errors import MetaUnavailableError
+from storage.meta.meta import Meta
+
+_FLUSH_SECONDS = 1.0
+
+
+class Term:
+    """The state of one term and the calls answered from it: `handlers`, by gRPC's full method name."""
+
+    def __init__(
+        self, leadership: Leadership, cluster: Cluster, oracle: TimestampOracle, safe_points: SafePointService
+    ) -> None:
+        self.leadership = leadership
+        self.cluster = cluster
+        self.oracle = oracle
+        self.safe_points = safe_points
+        self.headers = Headers(cluster.id, lambda: cluster.bootstrapped, leadership)
+        self.handlers: dict[str, Any] = {}
+        self._routes: list[Route] = []
+        self._add_pd()
+
+    @classmethod
+    async def load(cls, leadership: Leadership, meta: Meta, keys: ClusterKeys) -> "Term":
+        """Read it all from the metadata.
+
+        Raises:
+            CorruptError: a record cannot be read.
+            MetaUnavailableError, NotLeaderError: not now.
+        """
+        ledger = Ledger(meta, leadership)
+        cluster = Cluster(ledger, keys)
+        await cluster.load()
+        safe_points = SafePointService(ledger, keys.gc)
+        await safe_points.load()
+        oracle = await TimestampOracle.load(ledger, keys.path("timestamp"))
+        return cls(leadership, cluster, oracle, safe_points)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run what the term does by itself for the block."""
+        async with asyncio.TaskGroup() as tasks:
+            runs = [self.cluster.run(), self.oracle.run(), self.safe_points.run()]
+            loops = [tasks.create_task(run) for run in (*runs, *(route.run() for route in self._routes))]
+            try:
+                yield
+            finally:
+                for loop in loops:
+                    loop.cancel()
+                with suppress(MetaUnavailableError, NotLeaderError, TimeoutError):  # stores report regions again
+                    async with asyncio.timeout(_FLUSH_SECONDS):
+                        await self.cluster.flush()
+
+    def _add_pd(self) -> None:
+        gc = GcService(self.headers, self.safe_points)
+        cluster = ClusterService(self.headers, self.cluster)
+        parts = (cluster, RegionService(self.headers, self.cluster), TsoService(self.headers, self.oracle), gc)
+        calls: dict[str, Any] = {}
+        for part in parts:
+            calls |= part.calls()
+        self._add(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), gc.batches())
+
+    def _add(self, service: Any, servicer: object, batch: Mapping[str, Any]) -> None:
+        handlers, routes = method_handlers(service, servicer, batch)
+        for name, handler in handlers.items():
+            self.handlers[f"/{service.full_name}/{name}"] = while_leading(handler, self.leadership)
+        self._routes += routes
+
+
+class Seat:
+    """Where whoever serves calls finds the present term; None while another coordinator leads."""
+
+    def __init__(self, members: Members) -> None:
+        self.term: Term | None = None
+        self._members = members
+
+    @asynccontextmanager
+    async def taken(self, term: Term) -> AsyncIterator[None]:
+        """Answer from `term` for the block; not one answer later."""
+        async with term.running():
+            self.term, self._members.leadership = term, term.leadership
+            metrics.LEADER.set(1)
+            metrics.TERMS_TOTAL.inc()
+            try:
+                yield
+            finally:
+                self.term = self._members.leadership = None
+                term.leadership.end()
+                metrics.LEADER.set(0)
