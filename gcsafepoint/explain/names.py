@@ -1,0 +1,58 @@
+"""Whose a service id is, as its name tells; and names as they can be shown and pasted into a shell. Pure.
+
+Source: TiCDC's gc manager for the ids of changefeeds; the ids of BR, Lightning, Dumpling and TiDB as they set them.
+"""
+
+import shlex
+from typing import Final
+
+FEED_PREFIX: Final = "ticdc-default-"
+CREATING_PREFIX: Final = f"{FEED_PREFIX}creating-"
+FEED_TTL_S: Final = 86_400
+CREATING_TTL_S: Final = 3_600
+
+_OWNERS: Final = (
+    ("ticdc", "a TiCDC cluster"),
+    ("tidb-ddl-", "a DDL job of TiDB"),
+    ("tidb_backfill", "a DDL job of TiDB"),
+    ("native_br", "BR"),
+    ("br-", "BR"),
+    ("log-backup", "BR's log backup"),
+    ("lightning", "TiDB Lightning"),
+    ("dumpling", "Dumpling"),
+    ("drainer", "a Drainer"),
+)
+
+
+def feed_service(changefeed: str) -> str:
+    """The service that keeps the history of a changefeed."""
+    return FEED_PREFIX + changefeed
+
+
+def creating_service(changefeed: str) -> str:
+    """The service that keeps it while the changefeed is being made or resumed."""
+    return CREATING_PREFIX + changefeed
+
+
+def feed_of(service_id: str) -> str:
+    """The changefeed a service id belongs to; empty if to none of ours."""
+    for prefix in (CREATING_PREFIX, FEED_PREFIX):
+        if service_id.startswith(prefix):
+            return service_id.removeprefix(prefix)
+    return ""
+
+
+def owner_of(service_id: str) -> str:
+    """Who sets such an id, as far as the name tells."""
+    return next((owner for prefix, owner in _OWNERS if service_id.startswith(prefix)), "unknown")
+
+
+def shown(text: str) -> str:
+    """`text` without control characters and without what is no Unicode."""
+    valid = text.encode(errors="backslashreplace").decode()
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in valid)
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a shell command."""
+    return shlex.quote(shown(text))
