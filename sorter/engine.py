@@ -16,8 +16,9 @@ import pyarrow as pa
 from sorter import metrics
 from sorter.buffer import Rows
 from sorter.errors import EventBatchError, SorterClosedError, TableExistsError, TableNotFoundError
+from sorter.shard import get_db
 from sorter.stats import Counters, SorterStats
-from sorter.store import BlockStore
+from sorter.store import open_shards
 from sorter.table import Extent, Table
 from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
@@ -35,22 +36,24 @@ class Sorter:
         memory_bytes: int = 128 << 20,
         segment_bytes: int = 64 << 20,
         block_bytes: int = 512 << 10,
+        shards: int = 4,
         clean_interval_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open in `directory`, forgetting whatever an earlier process left there.
 
         `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a table's resolved
-        rows are written, `segment_bytes` the size of a file, `clean_interval_s` the least time between two deletions
-        of a table's blocks (TiCDC: 5 s), `clock` gives monotonic seconds.
+        rows are written, `segment_bytes` the size of a file, `shards` the number of databases that the tables are dealt
+        to, `clean_interval_s` the least time between two deletions of a table's blocks (TiCDC: 5 s), `clock` gives
+        monotonic seconds.
 
         Raises:
             DirectoryLockedError: another process uses the directory.
             DirectoryUnusableError: it cannot be created or written.
         """
         self._counters = Counters()
-        self._store = BlockStore(
-            directory, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
+        self._stores = open_shards(
+            directory, shards, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
         )
         self._memory_bytes = memory_bytes
         self._block_bytes = block_bytes
@@ -73,7 +76,8 @@ class Sorter:
             self._check_open()
             if span in self._tables:
                 raise TableExistsError(f"table {span.table_id} is being sorted already; remove it first")
-            self._tables[span] = Table(span, next(self._unique_ids), start_ts, self._store, self._counters)
+            store = self._stores[get_db(span, len(self._stores))]
+            self._tables[span] = Table(span, next(self._unique_ids), start_ts, store, self._counters)
         metrics.TABLES.inc()
 
     def remove_table(self, span: Span) -> None:
@@ -159,7 +163,8 @@ class Sorter:
 
     def stats(self) -> SorterStats:
         """State and totals of this moment."""
-        segments, disk_bytes = self._store.sizes()
+        sizes = [store.sizes() for store in self._stores]
+        segments, disk_bytes = (sum(column) for column in zip(*sizes, strict=True))
         metrics.DISK_BYTES.set(disk_bytes)
         counters = self._counters
         return SorterStats(
@@ -187,7 +192,8 @@ class Sorter:
         for table in tables:
             table.remove()
         metrics.TABLES.dec(len(tables))
-        self._store.close()
+        for store in self._stores:
+            store.close()
 
     def _spill(self) -> None:
         """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here."""

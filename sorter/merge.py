@@ -3,17 +3,23 @@
 A run is opened when the stream reaches its first commit_ts, and then one block at a time. What lies before the next
 unopened run, and not behind the end of any open block that has a successor, is complete. Where several runs overlap
 there, they are concatenated and sorted together, a window of bounded bytes at a time. Windows are cut by the whole sort
-key, so that one transaction of any size passes too.
+key, so that one transaction of any size passes too. Where many runs overlap, as in a transaction that was spilled in
+pieces, each of them is kept one whole block ahead: else some run's block would always be about to end, and each step
+would take a few rows only.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
 from sorter import order
 from sorter.order import SortKey
+
+_FEW_RUNS: Final = 4
+_PART_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +32,42 @@ class Run:
 
 
 class _Opened:
-    """A run with its current block."""
+    """A run with its current rows; `first` is their first key, `end` what the run is known up to (None: to its end)."""
+
+    first: SortKey
+    end: SortKey | None
 
     def __init__(self, run: Run) -> None:
         self.number = run.number
         self._waiting = deque(run.blocks)
-        self.rows = self._waiting.popleft()()
-        self._refill()
-
-    @property
-    def first_commit_ts(self) -> int:
-        return int(order.commit_ts(self.rows)[0])
-
-    @property
-    def end(self) -> SortKey | None:
-        """What the run is known up to; None: to its end."""
-        return order.row_key(self.rows, self.rows.num_rows - 1) if self._waiting else None
+        self._block_rows = 0
+        self.rows = self._next_block()
+        self._look()
 
     def take(self, limit: SortKey | None) -> pa.RecordBatch:
-        """Take out the rows of the current block up to `limit`."""
+        """Take out the current rows up to `limit`."""
         count = self.rows.num_rows if limit is None else order.count_up_to(self.rows, limit)
         taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
-        self._refill()
+        self._look()
         return taken
 
-    def _refill(self) -> None:
+    def read_ahead(self) -> None:
+        """Have at least as many rows as the last block brought, or all there are."""
+        if self.rows.num_rows < self._block_rows and self._waiting:
+            self.rows = pa.concat_batches([self.rows, self._next_block()])
+            self._look()
+
+    def _look(self) -> None:
         while not self.rows.num_rows and self._waiting:
-            self.rows = self._waiting.popleft()()
+            self.rows = self._next_block()
+        if self.rows.num_rows:
+            self.first = order.row_key(self.rows, 0)
+        self.end = order.row_key(self.rows, self.rows.num_rows - 1) if self._waiting else None
+
+    def _next_block(self) -> pa.RecordBatch:
+        block = self._waiting.popleft()()
+        self._block_rows = block.num_rows
+        return block
 
 
 def merge(runs: Iterable[Run], window_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -60,24 +75,37 @@ def merge(runs: Iterable[Run], window_bytes: int) -> Iterator[pa.RecordBatch]:
     waiting = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_Opened] = []
     while waiting or opened:
-        if waiting and all(run.first_commit_ts >= waiting[0].min_commit_ts for run in opened):
+        if waiting and all(run.first[0] >= waiting[0].min_commit_ts for run in opened):
             opened.append(_Opened(waiting.popleft()))
         else:
-            limit = _limit(opened, waiting)
-            ready = [run.take(limit) for run in sorted(opened, key=lambda run: run.number)]
-            yield from _windows([rows for rows in ready if rows.num_rows], window_bytes)
+            yield from _windows(_complete(opened, waiting), window_bytes)
         opened = [run for run in opened if run.rows.num_rows]
+
+
+def _complete(opened: list[_Opened], waiting: deque[Run]) -> list[pa.RecordBatch]:
+    """Take out, in the order of arrival, all rows up to where nothing can come between."""
+    limit = _limit(opened, waiting)
+    here = [run for run in opened if limit is None or run.first <= limit]
+    if len(here) > _FEW_RUNS:
+        for run in here:
+            run.read_ahead()
+        limit = _limit(opened, waiting)
+        here = [run for run in opened if limit is None or run.first <= limit]
+    taken = [run.take(limit) for run in sorted(here, key=lambda run: run.number)]
+    return [rows for rows in taken if rows.num_rows]
 
 
 def _limit(opened: list[_Opened], waiting: deque[Run]) -> SortKey | None:
     """Up to where all rows are in open blocks; None: to the end."""
     ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
     if waiting:
-        ends.append((waiting[0].min_commit_ts, -1, 0, b""))
+        ends.append((waiting[0].min_commit_ts, 0, 0, b""))  # below every row: no change has op 0
     return min(ends, default=None)
 
 
 def _windows(parts: list[pa.RecordBatch], window_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Sort the parts together, a window at a time; of very many parts each brings some rows to a window."""
+    window_bytes = max(window_bytes, len(parts) * _PART_BYTES)
     while len(parts) > 1:
         rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
         share = rows * window_bytes // (size * len(parts))

@@ -59,11 +59,13 @@ def count_below(batch: pa.RecordBatch, ts: int) -> int:
 
 def count_up_to(batch: pa.RecordBatch, bound: SortKey) -> int:
     """How many rows of a sorted batch have a key <= `bound`."""
-    timestamps = commit_ts(batch)
-    low, high = _rank(timestamps, bound[0], "left"), _rank(timestamps, bound[0], "right")
+    low, high = 0, batch.num_rows
+    for column, value in enumerate(bound[:3]):
+        low, high = _equal(_numbers(batch, column), value, low, high)
+    keys = batch.column(3)
     while low < high:
         middle = (low + high) // 2
-        if row_key(batch, middle) <= bound:
+        if keys[middle].as_py() <= bound[3]:
             low = middle + 1
         else:
             high = middle
@@ -98,6 +100,12 @@ def _ascending(timestamps: Timestamps) -> bool:
 def _rank(timestamps: Timestamps, ts: int, side: Side) -> int:
     # NumPy compares uint64 with a Python int as float64, which cannot tell neighbouring timestamps apart.
     return int(np.searchsorted(timestamps, np.uint64(min(ts, MAX_TS)), side))
+
+
+def _equal(values: Any, value: int, low: int, high: int) -> tuple[int, int]:
+    """Where in the sorted `values[low:high]` those equal to `value` begin and end."""
+    part, wanted = values[low:high], values.dtype.type(value)
+    return low + int(np.searchsorted(part, wanted, "left")), low + int(np.searchsorted(part, wanted, "right"))
 
 
 def _position_rank(batch: pa.RecordBatch, position: Position, side: Side) -> int:

@@ -1,9 +1,11 @@
-"""Blocks of all tables on disk: rows in segments, the index in LevelDB. A cache of the upstream, wiped at open."""
+"""Blocks of many tables on disk: rows in segments, the index in LevelDB. A cache of the upstream, wiped at open."""
 
 import itertools
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
@@ -14,6 +16,7 @@ from sorter.segment import Segment, SegmentLog
 from sorter.stats import Counters
 from storage.leveldb import CorruptDatabaseError, LevelDB
 
+_SPILLED_SHARE: Final = 8
 Reader = Callable[[], pa.RecordBatch]
 
 
@@ -37,9 +40,14 @@ class BlockStore:
         """The index of a new incarnation of a table."""
         return TableIndex(self._kv, unique_id, table_id)
 
-    def pieces(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """A sorted batch in slices of about one block each."""
-        count = max(min(batch.nbytes // self._block_bytes, batch.num_rows), 1)
+    def pieces(self, batch: pa.RecordBatch, *, spilled: bool) -> list[pa.RecordBatch]:
+        """A sorted batch in slices of about one block each.
+
+        Rows that are spilled before they are resolved get smaller blocks: a fetch has one block of each run that
+        overlaps in memory, and one huge transaction comes in as many runs.
+        """
+        block_bytes = self._block_bytes // _SPILLED_SHARE if spilled else self._block_bytes
+        count = max(min(batch.nbytes // max(block_bytes, 1), batch.num_rows), 1)
         rows = -(-batch.num_rows // count)
         return [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
 
@@ -83,6 +91,30 @@ class BlockStore:
     def _read(self, segment: Segment, entry: Entry) -> pa.RecordBatch:
         self._counters.read()
         return block.decode(entry.meta, segment.read(entry.pointer))
+
+
+def open_shards(
+    directory: Path, count: int, *, segment_bytes: int, block_bytes: int, counters: Counters
+) -> list[BlockStore]:
+    """`count` stores in directories of their own; a directory of an earlier process with more of them is removed.
+
+    Raises:
+        DirectoryLockedError, DirectoryUnusableError: as `BlockStore`; none of them stays open.
+    """
+    names = [f"{number:02d}" for number in range(count)]
+    with ExitStack() as opened:
+        stores = []
+        for name in names:
+            store = BlockStore(
+                directory / name, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=counters
+            )
+            opened.callback(store.close)
+            stores.append(store)
+        opened.pop_all()
+    for leftover in directory.glob("[0-9][0-9]"):
+        if leftover.name not in names:
+            shutil.rmtree(leftover)
+    return stores
 
 
 def _open_empty(directory: Path) -> LevelDB:

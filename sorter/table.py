@@ -93,7 +93,7 @@ class Table:
                 self._buffer.settle(self.resolved_ts)
             try:
                 if self._buffer.ready_bytes >= block_bytes and not self._removed:
-                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready)
+                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready, spilled=False)
             finally:
                 self._counters.memory(self._buffer.bytes - before)
 
@@ -104,9 +104,9 @@ class Table:
             self._buffer.settle(self.resolved_ts)
             try:
                 if not self._removed:
-                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready)
+                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready, spilled=False)
                     while self._buffer.pending:
-                        self._write(self._buffer.take_pending(run_bytes), self._buffer.put_back_pending)
+                        self._write(self._buffer.take_pending(run_bytes), self._buffer.put_back_pending, spilled=True)
             finally:
                 self._counters.memory(self._buffer.bytes - before)
 
@@ -186,12 +186,14 @@ class Table:
             self._buffer.settle(self.resolved_ts)
             self._counters.memory(self._buffer.bytes - before)
 
-    def _write(self, batch: pa.RecordBatch | None, put_back: Callable[[pa.RecordBatch], None]) -> None:
+    def _write(
+        self, batch: pa.RecordBatch | None, put_back: Callable[[pa.RecordBatch], None], *, spilled: bool
+    ) -> None:
         if batch is None:
             return
         written, run = 0, None
         try:
-            for piece in self._store.pieces(batch):
+            for piece in self._store.pieces(batch, spilled=spilled):
                 run = self._store.write(self._index, piece, run)
                 written += piece.num_rows
         finally:

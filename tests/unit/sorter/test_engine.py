@@ -70,7 +70,7 @@ def fetched(sorter: Sorter, lower_ts: int, upper_ts: int, span: Span = SPAN) -> 
 
 
 def segments(sorter: Sorter, tmp_path: Path) -> int:
-    return len(list((tmp_path / "segments").iterdir()))
+    return len(list(tmp_path.glob("*/segments/*")))
 
 
 def test_rows_can_be_fetched_when_the_hook_is_called(sorter: Sorter) -> None:
@@ -247,7 +247,7 @@ def test_a_short_write_is_finished(sorter: Sorter, monkeypatch: pytest.MonkeyPat
 def test_a_damaged_segment_is_a_named_error(sorter: Sorter, tmp_path: Path) -> None:
     sorter.add(SPAN, rows(1, 100))
     sorter.resolve(SPAN, 100)
-    segment = min((tmp_path / "segments").iterdir())
+    segment = min(tmp_path.glob("*/segments/*"))
     data = bytearray(segment.read_bytes())
     data[200] ^= 1
     segment.write_bytes(data)
@@ -262,10 +262,23 @@ def test_nothing_survives_a_restart(tmp_path: Path) -> None:
     with pytest.raises(DirectoryLockedError):
         Sorter(tmp_path)
     assert segments(first, tmp_path)
-    first._store._kv.close()  # as if the process had been killed
+    for store in first._stores:
+        store._kv.close()  # as if the process had been killed
     second = Sorter(tmp_path)
     assert segments(second, tmp_path) == 0
-    assert list(second._store._kv.scan(b"")) == []
+    assert [list(store._kv.scan(b"")) for store in second._stores] == [[]] * len(second._stores)
+    second.close()
+
+
+def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(tmp_path: Path) -> None:
+    first = Sorter(tmp_path, memory_bytes=1, block_bytes=1, shards=4)
+    for table in range(32):
+        first.add_table(Span(table, b"%d" % table, b""), 0)
+        first.add(Span(table, b"%d" % table, b""), rows(1, 1))
+    assert {path.parent.parent.name for path in tmp_path.glob("*/segments/*")} == {"00", "01", "02", "03"}
+    first.close()
+    second = Sorter(tmp_path, shards=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00", "01"]
     second.close()
 
 
