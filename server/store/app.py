@@ -34,6 +34,7 @@ from storage.model.errors import UnavailableError
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.open_locks import OpenLocks, stored_locks
+from storage.mvcc.read_fence import ReadFence
 
 _log = structlog.get_logger(__name__)
 
@@ -69,7 +70,8 @@ async def _serving(
     config: StoreConfig, security: SecurityConfig, kv: KV, pd: PdClient, identity: Identity
 ) -> AsyncIterator[str]:
     gate = RegionGate(identity.store_id, identity.regions)
-    locks = OpenLocks(gate.regions.starts, stored_locks(kv))
+    fence = ReadFence(await pd.tso())  # reads of the process before this one had smaller timestamps
+    locks = OpenLocks(gate.regions.starts, stored_locks(kv), fence)
     metrics.OPEN_LOCKS.set(len(locks))
     hub = FeedHub(gate, locks)
     metrics.REGIONS.set(len(gate.regions))
@@ -78,7 +80,7 @@ async def _serving(
         ThreadPoolExecutor(config.read_threads, "mvcc-read") as readers,
         ThreadPoolExecutor(1, "mvcc-scan") as scanners,
     ):
-        engine = Engine(kv)
+        engine = Engine(kv, fence)
         group = GroupCommit(engine, writer, hub.observe, metrics.observe_group)
         collector = Collector(kv, group, gate, scanners, hub.forget_locks)
         backend = FeedBackend(

@@ -4,7 +4,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from storage.mvcc import errors
 from storage.mvcc.errors import MvccError
-from storage.mvcc.percolator import Op
+from storage.mvcc.mutation import Op
 from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock
 
 OPS = {PUT: Op.PUT, DELETE: Op.DELETE, LOCK: Op.LOCK, ROLLBACK: Op.ROLLBACK, PESSIMISTIC: Op.PESSIMISTIC_LOCK}
@@ -21,6 +21,8 @@ def lock_info(key: bytes, lock: Lock) -> kvrpcpb.LockInfo:
         lock_type=kvrpcpb.Op.ValueType(OPS[lock.kind]),
         lock_for_update_ts=lock.for_update_ts,
         min_commit_ts=lock.min_commit_ts,
+        use_async_commit=lock.async_commit,
+        secondaries=lock.secondaries,
     )
 
 

@@ -11,6 +11,7 @@ from server.store.key_error import key_errors
 from storage.kv import Reader
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import MvccError
+from storage.mvcc.read_fence import Touch
 from storage.mvcc.region import Region
 
 Keys = Callable[[Any], Sequence[bytes]]
@@ -22,13 +23,17 @@ def _no_keys(_: Any) -> Sequence[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One request type: either `read` or `command` is set; `stream_field` is its name in BatchCommands."""
+    """One request type: either `read` or `command` is set; `stream_field` is its name in BatchCommands.
+
+    A read at a timestamp tells by `touch` what it looks at, see `storage.mvcc.read_fence`.
+    """
 
     name: str
     request: type[Any]
     response: type[Any]
     keys: Keys = _no_keys
     read: Callable[[Reader, Any, Region], Any] | None = None
+    touch: Callable[[Any], Touch] | None = None
     command: Callable[[Any, Region], Command] | None = None
     answer: Callable[[Any, Any], Any] | None = None
     raw: bool = False
@@ -76,10 +81,19 @@ def _pairs(request: Any) -> Sequence[bytes]:
 
 
 _READS = (
-    Method("KvGet", kvrpcpb.GetRequest, kvrpcpb.GetResponse, _key, read=reads.get),
-    Method("KvBatchGet", kvrpcpb.BatchGetRequest, kvrpcpb.BatchGetResponse, _keys, read=reads.batch_get),
-    Method("KvScan", kvrpcpb.ScanRequest, kvrpcpb.ScanResponse, read=reads.scan),
-    Method("KvScanLock", kvrpcpb.ScanLockRequest, kvrpcpb.ScanLockResponse, read=reads.scan_lock),
+    Method("KvGet", kvrpcpb.GetRequest, kvrpcpb.GetResponse, _key, read=reads.get, touch=reads.touched_keys),
+    Method(
+        "KvBatchGet",
+        kvrpcpb.BatchGetRequest,
+        kvrpcpb.BatchGetResponse,
+        _keys,
+        read=reads.batch_get,
+        touch=reads.touched_keys,
+    ),
+    Method("KvScan", kvrpcpb.ScanRequest, kvrpcpb.ScanResponse, read=reads.scan, touch=reads.touched_span),
+    Method(
+        "KvScanLock", kvrpcpb.ScanLockRequest, kvrpcpb.ScanLockResponse, read=reads.scan_lock, touch=reads.touched_span
+    ),
     Method("MvccGetByKey", kvrpcpb.MvccGetByKeyRequest, kvrpcpb.MvccGetByKeyResponse, _key, read=reads.mvcc_get_by_key),
     Method("RawGet", kvrpcpb.RawGetRequest, kvrpcpb.RawGetResponse, _key, read=reads.raw_get, raw=True),
     Method(
@@ -100,6 +114,7 @@ _WRITES = (
         kvrpcpb.PrewriteResponse,
         _mutated,
         command=writes.prewrite,
+        answer=writes.prewritten,
         many_errors=True,
     ),
     Method(

@@ -10,6 +10,7 @@ from storage.kv import Reader
 from storage.mvcc.errors import KeyIsLockedError
 from storage.mvcc.history import key_history
 from storage.mvcc.layout import RAW
+from storage.mvcc.read_fence import Touch
 from storage.mvcc.region import Region
 from storage.mvcc.snapshot import Snapshot, scan_locks
 
@@ -18,6 +19,19 @@ def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetRe
     """KvGet."""
     value = _snapshot(reader, request).get(request.key)
     return kvrpcpb.GetResponse(not_found=True) if value is None else kvrpcpb.GetResponse(value=value)
+
+
+def touched_keys(request: kvrpcpb.GetRequest | kvrpcpb.BatchGetRequest) -> Touch:
+    """What KvGet and KvBatchGet look at."""
+    return Touch(request.version, (request.key,) if isinstance(request, kvrpcpb.GetRequest) else request.keys)
+
+
+def touched_span(request: kvrpcpb.ScanRequest | kvrpcpb.ScanLockRequest) -> Touch:
+    """What KvScan and KvScanLock look at: the region is not asked, so it may be more than that."""
+    if isinstance(request, kvrpcpb.ScanLockRequest):
+        return Touch(request.max_version, span=(request.start_key, request.end_key))
+    start, end = request.start_key, request.end_key
+    return Touch(request.version, span=(end, start) if request.reverse else (start, end))
 
 
 def batch_get(reader: Reader, request: kvrpcpb.BatchGetRequest, _: Region) -> kvrpcpb.BatchGetResponse:

@@ -97,6 +97,7 @@ class Runner:
         return responses
 
     def _read_all(self, calls: Sequence[Call]) -> list[Any]:
+        self._group.fence.enter(call.method.touch(call.request) for call in calls if call.method.touch)
         snapshot = self._kv.snapshot()
         try:
             return [self._read_one(snapshot, call) for call in calls]

@@ -11,14 +11,16 @@ from storage.mvcc import percolator, pessimistic, status
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command
 from storage.mvcc.layout import RAW
-from storage.mvcc.percolator import Mutation, Prewrite
+from storage.mvcc.mutation import Mutation
 from storage.mvcc.pessimistic import PessimisticLock
+from storage.mvcc.prewrite import Prewrite, Prewritten
+from storage.mvcc.prewrite import prewrite as prewrite_command
 from storage.mvcc.region import Region
 from storage.mvcc.status import SecondariesStatus, StatusCheck, TxnStatus
 
 
 def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
-    """KvPrewrite. Async commit and 1PC are declined: both timestamps of the answer stay 0, and the client does 2PC."""
+    """KvPrewrite."""
     txn = Prewrite(
         mutations=_mutations(request.mutations),
         primary=request.primary_lock,
@@ -29,8 +31,19 @@ def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
         for_update_ts=request.for_update_ts,
         actions=request.pessimistic_actions,
         check_assertions=request.assertion_level != kvrpcpb.Off,
+        skip_newer_check=request.skip_constraint_check,
+        locked_at={item.index: item.expected_for_update_ts for item in request.for_update_ts_constraints},
+        async_commit=request.use_async_commit,
+        one_pc=request.try_one_pc,
+        secondaries=request.secondaries,
+        max_commit_ts=request.max_commit_ts,
     )
-    return partial(percolator.prewrite, txn=txn)
+    return partial(prewrite_command, txn=txn)
+
+
+def prewritten(done: Prewritten, _: Any) -> kvrpcpb.PrewriteResponse:
+    """The answer to KvPrewrite; zeros tell the client to go on with an ordinary commit."""
+    return kvrpcpb.PrewriteResponse(min_commit_ts=done.min_commit_ts, one_pc_commit_ts=done.one_pc_commit_ts)
 
 
 def commit(request: kvrpcpb.CommitRequest, _: Region) -> Command:
@@ -122,6 +135,7 @@ def check_txn_status(request: kvrpcpb.CheckTxnStatusRequest, _: Region) -> Comma
         rollback_if_not_exist=request.rollback_if_not_exist,
         resolving_pessimistic_lock=request.resolving_pessimistic_lock,
         verify_is_primary=request.verify_is_primary,
+        force_sync_commit=request.force_sync_commit,
     )
     return partial(status.check_txn_status, check=check)
 

@@ -11,6 +11,7 @@ from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
 from storage.mvcc.change import Change
 from storage.mvcc.layout import AFTER_VERSIONS, WRITE, lock_key, split_version, value_key, write_key
+from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import DELETE, PUT, Lock, Write, decode_lock, decode_write
 
 
@@ -62,14 +63,17 @@ class Versions:
 class Draft(Versions):
     """A group in the making; not thread-safe."""
 
-    def __init__(self, base: Reader, *, old_values: bool = False) -> None:
+    def __init__(self, base: Reader, *, old_values: bool = False, fence: ReadFence | None = None) -> None:
         super().__init__(self)
         self.old_values = old_values
+        self.fence = fence or ReadFence()
         self.ops: dict[bytes, bytes | None] = {}
         self.changes: list[Change] = []
+        self.unlocked: list[bytes] = []
         self._base = base
         self._stage: dict[bytes, bytes | None] = {}
         self._stage_changes: list[Change] = []
+        self._stage_unlocked: list[bytes] = []
         self._new_writes: dict[bytes, set[bytes]] = {}
 
     def get(self, key: bytes) -> bytes | None:
@@ -93,8 +97,9 @@ class Draft(Versions):
         self._stage[lock_key(encoded)] = lock.encode()
 
     def delete_lock(self, encoded: bytes) -> None:
-        """Unlock a key."""
+        """Unlock a key; whoever waits for it is told once the group is durable."""
         self._stage[lock_key(encoded)] = None
+        self._stage_unlocked.append(encoded)
 
     def put_write(self, encoded: bytes, commit_ts: int, write: Write) -> None:
         """Record what a transaction did to a key."""
@@ -128,11 +133,12 @@ class Draft(Versions):
         """Keep what the current command wrote."""
         self.ops.update(self._stage)
         self.changes += self._stage_changes
-        self._stage, self._stage_changes = {}, []
+        self.unlocked += self._stage_unlocked
+        self.discard()
 
     def discard(self) -> None:
         """Forget what the current command wrote."""
-        self._stage, self._stage_changes = {}, []
+        self._stage, self._stage_changes, self._stage_unlocked = {}, [], []
 
     def _own_keys(self, lower: bytes, upper: bytes) -> list[bytes]:
         if lower[:1] == WRITE and upper.endswith(AFTER_VERSIONS):

@@ -11,6 +11,7 @@ from storage.kv import KV, WriteBatch
 from storage.mvcc.change import Change
 from storage.mvcc.draft import Draft
 from storage.mvcc.errors import MvccError
+from storage.mvcc.read_fence import ReadFence
 
 Command = Callable[[Draft], Any]
 """A decision bound to its request; what it returns is the command's result."""
@@ -18,17 +19,22 @@ Command = Callable[[Draft], Any]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Results aligned with the commands (errors as values), and the changes in the order they were made."""
+    """Results aligned with the commands (errors as values), and the changes in the order they were made.
+
+    `unlocked` are the encoded keys that lost a lock, for those who wait for one.
+    """
 
     results: Sequence[Any]
     changes: Sequence[Change]
+    unlocked: Sequence[bytes] = ()
 
 
 class Engine:
-    """The write side of the store."""
+    """The write side of the store; what a group reserves in `fence` is released by whoever told its observers."""
 
-    def __init__(self, kv: KV) -> None:
+    def __init__(self, kv: KV, fence: ReadFence | None = None) -> None:
         self.kv = kv
+        self.fence = fence or ReadFence()
         self.old_values = False
 
     def apply(self, commands: Sequence[Command]) -> GroupResult:
@@ -37,7 +43,7 @@ class Engine:
         Raises:
             TidemarkError: the disk failed or is corrupt; nothing of the group may be relied on.
         """
-        draft = Draft(self.kv, old_values=self.old_values)
+        draft = Draft(self.kv, old_values=self.old_values, fence=self.fence)
         results: list[Any] = []
         for command in commands:
             try:
@@ -51,4 +57,4 @@ class Engine:
             batch = WriteBatch()
             batch.ops = draft.ops
             self.kv.write(batch, sync=True)
-        return GroupResult(results, draft.changes)
+        return GroupResult(results, draft.changes, draft.unlocked)

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 
-from storage.model.errors import ConflictError, InvalidError, NotFoundError, TidemarkError
+from storage.model.errors import ClosedError, ConflictError, InvalidError, NotFoundError, TidemarkError
 from storage.mvcc.record import Lock
 
 
@@ -14,6 +14,12 @@ class ConflictReason(enum.IntEnum):
     OPTIMISTIC = 1
     PESSIMISTIC_RETRY = 2
     SELF_ROLLED_BACK = 3
+
+
+class StoreStoppedError(ClosedError):
+    """The store is shutting down."""
+
+    code = "ErrStoreStopped"
 
 
 class MvccError(TidemarkError):

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
-from storage.model.errors import ClosedError, UnavailableError
+from storage.model.errors import UnavailableError
 from storage.mvcc.change import Change
 from storage.mvcc.engine import Command, Engine
+from storage.mvcc.errors import StoreStoppedError
+from storage.mvcc.read_fence import ReadFence
 
 T = TypeVar("T")
 MAX_GROUP_COMMANDS = 1024
@@ -27,12 +29,6 @@ class StoreBusyError(UnavailableError):
     """More commands wait than the store will hold."""
 
     code = "ErrServerBusy"
-
-
-class StoreStoppedError(ClosedError):
-    """The store is shutting down."""
-
-    code = "ErrStoreStopped"
 
 
 class _Waiter(NamedTuple):
@@ -65,6 +61,11 @@ class GroupCommit:
         self._quiet: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._stopped = False
+
+    @property
+    def fence(self) -> ReadFence:
+        """What reads enter before they take a snapshot."""
+        return self._engine.fence
 
     async def submit(self, commands: Sequence[Command], size: int = 0) -> Sequence[Any]:
         """Run commands; returns their results, errors of `storage.mvcc.errors` as values, once they are durable.
@@ -127,13 +128,14 @@ class GroupCommit:
         began = loop.time()
         try:
             group = await loop.run_in_executor(self._executor, self._engine.apply, commands)
+            if group.changes:
+                self._observe(group.changes)
         except BaseException:
             for waiter in taken:
                 self._refuse(waiter.future)
             raise
+        self._engine.fence.release()
         self._on_group(len(commands), loop.time() - began)
-        if group.changes:
-            self._observe(group.changes)
         at = 0
         for waiter in taken:
             if not waiter.future.done():
@@ -154,6 +156,7 @@ class GroupCommit:
 
     def _stop(self) -> None:
         self._stopped = True
+        self._engine.fence.close()
         for future in (*(waiter.future for waiter in self._waiting), *(future for _, future in self._quiet)):
             self._refuse(future)
         self._waiting.clear()

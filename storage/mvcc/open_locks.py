@@ -1,4 +1,7 @@
-"""The start timestamps of all open Put and Delete locks, per region: what holds a change feed's resolved_ts back. Pure.
+"""What holds a change feed's resolved_ts back: open Put and Delete locks per region, and commits in flight. Pure.
+
+A lock holds it below its start_ts, whatever its transaction's kind. A commit_ts that the store computes itself may be
+smaller than a timestamp of the oracle that was taken before the prewrite came; `settle` keeps such commits above it.
 
 Kept in memory by the thread that hands out changes, rebuilt from the lock column when the store opens.
 """
@@ -10,15 +13,19 @@ from collections.abc import Iterable, Sequence
 from storage.kv import Reader
 from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.layout import LOCK, column_range
+from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import decode_lock
 
 
 class OpenLocks:
     """Which transactions hold data locks, by region."""
 
-    def __init__(self, starts: Sequence[bytes], locks: Iterable[tuple[bytes, int]] = ()) -> None:
+    def __init__(
+        self, starts: Sequence[bytes], locks: Iterable[tuple[bytes, int]] = (), fence: ReadFence | None = None
+    ) -> None:
         """`starts` are the sorted region start keys, encoded; `locks` are (encoded key, start_ts)."""
         self._locks = dict(locks)
+        self._fence = fence or ReadFence()
         self.rebuild(starts)
 
     def rebuild(self, starts: Sequence[bytes]) -> None:
@@ -43,6 +50,13 @@ class OpenLocks:
     def min_start_ts(self, start_key: bytes) -> int | None:
         """The oldest open lock of the region that starts at `start_key`, or None."""
         return min(self._counts[self._region(start_key)], default=None)
+
+    def settle(self, now_ts: int) -> int:
+        """What of `now_ts`, fresh from the oracle, may be promised where no lock is open.
+
+        Async commits and 1PCs that are decided later get a commit_ts above it; those in flight are kept above it.
+        """
+        return self._fence.settle(now_ts)
 
     def __len__(self) -> int:
         return len(self._locks)

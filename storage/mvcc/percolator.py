@@ -1,192 +1,23 @@
-"""Percolator's decisions: prewrite, commit, rollback. Pure: they read and write a `Draft`, nothing else.
+"""Percolator's decisions on what is locked: commit, rollback. Pure: they read and write a `Draft`, nothing else.
 
 Invariants, for every key:
 1. at most one lock; a lock of transaction S excludes every write of others until it is committed or rolled back;
 2. a transaction is committed, rolled back, or open; the first of the two outcomes that is recorded stays;
 3. commit_ts > start_ts, and commit_ts >= the lock's min_commit_ts.
 
+Every rollback record is kept until GC ("protected" in TiKV's words), so a late prewrite never revives a transaction.
 Sources: the Percolator paper (Peng and Dabek, OSDI 2010); TiKV's semantics as its clients rely on them (kvrpcpb.proto).
 """
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from storage.codec import encode_bytes
-from storage.model.ts import MAX_TS
-from storage.mvcc.change import COMMIT, PREWRITE, Change
+from storage.mvcc.change import COMMIT, Change
 from storage.mvcc.change import ROLLBACK as ROLLED_BACK
 from storage.mvcc.draft import Draft, Versions
-from storage.mvcc.errors import (
-    AlreadyExistsError,
-    AssertionFailedError,
-    CommittedError,
-    CommitTsExpiredError,
-    ConflictReason,
-    InvalidTxnError,
-    KeyErrorsError,
-    KeyIsLockedError,
-    PessimisticLockLostError,
-    TxnLockNotFoundError,
-    WriteConflictError,
-)
-from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, SHORT_VALUE_MAX_BYTES, Lock, Write
-
-
-class Op(enum.IntEnum):
-    """What a mutation does to its key (numbers of kvrpcpb.Op)."""
-
-    PUT = 0
-    DELETE = 1
-    LOCK = 2
-    ROLLBACK = 3
-    INSERT = 4
-    PESSIMISTIC_LOCK = 5
-    CHECK_NOT_EXISTS = 6
-
-
-class Assertion(enum.IntEnum):
-    """What the client believes about a key (numbers of kvrpcpb.Assertion)."""
-
-    NONE = 0
-    EXIST = 1
-    NOT_EXIST = 2
-
-
-_LOCK_KINDS: dict[int, int] = {Op.PUT: PUT, Op.INSERT: PUT, Op.DELETE: DELETE, Op.LOCK: LOCK}
-_SKIP_CHECK, _MUST_BE_LOCKED = 0, 1
-
-
-class Mutation(NamedTuple):
-    """One key of a transaction; `key` is the raw user key."""
-
-    op: int
-    key: bytes
-    value: bytes = b""
-    assertion: int = Assertion.NONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prewrite:
-    """One prewrite; `for_update_ts` > 0 means a pessimistic transaction.
-
-    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, the client vouches that nobody
-    changed the key; 1, it holds the pessimistic lock; 2, check against for_update_ts. Clients send more of them than
-    mutations: the rest is ignored.
-    """
-
-    mutations: Sequence[Mutation]
-    primary: bytes
-    start_ts: int
-    ttl_ms: int
-    txn_size: int = 0
-    min_commit_ts: int = 0
-    for_update_ts: int = 0
-    actions: Sequence[int] = ()
-    check_assertions: bool = False
-
-
-def prewrite(draft: Draft, txn: Prewrite) -> None:
-    """Lock all keys of `txn` with their new values, or none of them.
-
-    Raises:
-        KeyErrorsError: some keys are locked by others.
-        WriteConflictError: a version newer than start_ts exists, or `txn` was rolled back.
-        AlreadyExistsError, AssertionFailedError: a belief about existence does not hold.
-        PessimisticLockLostError: a key that had to be locked pessimistically is not.
-    """
-    locked: list[KeyIsLockedError] = []
-    for index, mutation in enumerate(txn.mutations):
-        action = txn.actions[index] if index < len(txn.actions) else _SKIP_CHECK
-        try:
-            _prewrite_key(draft, txn, mutation, action)
-        except KeyIsLockedError as err:
-            locked.append(err)
-    if locked:
-        raise KeyErrorsError(locked)
-
-
-def _prewrite_key(draft: Draft, txn: Prewrite, mutation: Mutation, action: int) -> None:
-    must_own = txn.for_update_ts > 0 and action == _MUST_BE_LOCKED
-    encoded = encode_bytes(mutation.key)
-    held = draft.lock(encoded)
-    if held is not None and held.start_ts != txn.start_ts:
-        if must_own:
-            raise PessimisticLockLostError(mutation.key, txn.start_ts)
-        raise KeyIsLockedError(mutation.key, held)
-    if held is not None and held.kind != PESSIMISTIC:
-        return  # a retry of what was already done
-    if held is None and must_own:
-        _check_amendable(draft, txn, mutation, encoded)
-    elif held is None:
-        _check_newest(draft, txn, mutation.key, encoded, _newest_allowed(txn, action))
-    _check_beliefs(draft, txn, mutation, encoded)
-    if mutation.op != Op.CHECK_NOT_EXISTS:
-        _lock(draft, txn, mutation, encoded, held)
-
-
-def _newest_allowed(txn: Prewrite, action: int) -> int:
-    if not txn.for_update_ts:
-        return txn.start_ts
-    return MAX_TS if action == _SKIP_CHECK else txn.for_update_ts
-
-
-def _check_newest(draft: Draft, txn: Prewrite, key: bytes, encoded: bytes, newest_ts: int) -> None:
-    """Refuse when the key changed after `newest_ts`, or when the transaction itself is already over on it.
-
-    Rollback records of others are passed over: they change nothing.
-    """
-    for commit_ts, write in draft.writes(encoded):
-        if commit_ts < txn.start_ts:
-            return
-        if commit_ts == txn.start_ts and (write.kind == ROLLBACK or write.overlapped_rollback):
-            reason = ConflictReason.SELF_ROLLED_BACK
-        elif write.kind != ROLLBACK and (commit_ts > newest_ts or write.start_ts == txn.start_ts):
-            reason = ConflictReason.OPTIMISTIC
-        else:
-            continue
-        raise WriteConflictError(key, txn.primary, txn.start_ts, write.start_ts, commit_ts, reason)
-
-
-def _check_amendable(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes) -> None:
-    """A lost pessimistic lock may be put back only when nothing happened to the key since the start."""
-    for commit_ts, _ in draft.writes(encoded):
-        if commit_ts >= txn.start_ts:
-            raise PessimisticLockLostError(mutation.key, txn.start_ts)
-        return
-
-
-def _check_beliefs(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes) -> None:
-    must_be_new = mutation.op in (Op.INSERT, Op.CHECK_NOT_EXISTS)
-    asserted = mutation.assertion if txn.check_assertions else Assertion.NONE
-    if not must_be_new and asserted == Assertion.NONE:
-        return
-    found = draft.data_write(encoded)
-    exists = found is not None and found[1].kind == PUT
-    if must_be_new and exists:
-        raise AlreadyExistsError(mutation.key)
-    if (asserted == Assertion.EXIST and not exists) or (asserted == Assertion.NOT_EXIST and exists):
-        existing = (found[1].start_ts, found[0]) if found else (0, 0)
-        raise AssertionFailedError(mutation.key, txn.start_ts, asserted, existing)
-
-
-def _lock(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes, held: Lock | None) -> None:
-    kind = _LOCK_KINDS.get(mutation.op)
-    if kind is None:
-        raise InvalidTxnError(f"a prewrite cannot have a mutation with op {mutation.op}")
-    value = mutation.value if kind == PUT else b""
-    short = value if kind == PUT and len(value) <= SHORT_VALUE_MAX_BYTES else None
-    if kind == PUT and short is None:
-        draft.put_value(encoded, txn.start_ts, value)
-    ttl_ms, min_commit_ts = txn.ttl_ms, txn.min_commit_ts
-    if held is not None:
-        ttl_ms, min_commit_ts = max(ttl_ms, held.ttl_ms), max(min_commit_ts, held.min_commit_ts)
-    lock = Lock(kind, txn.primary, txn.start_ts, ttl_ms, txn.for_update_ts, min_commit_ts, txn.txn_size, short)
-    draft.put_lock(encoded, lock)
-    if kind != LOCK:
-        old_value = (draft.value(encoded) or b"") if draft.old_values else b""
-        draft.note(Change(PREWRITE, mutation.key, encoded, kind, txn.start_ts, 0, value, old_value))
+from storage.mvcc.errors import CommittedError, CommitTsExpiredError, InvalidTxnError, TxnLockNotFoundError
+from storage.mvcc.layout import write_key
+from storage.mvcc.record import PESSIMISTIC, PUT, ROLLBACK, Lock, Write
 
 
 def outcome(versions: Versions, encoded: bytes, start_ts: int) -> tuple[int, int] | None:
@@ -223,18 +54,27 @@ def commit(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -
 
 
 def commit_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock, commit_ts: int) -> None:
-    """Turn one lock into a version.
+    """Turn one lock into a version; a pessimistic lock that was left behind only goes, as nothing was written under it.
 
     Raises:
         CommitTsExpiredError: see `commit`.
     """
     if commit_ts < lock.min_commit_ts:
         raise CommitTsExpiredError(key, lock.start_ts, commit_ts, lock.min_commit_ts)
-    kind = LOCK if lock.kind == PESSIMISTIC else lock.kind
-    draft.put_write(encoded, commit_ts, Write(kind, lock.start_ts, lock.short_value))
     draft.delete_lock(encoded)
+    if lock.kind == PESSIMISTIC:
+        return
+    put_version(
+        draft, encoded, commit_ts, Write(lock.kind, lock.start_ts, lock.short_value), computed=lock.async_commit
+    )
     if lock.changes_data:
-        draft.note(Change(COMMIT, key, encoded, kind, lock.start_ts, commit_ts))
+        draft.note(Change(COMMIT, key, encoded, lock.kind, lock.start_ts, commit_ts))
+
+
+def put_version(draft: Draft, encoded: bytes, commit_ts: int, write: Write, *, computed: bool) -> None:
+    """Record a commit; a `computed` commit_ts may be the start_ts of somebody who is on record here as rolled back."""
+    rolled_back = computed and draft.get(write_key(encoded, commit_ts)) is not None
+    draft.put_write(encoded, commit_ts, write._replace(overlapped_rollback=True) if rolled_back else write)
 
 
 def rollback(draft: Draft, keys: Sequence[bytes], start_ts: int) -> None:

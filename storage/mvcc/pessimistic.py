@@ -13,7 +13,7 @@ from storage.mvcc.errors import (
     PessimisticLockLostError,
     WriteConflictError,
 )
-from storage.mvcc.percolator import Assertion, Mutation
+from storage.mvcc.mutation import Assertion, Mutation
 from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock
 
 

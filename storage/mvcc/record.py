@@ -17,14 +17,19 @@ ROLLBACK: Final = ord("R")
 SHORT_VALUE_MAX_BYTES: Final = 255
 
 _VERSION: Final = 1
+_ASYNC_VERSION: Final = 2
 _HAS_SHORT_VALUE: Final = 1
 _OVERLAPPED_ROLLBACK: Final = 2
 _LOCK_HEAD = struct.Struct(">BBBQQQQQI")
 _WRITE_HEAD = struct.Struct(">BBBQ")
+_LENGTH = struct.Struct(">I")
 
 
 class Lock(NamedTuple):
-    """A prewritten (PUT, DELETE, LOCK) or pessimistic lock; `ttl_ms` counts from the physical time of `start_ts`."""
+    """A prewritten (PUT, DELETE, LOCK) or pessimistic lock; `ttl_ms` counts from the physical time of `start_ts`.
+
+    A transaction with `async_commit` locks is committed once all of them are there; its primary names the others.
+    """
 
     kind: int
     primary: bytes
@@ -34,6 +39,8 @@ class Lock(NamedTuple):
     min_commit_ts: int = 0
     txn_size: int = 0
     short_value: bytes | None = None
+    async_commit: bool = False
+    secondaries: tuple[bytes, ...] = ()
 
     @property
     def changes_data(self) -> bool:
@@ -44,7 +51,7 @@ class Lock(NamedTuple):
         """The bytes of the lock column."""
         flags = 0 if self.short_value is None else _HAS_SHORT_VALUE
         head = _LOCK_HEAD.pack(
-            _VERSION,
+            _ASYNC_VERSION if self.async_commit else _VERSION,
             self.kind,
             flags,
             self.start_ts,
@@ -54,7 +61,8 @@ class Lock(NamedTuple):
             self.txn_size,
             len(self.primary),
         )
-        return head + self.primary + (self.short_value or b"")
+        named = _encode_keys(self.secondaries) if self.async_commit else b""
+        return b"".join((head, self.primary, named, self.short_value or b""))
 
 
 class Write(NamedTuple):
@@ -79,13 +87,44 @@ def decode_lock(data: bytes) -> Lock:
     Raises:
         CorruptError: too short, or of an unknown version.
     """
-    if len(data) < _LOCK_HEAD.size or data[0] != _VERSION:
+    if len(data) < _LOCK_HEAD.size or data[0] not in (_VERSION, _ASYNC_VERSION):
         raise CorruptError(f"a lock record of {len(data)} bytes has no known version; was it written by a newer store?")
-    _, kind, flags, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, length = _LOCK_HEAD.unpack_from(data)
+    version, kind, flags, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, length = _LOCK_HEAD.unpack_from(
+        data
+    )
     end = _LOCK_HEAD.size + length
-    short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
     primary = data[_LOCK_HEAD.size : end]
-    return Lock(kind, primary, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, short_value)
+    secondaries: tuple[bytes, ...] = ()
+    if version == _ASYNC_VERSION:
+        secondaries, end = _decode_keys(data, end)
+    short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
+    known = (kind, primary, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, short_value)
+    return Lock(*known, version == _ASYNC_VERSION, secondaries)
+
+
+def _encode_keys(keys: tuple[bytes, ...]) -> bytes:
+    return _LENGTH.pack(len(keys)) + b"".join(_LENGTH.pack(len(key)) + key for key in keys)
+
+
+def _decode_keys(data: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
+    """The keys, and where they end.
+
+    Raises:
+        CorruptError: the record ends before they do.
+    """
+    keys: list[bytes] = []
+    try:
+        (count,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size + length
+            keys.append(data[at - length : at])
+    except struct.error as err:
+        raise CorruptError(f"a lock record of {len(data)} bytes ends within its secondaries") from err
+    if at > len(data):
+        raise CorruptError(f"a lock record of {len(data)} bytes ends within its secondaries")
+    return tuple(keys), at
 
 
 def decode_write(data: bytes) -> Write:

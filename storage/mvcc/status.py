@@ -49,6 +49,7 @@ class StatusCheck:
     rollback_if_not_exist: bool = False
     resolving_pessimistic_lock: bool = False
     verify_is_primary: bool = False
+    force_sync_commit: bool = False
 
 
 def is_expired(lock: Lock, current_ts: int) -> bool:
@@ -59,6 +60,9 @@ def is_expired(lock: Lock, current_ts: int) -> bool:
 def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
     """Tell what became of a transaction, and end it when its TTL is over.
 
+    The primary of an async commit does not decide alone, so its lock is shown whatever its age, unless
+    `force_sync_commit` says that one of the secondaries is an ordinary lock.
+
     Raises:
         PrimaryMismatchError: the key is not the transaction's primary.
         TxnNotFoundError: no trace of it, and the caller does not want it rolled back.
@@ -68,7 +72,12 @@ def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
     if lock is None or lock.start_ts != check.start_ts:
         return _status_without_lock(draft, check, encoded)
     if check.verify_is_primary and lock.primary != check.primary:
-        raise PrimaryMismatchError(check.primary, lock)
+        if check.resolving_pessimistic_lock or lock.kind != PESSIMISTIC:
+            raise PrimaryMismatchError(check.primary, lock)
+        draft.delete_lock(encoded)  # a prewritten lock names its primary for good, so this one was left behind
+        return _status_without_lock(draft, check, encoded)
+    if lock.async_commit and not check.force_sync_commit:
+        return TxnStatus(lock=lock)
     if not is_expired(lock, check.current_ts):
         return _live_status(draft, check, encoded, lock)
     if lock.kind == PESSIMISTIC and check.resolving_pessimistic_lock:

@@ -2,14 +2,16 @@
 
 Why no change can ever come with commit_ts <= a resolved_ts that was sent (all of this runs on one event loop):
 1. A tick takes a fresh timestamp T from the coordinator first, and looks at the open locks only after T has come.
-2. A client takes its commit_ts C from the same oracle only after every prewrite of the transaction was answered; async
-   commit and 1PC, which would not, are declined.
+2. In an ordinary commit, a client takes its commit_ts C from the same oracle only after every prewrite was answered.
 3. A prewrite is answered only after its group is durable and `observe` has put its locks into `OpenLocks` (see
    `group_commit`). So if C <= T, then C was taken before T, and the lock was in `OpenLocks` before the tick looked.
 4. Then either the lock is still open, and resolved_ts <= start_ts - 1 < C; or its commit was observed, and then the
    COMMIT row was queued on the same connection, before this resolved_ts.
 5. A pessimistic lock is no data lock; it turns into one by a prewrite, and rules 2 and 3 hold for that one.
-6. Locks that were open when the store started are read from disk before the first request is served.
+6. Async commit and 1PC compute C in the store. `OpenLocks.settle` makes every C that is reserved after the tick greater
+   than T; one reserved before is either still in flight, and then resolved_ts < C, or it was observed: as a COMMITTED row
+   that was queued before, or as a lock, which rule 4 covers (see `storage.mvcc.read_fence`).
+7. Locks that were open when the store started are read from disk before the first request is served.
 """
 
 import asyncio
@@ -106,6 +108,7 @@ class FeedHub:
 
     def resolve(self, now_ts: int) -> None:
         """Send resolved timestamps given `now_ts`, taken from the oracle before this call."""
+        now_ts = self._locks.settle(now_ts)
         by_outbox: dict[Outbox, dict[tuple[int, int], list[int]]] = {}
         for region_id, listed in self._by_region.items():
             oldest = self._locks.min_start_ts(listed[0][0].region.start_key)

@@ -39,6 +39,7 @@ class RegionState:
                 return [out for earlier in early for out in self.apply(earlier)]
             case cdcpb.Event.COMMITTED:
                 assert row.commit_ts > self.checkpoint_ts
+                assert not self.initialized or row.commit_ts > self.resolved_ts, "a 1PC at or before a resolved_ts"
                 return [_committed(row, row)]
             case _ if not self.initialized:
                 self.early.append(row)

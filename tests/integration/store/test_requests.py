@@ -171,23 +171,6 @@ async def test_a_lock_request_waits_until_the_lock_is_free_or_its_time_is_over(c
         assert not answer.errors
 
 
-async def test_async_commit_and_one_phase_commit_are_declined(cluster: Cluster) -> None:
-    key = row_key(101, 410)
-    async with stubs_of(cluster) as stubs:
-        answer = await stubs.tikv.KvPrewrite(
-            kvrpcpb.PrewriteRequest(
-                context=await stubs.context(key),
-                mutations=[kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v")],
-                primary_lock=key,
-                start_version=await stubs.pd.tso(),
-                lock_ttl=1,
-                use_async_commit=True,
-                try_one_pc=True,
-            )
-        )
-    assert (answer.min_commit_ts, answer.one_pc_commit_ts, len(answer.errors)) == (0, 0, 0)
-
-
 async def test_garbage_is_not_a_request(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
         call = stubs.channel.unary_unary("/tikvpb.Tikv/KvGet")

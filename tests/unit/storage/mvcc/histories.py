@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from storage.kv import MemoryKV
 from storage.mvcc import percolator
 from storage.mvcc.engine import Engine
-from storage.mvcc.percolator import Mutation, Op, Prewrite
+from storage.mvcc.mutation import Mutation, Op
+from storage.mvcc.prewrite import Prewrite, Prewritten, prewrite
 
 KEYS = st.sampled_from([b"", b"a", b"ab", b"abcdefgh", b"abcdefghi", b"b"])
 VALUES = st.sampled_from([None, b"", b"x", b"y" * 300])
@@ -50,7 +51,7 @@ def played(txns: list[tuple[str, dict[bytes, bytes | None]]]) -> History:
             for key in keys
         ]
         txn = Prewrite(mutations=mutations, primary=keys[0], start_ts=start_ts, ttl_ms=1)
-        assert history.engine.apply([partial(percolator.prewrite, txn=txn)]).results == [None]
+        assert history.engine.apply([partial(prewrite, txn=txn)]).results == [Prewritten()]
         if end == "open":
             history.open |= {key: (start_ts, changes[key]) for key in keys}
         elif end == "rollback":

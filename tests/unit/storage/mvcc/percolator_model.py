@@ -43,6 +43,8 @@ class Model:
                     return "lost"
                 result = "locked"
             elif state.lock is None:
+                if self.outcome(key, start_ts):
+                    return "ok"  # a late copy: the transaction is committed
                 if for_update_ts:
                     newest = max([*state.commits, *state.rolled_back], default=-1)
                     if newest >= start_ts:
@@ -64,8 +66,8 @@ class Model:
         for key in keys:
             state = self.key(key)
             if state.lock is not None and state.lock.start_ts == start_ts:
-                op = "lock" if state.lock.op == "pessimistic" else state.lock.op
-                state.commits[commit_ts] = (start_ts, op, state.lock.value)
+                if state.lock.op != "pessimistic":
+                    state.commits[commit_ts] = (start_ts, state.lock.op, state.lock.value)
                 state.lock = None
         return "ok"
 

@@ -13,7 +13,8 @@ from storage.model.errors import UnavailableError
 from storage.mvcc import percolator
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import KeyIsLockedError, MvccError
-from storage.mvcc.percolator import Mutation, Op, Prewrite
+from storage.mvcc.mutation import Mutation, Op
+from storage.mvcc.prewrite import Prewrite, prewrite
 from storage.mvcc.snapshot import Snapshot
 
 ACCOUNTS = [b"a", b"b", b"c", b"d"]
@@ -60,7 +61,7 @@ class Transfer:
             amounts = self.balances[0] - 1, self.balances[1] + 1
             mutations = [Mutation(Op.PUT, key, b"%d" % n) for key, n in zip(self.keys, amounts, strict=True)]
             txn = Prewrite(mutations=mutations, primary=self.keys[0], start_ts=self.start_ts, ttl_ms=1)
-            return partial(percolator.prewrite, txn=txn)
+            return partial(prewrite, txn=txn)
         if self.state == "rollback":
             return partial(percolator.rollback, keys=self.keys, start_ts=self.start_ts)
         return partial(percolator.commit, keys=self.keys, start_ts=self.start_ts, commit_ts=clock)
@@ -77,7 +78,7 @@ def opened_bank() -> tuple[Engine, ForgetfulKV]:
     engine = Engine(kv)
     mutations = [Mutation(Op.PUT, key, b"100") for key in ACCOUNTS]
     txn = Prewrite(mutations=mutations, primary=ACCOUNTS[0], start_ts=1, ttl_ms=1)
-    engine.apply([partial(percolator.prewrite, txn=txn)])
+    engine.apply([partial(prewrite, txn=txn)])
     engine.apply([partial(percolator.commit, keys=ACCOUNTS, start_ts=1, commit_ts=2)])
     return engine, kv
 

@@ -13,8 +13,8 @@ from storage.model.errors import UnavailableError
 from storage.mvcc.change import PREWRITE, Change
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Engine
-from storage.mvcc.errors import InvalidTxnError
-from storage.mvcc.group_commit import MAX_WAITING_COMMANDS, GroupCommit, StoreBusyError, StoreStoppedError
+from storage.mvcc.errors import InvalidTxnError, StoreStoppedError
+from storage.mvcc.group_commit import MAX_WAITING_COMMANDS, GroupCommit, StoreBusyError
 from storage.mvcc.record import PUT
 
 

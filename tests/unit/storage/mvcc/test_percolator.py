@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.kv import MemoryKV
-from storage.mvcc import errors, percolator, pessimistic, status
+from storage.mvcc import errors, percolator, pessimistic
+from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import MvccError
-from storage.mvcc.percolator import Assertion, Mutation, Op, Prewrite
+from storage.mvcc.mutation import Assertion, Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
+from storage.mvcc.prewrite import Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot
 from tests.unit.storage.mvcc.percolator_model import Model
 
@@ -39,7 +41,7 @@ def name(result: Any) -> str:
 
 def put(key: bytes, value: bytes, start_ts: int, **more: Any) -> Command:
     txn = Prewrite(mutations=[Mutation(Op.PUT, key, value)], primary=key, start_ts=start_ts, ttl_ms=3000, **more)
-    return partial(percolator.prewrite, txn=txn)
+    return partial(prewrite, txn=txn)
 
 
 def commit(keys: list[bytes], start_ts: int, commit_ts: int) -> Command:
@@ -104,7 +106,7 @@ def _step(
                 for_update_ts=for_update_ts,
                 actions=[1] * 9 if for_update_ts else (),
             )
-            return partial(percolator.prewrite, txn=txn), model.prewrite(mutations, start_ts, for_update_ts)
+            return partial(prewrite, txn=txn), model.prewrite(mutations, start_ts, for_update_ts)
         case "commit":
             return commit(keys, start_ts, clock), model.commit(keys, start_ts, clock)
         case "rollback":
@@ -125,7 +127,7 @@ def test_a_group_sees_its_own_writes_and_a_failed_command_leaves_nothing() -> No
         mutations=[Mutation(Op.PUT, b"b", b"2"), Mutation(Op.PUT, b"a", b"2")], primary=b"b", start_ts=5, ttl_ms=1
     )
     results = engine.apply(
-        [put(b"a", b"1", 1), partial(percolator.prewrite, txn=both), commit([b"a"], 1, 2), put(b"a", b"3", 3)]
+        [put(b"a", b"1", 1), partial(prewrite, txn=both), commit([b"a"], 1, 2), put(b"a", b"3", 3)]
     ).results
     assert [name(result) for result in results] == ["ok", "locked", "ok", "ok"]
     assert read(engine, b"b", 9) is None
@@ -151,13 +153,13 @@ def test_commit_below_a_pushed_min_commit_ts_is_expired() -> None:
 def test_a_key_that_must_be_new_may_not_exist(op: Op) -> None:
     engine = Engine(MemoryKV())
     txn = Prewrite(mutations=[Mutation(op, b"a", b"1")], primary=b"a", start_ts=5, ttl_ms=1)
-    assert run(engine, partial(percolator.prewrite, txn=txn)) is None
+    assert run(engine, partial(prewrite, txn=txn)) == Prewritten()
     assert (read(engine, b"a", 9) == "locked") == (op is Op.INSERT)
     run(engine, partial(percolator.rollback, keys=[b"a"], start_ts=5))
     run(engine, put(b"a", b"0", 6))
     run(engine, commit([b"a"], 6, 7))
     later = Prewrite(mutations=[Mutation(op, b"a", b"1")], primary=b"a", start_ts=8, ttl_ms=1)
-    assert isinstance(run(engine, partial(percolator.prewrite, txn=later)), errors.AlreadyExistsError)
+    assert isinstance(run(engine, partial(prewrite, txn=later)), errors.AlreadyExistsError)
 
 
 def test_assertions_are_checked_when_asked_for() -> None:
@@ -165,8 +167,8 @@ def test_assertions_are_checked_when_asked_for() -> None:
     wrong = [Mutation(Op.PUT, b"a", b"1", Assertion.EXIST)]
     asked = Prewrite(mutations=wrong, primary=b"a", start_ts=5, ttl_ms=1, check_assertions=True)
     unasked = Prewrite(mutations=wrong, primary=b"a", start_ts=5, ttl_ms=1)
-    assert isinstance(run(engine, partial(percolator.prewrite, txn=asked)), errors.AssertionFailedError)
-    assert run(engine, partial(percolator.prewrite, txn=unasked)) is None
+    assert isinstance(run(engine, partial(prewrite, txn=asked)), errors.AssertionFailedError)
+    assert run(engine, partial(prewrite, txn=unasked)) == Prewritten()
 
 
 @pytest.mark.parametrize(("action", "passes"), [(0, True), (2, False)])
@@ -175,24 +177,24 @@ def test_a_pessimistic_transaction_vouches_for_keys_it_does_not_lock(action: int
     run(engine, put(b"index", b"1", 6))
     run(engine, commit([b"index"], 6, 9))
     sent = put(b"index", b"2", 5, for_update_ts=8, actions=[action, 1, 1])
-    assert (run(engine, sent) is None) == passes
+    assert (run(engine, sent) == Prewritten()) == passes
 
 
 def test_a_late_prewrite_of_a_finished_transaction_locks_nothing() -> None:
     engine = Engine(MemoryKV())
-    for start_ts, end in (
-        (5, commit([b"a"], 5, 6)),
-        (7, partial(percolator.rollback, keys=[b"a"], start_ts=7)),
-    ):
-        run(engine, put(b"a", b"1", start_ts))
-        run(engine, end)
-        late = put(b"a", b"2", start_ts, for_update_ts=99, actions=[0])
-        assert isinstance(run(engine, late), errors.WriteConflictError)
+    run(engine, put(b"a", b"1", 5))
+    run(engine, commit([b"a"], 5, 6))
+    assert run(engine, put(b"a", b"2", 5, for_update_ts=99, actions=[0])) == Prewritten(min_commit_ts=6)
+    run(engine, put(b"a", b"1", 7))
+    run(engine, partial(percolator.rollback, keys=[b"a"], start_ts=7))
+    late = put(b"a", b"2", 7, for_update_ts=99, actions=[0])
+    assert isinstance(run(engine, late), errors.WriteConflictError)
+    assert Draft(engine.kv).lock(encode_bytes(b"a")) is None
 
 
 def test_an_unknown_op_is_refused() -> None:
     txn = Prewrite(mutations=[Mutation(7, b"a")], primary=b"a", start_ts=5, ttl_ms=1)
-    assert isinstance(run(Engine(MemoryKV()), partial(percolator.prewrite, txn=txn)), errors.InvalidTxnError)
+    assert isinstance(run(Engine(MemoryKV()), partial(prewrite, txn=txn)), errors.InvalidTxnError)
 
 
 def test_a_lock_request_tells_the_newest_values() -> None:
@@ -209,5 +211,5 @@ def test_a_lock_request_tells_the_newest_values() -> None:
         only_if_exists=True,
     )
     assert run(engine, partial(pessimistic.pessimistic_lock, request=request)) == [b"1", None]
-    assert status.Draft(engine.kv).lock(encode_bytes(b"b")) is None
+    assert Draft(engine.kv).lock(encode_bytes(b"b")) is None
     assert read(engine, b"a", 9) == b"1"

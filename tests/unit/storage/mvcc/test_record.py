@@ -15,8 +15,11 @@ from storage.mvcc.region import Region, decode_regions, encode_regions
 
 TS = st.integers(0, 2**64 - 1)
 VALUES = st.none() | st.binary(max_size=255)
-LOCKS = st.builds(
-    Lock, st.sampled_from([PUT, DELETE, LOCK, PESSIMISTIC]), st.binary(max_size=40), TS, TS, TS, TS, TS, VALUES
+KINDS = st.sampled_from([PUT, DELETE, LOCK, PESSIMISTIC])
+LOCK_FIELDS = (KINDS, st.binary(max_size=40), TS, TS, TS, TS, TS, VALUES)
+SECONDARIES = st.lists(st.binary(max_size=40), max_size=4).map(tuple)
+LOCKS = st.builds(Lock, *LOCK_FIELDS, st.just(value=False), st.just(())) | st.builds(
+    Lock, *LOCK_FIELDS, st.just(value=True), SECONDARIES
 )
 WRITES = st.builds(Write, st.sampled_from([PUT, DELETE, LOCK, ROLLBACK]), TS, VALUES, st.booleans())
 
@@ -35,6 +38,7 @@ GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "mvcc.json").read_te
 RECORDS: dict[str, Lock | Write] = {
     "lock_put_short": Lock(PUT, b"pk", 0x0102, 3000, 7, 8, 9, b"v"),
     "lock_pessimistic": Lock(PESSIMISTIC, b"pk", 0x0102, 20000, 0x0103),
+    "lock_async_commit": Lock(PUT, b"pk", 0x0102, 3000, 0, 0x0103, 3, b"v", True, (b"s1", b"")),
     "write_put_long": Write(PUT, 0x0102),
     "write_delete": Write(DELETE, 0x0102),
     "write_put_empty_over_rollback": Write(PUT, 1, b"", overlapped_rollback=True),
@@ -58,12 +62,19 @@ def test_golden_bytes_are_written_and_read_as_ever() -> None:
     assert list(decode_regions(bytes.fromhex(GOLDEN["regions"]))) == REGIONS
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01P", b"\x02" + b"\0" * 60])
+@pytest.mark.parametrize("data", [b"", b"\x01P", b"\x03" + b"\0" * 60])
 def test_unknown_versions_and_short_records_are_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptError):
         decode_lock(data)
     with pytest.raises(CorruptError):
         decode_write(data)
+
+
+@given(st.integers(0, 60))
+def test_a_lock_that_ends_within_its_secondaries_is_corrupt(missing: int) -> None:
+    data = Lock(PUT, b"pk", 1, 2, async_commit=True, secondaries=(b"first", b"second")).encode()
+    with pytest.raises(CorruptError):
+        decode_lock(data[: -1 - missing])
 
 
 @given(st.binary(max_size=40))

@@ -12,8 +12,9 @@ from storage.model.ts import MAX_TS, compose
 from storage.mvcc import errors, percolator, pessimistic, status
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Engine
-from storage.mvcc.percolator import Mutation, Op, Prewrite
+from storage.mvcc.mutation import Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
+from storage.mvcc.prewrite import Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot, scan_locks
 from storage.mvcc.status import Action, StatusCheck
 
@@ -30,7 +31,7 @@ def engine_with_lock(min_commit_ts: int = 0, *keys: bytes) -> Engine:
         ttl_ms=3000,
         min_commit_ts=min_commit_ts,
     )
-    assert engine.apply([partial(percolator.prewrite, txn=txn)]).results == [None]
+    assert engine.apply([partial(prewrite, txn=txn)]).results == [Prewritten()]
     return engine
 
 
@@ -149,7 +150,7 @@ def test_resolve_range_ends_exactly_the_named_transactions_inside(
     engine = Engine(MemoryKV())
     for key, start_ts in owners.items():
         txn = Prewrite(mutations=[Mutation(Op.PUT, key, b"v")], primary=key, start_ts=start_ts, ttl_ms=1)
-        engine.apply([partial(percolator.prewrite, txn=txn)])
+        engine.apply([partial(prewrite, txn=txn)])
     bounds = encode_bytes(lower), encode_bytes(upper) if upper else b""
     engine.apply([partial(status.resolve_range, lower=bounds[0], upper=bounds[1], outcomes=outcomes)])
     ended = {k for k, s in owners.items() if s in outcomes and lower <= k and (not upper or k < upper)}

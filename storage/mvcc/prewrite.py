@@ -1,0 +1,300 @@
+"""Percolator's first phase: lock every key with its new value; with async commit and 1PC also the commit. Pure.
+
+First all keys are checked, and nothing is written; then it is decided how the transaction goes on; then all is written.
+
+- Ordinary (2PC): locks. The client takes a commit_ts from the oracle when all are there.
+- Async commit: locks that carry a min_commit_ts above every read so far (`read_fence`). The transaction is committed
+  when the last one is on disk, at the largest min_commit_ts of all; the primary names the others.
+- 1PC: all keys of the transaction are in this request: versions at such a min_commit_ts at once, and no lock.
+
+Either of the last two falls back to 2PC, told by a 0 in the answer, when its timestamp would pass `max_commit_ts`, or
+when an earlier attempt left other locks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from storage.codec import encode_bytes
+from storage.model.ts import MAX_TS
+from storage.mvcc.change import COMMITTED, PREWRITE, Change
+from storage.mvcc.draft import Draft
+from storage.mvcc.errors import (
+    AlreadyExistsError,
+    AssertionFailedError,
+    ConflictReason,
+    InvalidTxnError,
+    KeyErrorsError,
+    KeyIsLockedError,
+    PessimisticLockLostError,
+    WriteConflictError,
+)
+from storage.mvcc.mutation import Assertion, Mutation, Op
+from storage.mvcc.percolator import put_version
+from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, SHORT_VALUE_MAX_BYTES, Lock, Write
+
+_LOCK_KINDS: dict[int, int] = {Op.PUT: PUT, Op.INSERT: PUT, Op.DELETE: DELETE, Op.LOCK: LOCK}
+_SKIP_CHECK, _MUST_BE_LOCKED = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prewrite:
+    """One prewrite; `for_update_ts` > 0 means a pessimistic transaction.
+
+    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, the client vouches that nobody
+    changed the key; 1, it holds the pessimistic lock; 2, check against for_update_ts. Clients send more of them than
+    mutations: the rest is ignored. `locked_at` names by index the for_update_ts that a pessimistic lock must have.
+    `secondaries` are the keys of the whole transaction but the primary; `max_commit_ts` 0 sets no limit.
+    """
+
+    mutations: Sequence[Mutation]
+    primary: bytes
+    start_ts: int
+    ttl_ms: int
+    txn_size: int = 0
+    min_commit_ts: int = 0
+    for_update_ts: int = 0
+    actions: Sequence[int] = ()
+    check_assertions: bool = False
+    skip_newer_check: bool = False
+    locked_at: Mapping[int, int] = field(default_factory=dict)
+    async_commit: bool = False
+    one_pc: bool = False
+    secondaries: Sequence[bytes] = ()
+    max_commit_ts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prewritten:
+    """How the transaction goes on: 1PC committed it; async commit needs `min_commit_ts`; 2PC has neither."""
+
+    min_commit_ts: int = 0
+    one_pc_commit_ts: int = 0
+
+
+class _Checked(NamedTuple):
+    """A mutation that may be written; `held` is the transaction's own lock, `newest_ts` the newest commit_ts seen."""
+
+    mutation: Mutation
+    encoded: bytes
+    held: Lock | None = None
+    newest_ts: int = 0
+
+    @property
+    def is_prewritten(self) -> bool:
+        """Whether an earlier attempt did this one already."""
+        return self.held is not None and self.held.kind != PESSIMISTIC
+
+
+class _CommittedBeforeError(Exception):
+    """This is a late copy of a prewrite whose transaction is committed by now."""
+
+    def __init__(self, commit_ts: int) -> None:
+        super().__init__(commit_ts)
+        self.commit_ts = commit_ts
+
+
+def prewrite(draft: Draft, txn: Prewrite) -> Prewritten:
+    """Lock all keys of `txn` with their new values, or none of them; a repeated request gets its first answer again.
+
+    Raises:
+        KeyErrorsError: some keys are locked by others.
+        WriteConflictError: a version newer than start_ts exists, or `txn` was rolled back.
+        AlreadyExistsError, AssertionFailedError: a belief about existence does not hold.
+        PessimisticLockLostError: a key that had to be locked pessimistically is not.
+        InvalidTxnError: no transaction looks like this.
+    """
+    _check_sense(txn)
+    try:
+        checked = _checked(draft, txn)
+    except _CommittedBeforeError as err:
+        return Prewritten(*((0, err.commit_ts) if txn.one_pc else (err.commit_ts, 0)))
+    if txn.one_pc or txn.async_commit:
+        return _prewrite_computed(draft, txn, checked)
+    _lock_all(draft, txn, checked, txn.min_commit_ts, async_commit=False)
+    return Prewritten()
+
+
+def _check_sense(txn: Prewrite) -> None:
+    if not txn.start_ts:
+        raise InvalidTxnError("a prewrite with start_ts 0 belongs to no transaction; take start_ts from the TSO")
+    keys: set[bytes] = set()
+    for mutation in txn.mutations:
+        if mutation.op not in _LOCK_KINDS and mutation.op != Op.CHECK_NOT_EXISTS:
+            raise InvalidTxnError(f"a prewrite cannot have a mutation with op {mutation.op}")
+        if mutation.key in keys:
+            raise InvalidTxnError(f"a prewrite names key {mutation.key.hex()} twice; send its last mutation only")
+        keys.add(mutation.key)
+
+
+def _checked(draft: Draft, txn: Prewrite) -> list[_Checked]:
+    """All mutations, if all of them may be written."""
+    checked: list[_Checked] = []
+    locked: list[KeyIsLockedError] = []
+    for index, mutation in enumerate(txn.mutations):
+        try:
+            checked.append(_check_key(draft, txn, mutation, index))
+        except KeyIsLockedError as err:
+            locked.append(err)
+    if locked:
+        raise KeyErrorsError(locked)
+    return checked
+
+
+def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> _Checked:
+    action = txn.actions[index] if index < len(txn.actions) else _SKIP_CHECK
+    must_own = txn.for_update_ts > 0 and action == _MUST_BE_LOCKED
+    encoded = encode_bytes(mutation.key)
+    held = draft.lock(encoded)
+    if held is not None and held.start_ts != txn.start_ts:
+        if must_own:
+            raise PessimisticLockLostError(mutation.key, txn.start_ts)
+        raise KeyIsLockedError(mutation.key, held)
+    checked = _Checked(mutation, encoded, held)
+    if checked.is_prewritten:
+        return checked
+    if held is not None and txn.locked_at.get(index, held.for_update_ts) != held.for_update_ts:
+        raise PessimisticLockLostError(mutation.key, txn.start_ts)
+    if held is None:
+        newest_ts = _check_newest(draft, txn, mutation.key, encoded, _newest_allowed(txn, action), must_own=must_own)
+        checked = checked._replace(newest_ts=newest_ts)
+    _check_beliefs(draft, txn, mutation, encoded)
+    return checked
+
+
+def _newest_allowed(txn: Prewrite, action: int) -> int:
+    if not txn.for_update_ts:
+        return MAX_TS if txn.skip_newer_check else txn.start_ts
+    return MAX_TS if action == _SKIP_CHECK else txn.for_update_ts
+
+
+def _check_newest(
+    draft: Draft, txn: Prewrite, key: bytes, encoded: bytes, newest_allowed: int, *, must_own: bool
+) -> int:
+    """Refuse when the key changed after `newest_allowed`, or when the transaction itself is already over on it.
+
+    A pessimistic lock that had to be held but is gone (`must_own`) may only be put back if nothing happened to the key
+    since the start. Rollback records of others are passed over otherwise: they change nothing. Returns the newest
+    commit_ts found.
+    """
+    newest_ts = 0
+    for commit_ts, write in draft.writes(encoded):
+        if commit_ts < txn.start_ts:
+            return newest_ts or commit_ts
+        if write.kind != ROLLBACK and write.start_ts == txn.start_ts:
+            raise _CommittedBeforeError(commit_ts)
+        if must_own:
+            raise PessimisticLockLostError(key, txn.start_ts)
+        if commit_ts == txn.start_ts and (write.kind == ROLLBACK or write.overlapped_rollback):
+            reason = ConflictReason.SELF_ROLLED_BACK
+        elif write.kind != ROLLBACK and commit_ts > newest_allowed:
+            reason = ConflictReason.OPTIMISTIC
+        else:
+            newest_ts = max(newest_ts, commit_ts)
+            continue
+        raise WriteConflictError(key, txn.primary, txn.start_ts, write.start_ts, commit_ts, reason)
+    return newest_ts
+
+
+def _check_beliefs(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes) -> None:
+    must_be_new = mutation.op in (Op.INSERT, Op.CHECK_NOT_EXISTS)
+    asserted = mutation.assertion if txn.check_assertions else Assertion.NONE
+    if not must_be_new and asserted == Assertion.NONE:
+        return
+    if must_be_new:
+        draft.fence.read(max(txn.start_ts, txn.for_update_ts))
+    found = draft.data_write(encoded)
+    exists = found is not None and found[1].kind == PUT
+    if must_be_new and exists:
+        raise AlreadyExistsError(mutation.key)
+    if (asserted == Assertion.EXIST and not exists) or (asserted == Assertion.NOT_EXIST and exists):
+        existing = (found[1].start_ts, found[0]) if found else (0, 0)
+        raise AssertionFailedError(mutation.key, txn.start_ts, asserted, existing)
+
+
+def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[_Checked]) -> Prewritten:
+    """Async commit or 1PC, if nothing stands against it.
+
+    Whoever resolves an async commit computes its commit_ts from the locks alone. So the answer is the largest
+    min_commit_ts of exactly these locks, those of an earlier attempt included, and nothing larger.
+    """
+    earlier = [item.held for item in checked if item.held is not None and item.is_prewritten]
+    new = [item for item in checked if not item.is_prewritten and item.mutation.op != Op.CHECK_NOT_EXISTS]
+    possible = _is_whole(txn) and not earlier if txn.one_pc else all(lock.async_commit for lock in earlier)
+    at_least = max(txn.start_ts + 1, txn.for_update_ts + 1, txn.min_commit_ts)
+    answer = max((lock.min_commit_ts for lock in earlier), default=at_least)
+    if new or txn.one_pc:
+        floors = [item.held.min_commit_ts if item.held else item.newest_ts + 1 for item in new]
+        min_commit_ts = draft.fence.reserve([item.mutation.key for item in new], max([at_least, *floors]))
+        answer = max(answer, min_commit_ts)
+        possible = possible and not 0 < txn.max_commit_ts < min_commit_ts
+    if not possible:
+        _lock_all(draft, txn, checked, txn.min_commit_ts, async_commit=False)
+        return Prewritten()
+    if txn.one_pc:
+        _commit_all(draft, txn, checked, answer)
+        return Prewritten(one_pc_commit_ts=answer)
+    _lock_all(draft, txn, new, answer, async_commit=True)
+    return Prewritten(min_commit_ts=answer)
+
+
+def _is_whole(txn: Prewrite) -> bool:
+    """Whether the request has every key that is known of its transaction."""
+    keys = {mutation.key for mutation in txn.mutations}
+    return txn.primary in keys and keys.issuperset(txn.secondaries)
+
+
+def _stored_value(draft: Draft, item: _Checked, start_ts: int) -> tuple[int, bytes, bytes | None]:
+    """The record kind, the value, and what of it belongs into the record; a longer value is put aside."""
+    kind = _LOCK_KINDS[item.mutation.op]
+    if kind != PUT:
+        return kind, b"", None
+    value = item.mutation.value
+    if len(value) <= SHORT_VALUE_MAX_BYTES:
+        return kind, value, value
+    draft.put_value(item.encoded, start_ts, value)
+    return kind, value, None
+
+
+def _old_value(draft: Draft, encoded: bytes) -> bytes:
+    return (draft.value(encoded) or b"") if draft.old_values else b""
+
+
+def _lock_all(
+    draft: Draft, txn: Prewrite, checked: Sequence[_Checked], min_commit_ts: int, *, async_commit: bool
+) -> None:
+    for item in checked:
+        if item.mutation.op == Op.CHECK_NOT_EXISTS or item.is_prewritten:
+            continue
+        kind, value, short = _stored_value(draft, item, txn.start_ts)
+        key, held = item.mutation.key, item.held
+        lock = Lock(
+            kind,
+            txn.primary,
+            txn.start_ts,
+            max(txn.ttl_ms, held.ttl_ms) if held else txn.ttl_ms,
+            txn.for_update_ts,
+            max(min_commit_ts, held.min_commit_ts) if held else min_commit_ts,
+            txn.txn_size,
+            short,
+            async_commit,
+            tuple(txn.secondaries) if async_commit and key == txn.primary else (),
+        )
+        draft.put_lock(item.encoded, lock)
+        if kind != LOCK:
+            old_value = _old_value(draft, item.encoded)
+            draft.note(Change(PREWRITE, key, item.encoded, kind, txn.start_ts, 0, value, old_value))
+
+
+def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[_Checked], commit_ts: int) -> None:
+    for item in checked:
+        if item.mutation.op == Op.CHECK_NOT_EXISTS:
+            continue
+        old_value = _old_value(draft, item.encoded)
+        kind, value, short = _stored_value(draft, item, txn.start_ts)
+        put_version(draft, item.encoded, commit_ts, Write(kind, txn.start_ts, short), computed=True)
+        if item.held is not None:
+            draft.delete_lock(item.encoded)
+        if kind != LOCK:
+            key = item.mutation.key
+            draft.note(Change(COMMITTED, key, item.encoded, kind, txn.start_ts, commit_ts, value, old_value))
