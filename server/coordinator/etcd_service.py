@@ -6,83 +6,39 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-from etcdpb import rpc_pb2
+from etcdpb import election_pb2, lock_pb2, rpc_pb2
 from kvproto import meta_storagepb_pb2
 
-from server.coordinator.cluster_service import ClusterService
+from server.coordinator.etcd_election import ElectionService
+from server.coordinator.etcd_maintenance import MaintenanceService, Unsupported
+from server.coordinator.etcd_watch import WatchService
+from server.coordinator.members import Members
 from server.rpc.errors import StatusError
 from server.rpc.server import RpcServer
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.errors import (
-    CompactedError,
-    FutureRevisionError,
-    LeaseExistsError,
-    LeaseNotFoundError,
-    LeaseTtlError,
-    MetaRequestError,
-    MetaUnavailableError,
-)
+from storage.meta.errors import EtcdError
 from storage.model.errors import TidemarkError
-
-VERSION = "3.4.0"
-_INBOX = 16
-_STATUS: dict[type[TidemarkError], grpc.StatusCode] = {
-    MetaRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    CompactedError: grpc.StatusCode.OUT_OF_RANGE,
-    FutureRevisionError: grpc.StatusCode.OUT_OF_RANGE,
-    LeaseTtlError: grpc.StatusCode.OUT_OF_RANGE,
-    LeaseNotFoundError: grpc.StatusCode.NOT_FOUND,
-    LeaseExistsError: grpc.StatusCode.FAILED_PRECONDITION,
-    MetaUnavailableError: grpc.StatusCode.UNAVAILABLE,
-}
 
 
 class EtcdService:
-    """KV, Watch, Lease, Cluster and Maintenance; `tasks` owns the readers of client streams."""
+    """All of etcd's services put together; `tasks` owns the readers of client streams."""
 
-    def __init__(self, etcd: EmbeddedEtcd, cluster_id: int, members: ClusterService, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, etcd: EmbeddedEtcd, cluster_id: int, members: Members, tasks: asyncio.TaskGroup) -> None:
         self._etcd = etcd
         self._cluster_id = cluster_id
-        self._members = members
-        self._tasks = tasks
+        self._election = ElectionService(etcd)
+        self._maintenance = MaintenanceService(etcd, cluster_id, members, self._header)
+        self._watch = WatchService(etcd, tasks, self._complete)
 
     def add_to(self, server: RpcServer) -> None:
-        """Serve the five services, and PD's MetaStorage."""
-        etcd = self._etcd
-        calls = {
-            "Range": self._call(etcd.read),
-            "Put": self._call(etcd.put),
-            "DeleteRange": self._call(etcd.delete_range),
-            "Txn": self._call(etcd.txn),
-            "Compact": self._call(etcd.compact),
-            "LeaseGrant": self._call(etcd.lease_grant),
-            "LeaseRevoke": self._call(etcd.lease_revoke),
-            "LeaseTimeToLive": self._call(etcd.lease_time_to_live),
-            "LeaseKeepAlive": self.keep_alive,
-            "Watch": self.watch,
-            "MemberList": self._call(self.member_list),
-            "Status": self._call(self.status),
-        }
-        for service in rpc_pb2.DESCRIPTOR.services_by_name.values():
-            server.add_service(service, SimpleNamespace(**calls))
-
-    async def member_list(self, _asked: rpc_pb2.MemberListRequest) -> rpc_pb2.MemberListResponse:
-        """One member: this coordinator."""
-        urls = [self._members.url]
-        member = rpc_pb2.Member(ID=self._cluster_id, name="embedded", peerURLs=urls, clientURLs=urls)
-        return rpc_pb2.MemberListResponse(header=self._header(), members=[member])
-
-    async def status(self, _asked: rpc_pb2.StatusRequest) -> rpc_pb2.StatusResponse:
-        """Which etcd this is like, and how far it is."""
-        revision = self._etcd.revision
-        return rpc_pb2.StatusResponse(
-            header=self._header(),
-            version=VERSION,
-            leader=self._cluster_id,
-            raftIndex=revision,
-            raftAppliedIndex=revision,
-            raftTerm=1,
-        )
+        """Serve them; what is not there is refused with what to do instead."""
+        unary = self._kv_calls() | self._maintenance_calls() | self._election_calls()
+        calls: dict[str, Any] = {name: self._call(function) for name, function in unary.items()}
+        calls |= {"LeaseKeepAlive": self.keep_alive, "Watch": self._watch.watch, "Observe": self.observe}
+        for stubs in (rpc_pb2, election_pb2, lock_pb2):
+            for service in stubs.DESCRIPTOR.services_by_name.values():
+                server.add_service(service, SimpleNamespace(**calls))
+        server.add_proxy(Unsupported())
 
     async def keep_alive(
         self, requests: AsyncIterator[rpc_pb2.LeaseKeepAliveRequest], _context: Any
@@ -92,31 +48,51 @@ class EtcdService:
             ttl_s = await self._etcd.keep_alive(request.ID)
             yield rpc_pb2.LeaseKeepAliveResponse(header=self._header(), ID=request.ID, TTL=ttl_s)
 
-    async def watch(
-        self, requests: AsyncIterator[rpc_pb2.WatchRequest], _context: Any
-    ) -> AsyncIterator[rpc_pb2.WatchResponse]:
-        """All watches of one client; what they have not seen waits in the kept events, not in memory of theirs."""
-        watchers = self._etcd.watchers()
-        inbox: asyncio.Queue[rpc_pb2.WatchRequest | None] = asyncio.Queue(_INBOX)
-        with self._etcd.woken() as woken:
-            reader = self._tasks.create_task(_read(requests, inbox, woken), name="etcd-watch-reader")
-            try:
-                while True:
-                    revision = self._etcd.revision
-                    responses = watchers.advance(revision)
-                    while not inbox.empty():
-                        request = inbox.get_nowait()
-                        if request is None:
-                            return
-                        responses += watchers.handle(request, revision)
-                    for response in responses:
-                        self._complete(response.header)
-                        yield response
-                    if not responses:
-                        await woken.wait()
-                        woken.clear()
-            finally:
-                reader.cancel()
+    async def observe(
+        self, asked: election_pb2.LeaderRequest, _context: Any
+    ) -> AsyncIterator[election_pb2.LeaderResponse]:
+        """See `ElectionService.observe`."""
+        async for response in self._election.observe(asked):
+            self._complete(response.header)
+            yield response
+
+    def _kv_calls(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
+        etcd = self._etcd
+        return {
+            "Range": etcd.read,
+            "Put": etcd.put,
+            "DeleteRange": etcd.delete_range,
+            "Txn": etcd.txn,
+            "Compact": etcd.compact,
+            "LeaseGrant": etcd.lease_grant,
+            "LeaseRevoke": etcd.lease_revoke,
+            "LeaseTimeToLive": etcd.lease_time_to_live,
+            "LeaseLeases": etcd.lease_leases,
+        }
+
+    def _maintenance_calls(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
+        maintenance = self._maintenance
+        return {
+            "MemberList": maintenance.member_list,
+            "Status": maintenance.status,
+            "Alarm": maintenance.alarm,
+            "Defragment": maintenance.defragment,
+            "Hash": maintenance.hash,
+            "HashKV": maintenance.hash_kv,
+            "AuthStatus": maintenance.auth_status,
+            "Authenticate": maintenance.authenticate,
+        }
+
+    def _election_calls(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
+        election = self._election
+        return {
+            "Campaign": election.campaign,
+            "Proclaim": election.proclaim,
+            "Leader": election.leader,
+            "Resign": election.resign,
+            "Lock": election.lock,
+            "Unlock": election.unlock,
+        }
 
     def _call(self, function: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, _context: Any) -> Any:
@@ -137,21 +113,6 @@ class EtcdService:
     def _complete(self, header: rpc_pb2.ResponseHeader) -> None:
         header.cluster_id = header.member_id = self._cluster_id
         header.raft_term = 1
-
-
-async def _read(
-    requests: AsyncIterator[rpc_pb2.WatchRequest],
-    inbox: asyncio.Queue[rpc_pb2.WatchRequest | None],
-    woken: asyncio.Event,
-) -> None:
-    try:
-        async for request in requests:
-            await inbox.put(request)
-            woken.set()
-    except (grpc.RpcError, grpc.aio.UsageError):
-        return  # the client broke the stream; gRPC cancels the answering half
-    await inbox.put(None)
-    woken.set()
 
 
 class MetaStorageService:
@@ -179,5 +140,6 @@ class MetaStorageService:
 
 def status_of(err: TidemarkError) -> TidemarkError:
     """An error of the metadata with the status and the text etcd gives it."""
-    status = _STATUS.get(type(err))
-    return StatusError(status, err.message) if status else err
+    if isinstance(err, EtcdError):
+        return StatusError(grpc.StatusCode[err.status], err.text)
+    return err

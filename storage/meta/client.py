@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc.aio
@@ -10,11 +10,19 @@ from etcdpb import kv_pb2, rpc_pb2
 
 from storage.codec import prefix_end
 from storage.meta.api import EtcdApi
-from storage.meta.convert import compare_message, op_message, pair_of
-from storage.meta.errors import CompactedError, MetaUnavailableError, MetaUrlError
+from storage.meta.convert import compare_message, op_message, pair_of, parts
+from storage.meta.errors import (
+    CompactedError,
+    EtcdError,
+    MetaUnavailableError,
+    MetaUrlError,
+    TooManyOpsError,
+    error_of,
+)
 from storage.meta.lease import KeptLease
 from storage.meta.meta import Compare, Delete, Get, KeyValue, Lease, Op, Put, TxnResult, WatchEvent
 from storage.meta.remote import RemoteEtcd
+from storage.meta.request import MAX_TXN_OPS
 
 _BACKOFF_SECONDS = (0.05, 2.0)
 
@@ -63,9 +71,19 @@ class EtcdMeta:
         answer = await self._api.txn(_request((), [Delete(prefix or b"\0", _end(prefix))], ()))
         return answer.responses[0].response_delete_range.deleted
 
+    async def write_all(self, ops: Iterable[Op]) -> int:
+        """See `Meta.write_all`."""
+        revision = 0
+        for part in parts(map(op_message, ops)):
+            revision = (await self._api.txn(rpc_pb2.TxnRequest(success=part))).header.revision
+        return revision
+
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
         """See `Meta.txn`."""
-        answer = await self._api.txn(_request(compares, success, failure))
+        asked = _request(compares, success, failure)
+        if max(len(compares), len(success), len(failure)) > MAX_TXN_OPS:
+            raise TooManyOpsError
+        answer = await self._api.txn(asked)
         ran = success if answer.succeeded else failure
         pairs = [
             [pair_of(pair) for pair in response.response_range.kvs]
@@ -82,26 +100,39 @@ class EtcdMeta:
 
     async def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
         """See `Meta.watch`."""
-        asked = rpc_pb2.WatchCreateRequest(key=prefix or b"\0", range_end=_end(prefix), start_revision=start_revision)
+        asked = rpc_pb2.WatchCreateRequest(
+            key=prefix or b"\0",
+            range_end=_end(prefix),
+            start_revision=start_revision,
+            progress_notify=True,
+            fragment=True,
+        )
         pause, most = _BACKOFF_SECONDS
         while True:
             try:
-                async for response in self._api.watch(asked):
+                async for events in self._watch_once(asked):
                     pause, _ = _BACKOFF_SECONDS
-                    if response.compact_revision:
-                        raise CompactedError(response.compact_revision)
-                    if response.created and not asked.start_revision:
-                        asked.start_revision = response.header.revision + 1
-                    if response.events:
-                        asked.start_revision = response.events[-1].kv.mod_revision + 1
-                        yield [
-                            WatchEvent(event.type == kv_pb2.Event.DELETE, pair_of(event.kv))
-                            for event in response.events
-                        ]
+                    yield events
             except MetaUnavailableError:
                 pass  # the server is away: watch again, from the next revision
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
             pause = min(pause * 2, most)
+
+    async def _watch_once(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[list[WatchEvent]]:
+        """One watch until it breaks; moves `asked.start_revision` behind all that was shown, or told as progress."""
+        pieces: list[WatchEvent] = []
+        async for response in self._api.watch(asked):
+            if response.canceled:
+                raise _cancelled(response)
+            pieces += [WatchEvent(event.type == kv_pb2.Event.DELETE, pair_of(event.kv)) for event in response.events]
+            if response.fragment:
+                continue
+            if pieces:
+                asked.start_revision = pieces[-1].pair.mod_revision + 1
+                yield pieces
+                pieces = []
+            elif not response.created or not asked.start_revision:
+                asked.start_revision = response.header.revision + 1
 
     async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
         """See `Meta.campaign`."""
@@ -121,6 +152,12 @@ class EtcdMeta:
                     return
         except CompactedError:
             return
+
+
+def _cancelled(response: rpc_pb2.WatchResponse) -> EtcdError:
+    if response.compact_revision:
+        return CompactedError(response.compact_revision)
+    return error_of("UNAVAILABLE", response.cancel_reason)
 
 
 def _request(compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> rpc_pb2.TxnRequest:

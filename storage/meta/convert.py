@@ -1,10 +1,14 @@
 """Our values to etcd's messages and back."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etcdpb import kv_pb2, rpc_pb2
 
 from storage.meta.meta import Compare, Delete, KeyValue, Op, Put
+from storage.meta.request import MAX_REQUEST_BYTES, MAX_TXN_OPS
+
+_PART_BYTES = MAX_REQUEST_BYTES * 2 // 3
 
 _RESULT: dict[str, Any] = {
     "==": rpc_pb2.Compare.EQUAL,
@@ -39,3 +43,17 @@ def op_message(op: Op) -> rpc_pb2.RequestOp:
     if isinstance(op, Delete):
         return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=op.key, range_end=op.range_end))
     return rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=op.key, range_end=op.range_end))
+
+
+def parts(ops: Iterable[rpc_pb2.RequestOp]) -> Iterator[list[rpc_pb2.RequestOp]]:
+    """The operations in order, in parts that fit a transaction each: by number, and by bytes as far as can be."""
+    part: list[rpc_pb2.RequestOp] = []
+    size = 0
+    for op in ops:
+        if part and (len(part) == MAX_TXN_OPS or size + op.ByteSize() > _PART_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(op)
+        size += op.ByteSize()
+    if part:
+        yield part

@@ -1,57 +1,61 @@
 """The embedded metadata server: the pure state behind one queue, LevelDB below it.
 
-Every request, reads too, takes its turn in one queue. What has gathered is applied in memory, written with one synced
-batch, and only then answered and shown to watchers: nobody ever sees what a crash could take back. When the disk fails,
-memory is ahead of it, so the server ends instead of going on.
+Requests are group-committed (`storage.meta.commit`): nobody ever sees what a crash could take back. History is
+forgotten by itself (`storage.meta.history`), and its space is given back to the disk behind the writes.
 """
 
 import asyncio
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from etcdpb import rpc_pb2
+from google.protobuf.message import Message
 
 from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
-from storage.meta import record
-from storage.meta.errors import MetaUnavailableError
+from storage.meta import record, request
+from storage.meta.commit import GroupCommit
+from storage.meta.errors import LeaseNotFoundError, NoSpaceError
+from storage.meta.history import History, Retention
 from storage.meta.leases import Leases
 from storage.meta.watchers import Watchers
-from storage.model.errors import TidemarkError
 
 R = TypeVar("R")
-Change = Callable[[WriteBatch], Any]
-MAX_WAITING = 16_384
-KEPT_REVISIONS = 10_000
-_GROUP = 1024
 _EXPIRY_SECONDS = 0.25
+_DEAF_SECONDS = 1.0
 
 
 class EmbeddedEtcd:
     """One directory's metadata server; made by `open`. Its calls are those of `storage.meta.api.EtcdApi`, and more."""
 
-    def __init__(self, kv: KV, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kv: KV, clock: Callable[[], float] = time.monotonic, retention: Retention | None = None) -> None:
         self._kv = kv
         self._clock = clock
+        self._retention = retention or Retention()
+        self._history = History(self._retention)
         self._state, ttls = record.load(kv)
         self._leases = Leases(ttls.items(), clock())
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="metadata-disk")
-        self._waiting: deque[tuple[Change, asyncio.Future[Any]]] = deque()
-        self._wake = asyncio.Event()
+        self._commit = GroupCommit(kv, self._save, self._show)
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="metadata-sweep")
+        self._sweep = asyncio.Event()
+        self._swept = -1  # what an earlier run left to be removed, goes first
+        self._saved = self._state.revision
         self._watching: set[asyncio.Event] = set()
-        self.revision = self._state.revision
+        self.alarms = record.load_alarms(kv)
+        """The raised alarms, by etcd's numbers."""
+        self.revision = 0
         """The last durable revision."""
+        self._show()
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, directory: Path) -> AsyncIterator["EmbeddedEtcd"]:
+    async def open(cls, directory: Path, retention: Retention | None = None) -> AsyncIterator["EmbeddedEtcd"]:
         """Open or create the directory and serve for the block.
 
         Raises:
@@ -59,9 +63,10 @@ class EmbeddedEtcd:
         """
         kv = LevelDB(directory)
         try:
-            server = cls(kv)
+            server = cls(kv, retention=retention)
             async with asyncio.TaskGroup() as tasks:
-                loops = [tasks.create_task(loop(), name=loop.__name__) for loop in (server.run, server.run_expiry)]
+                running = (server.run, server.run_expiry, server.run_sweep)
+                loops = [tasks.create_task(loop(), name=loop.__name__) for loop in running]
                 try:
                     yield server
                 finally:
@@ -73,55 +78,63 @@ class EmbeddedEtcd:
 
     def close(self) -> None:
         """Wait for a write under way, and refuse what is still queued."""
-        self._disk.shutdown(wait=True)
-        while self._waiting:
-            _, future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(MetaUnavailableError("the metadata server is stopping; try again"))
+        self._commit.close()
+        self._sweeper.shutdown(wait=True)
 
     async def run(self) -> None:
-        """Apply and answer what is queued, group by group, until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                await self._commit([self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))])
+        """Answer requests until cancelled."""
+        await self._commit.run()
 
     async def run_expiry(self) -> None:
         """Revoke leases that are over, until cancelled."""
+        heard_at = self._clock()
         while True:
             await asyncio.sleep(_EXPIRY_SECONDS)
-            for lease in self._leases.over(self._clock()):
-                await self._submit(partial(self._revoke, lease))
+            deaf_s = self._clock() - heard_at - _EXPIRY_SECONDS
+            if deaf_s > _DEAF_SECONDS:  # stopped or starved: renewals may be waiting to be read
+                self._leases.postpone(deaf_s)
+            heard_at = self._clock()
+            if over := self._leases.over(heard_at):
+                await self._commit.submit(partial(self._expire, over))
+
+    async def run_sweep(self) -> None:
+        """Remove forgotten history from the disk, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._sweep.wait()
+            self._sweep.clear()
+            await loop.run_in_executor(self._sweeper, self._kv.delete_range, *record.events_before(self._swept))
 
     async def read(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """See `State.read`."""
-        return await self._submit(lambda _: self._state.read(asked))
+        return await self._commit.submit(lambda _: self._state.read(asked))
 
     async def put(self, asked: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
-        """See `State.put`."""
-        return await self._submit(lambda _: self._state.put(asked))
+        """See `State.put`; raises NoSpaceError beyond the quota."""
+        return await self._write(asked, partial(self._state.put, asked))
 
     async def delete_range(self, asked: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
         """See `State.delete_range`."""
-        return await self._submit(lambda _: self._state.delete_range(asked))
+        return await self._commit.submit(lambda _: self._state.delete_range(asked))
 
     async def txn(self, asked: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
-        """See `State.txn`."""
-        return await self._submit(lambda _: self._state.txn(asked))
+        """See `State.txn`; one that puts raises NoSpaceError beyond the quota."""
+        if request.txn_writes(asked):
+            return await self._write(asked, partial(self._state.txn, asked))
+        return await self._commit.submit(lambda _: self._state.txn(asked))
 
     async def compact(self, asked: rpc_pb2.CompactionRequest) -> rpc_pb2.CompactionResponse:
         """See `State.compact`."""
-        await self._submit(partial(self._compact, asked.revision))
+        await self._commit.submit(partial(self._compact, asked.revision))
         return rpc_pb2.CompactionResponse(header=self._header())
 
     async def lease_grant(self, asked: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
         """Create a lease; id 0 asks for a free one. Raises as `Leases.check_grant`."""
-        return await self._submit(partial(self._grant, asked.ID, asked.TTL))
+        return await self._commit.submit(partial(self._grant, asked.ID, asked.TTL))
 
     async def lease_revoke(self, asked: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
         """End a lease and delete its keys; raises LeaseNotFoundError."""
-        await self._submit(partial(self._revoke, asked.ID))
+        await self._commit.submit(partial(self._revoke, asked.ID))
         return rpc_pb2.LeaseRevokeResponse(header=self._header())
 
     async def lease_time_to_live(self, asked: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
@@ -132,6 +145,11 @@ class EmbeddedEtcd:
             header=self._header(), ID=asked.ID, TTL=left, grantedTTL=granted, keys=keys
         )
 
+    async def lease_leases(self, _asked: rpc_pb2.LeaseLeasesRequest) -> rpc_pb2.LeaseLeasesResponse:
+        """All leases."""
+        leases = [rpc_pb2.LeaseStatus(ID=lease) for lease in self._leases.all()]
+        return rpc_pb2.LeaseLeasesResponse(header=self._header(), leases=leases)
+
     async def keep_alive(self, lease: int) -> int:
         """Renew a lease in memory; returns its TTL in seconds, 0 if it is over."""
         return self._leases.renew(lease, self._clock())
@@ -139,15 +157,13 @@ class EmbeddedEtcd:
     async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[rpc_pb2.WatchResponse]:
         """One watch inside this process."""
         watchers = self.watchers()
+        watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.revision)
         with self.woken() as woken:
-            responses = watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.revision)
             while True:
-                for response in responses:
+                woken.clear()
+                for response in watchers.responses(lambda: self.revision):
                     yield response
-                responses = watchers.advance(self.revision)
-                if not responses:
-                    await woken.wait()
-                    woken.clear()
+                await woken.wait()
 
     def watchers(self) -> Watchers:
         """The watches of a new client stream."""
@@ -163,48 +179,64 @@ class EmbeddedEtcd:
         finally:
             self._watching.discard(event)
 
-    async def _submit(self, change: Callable[[WriteBatch], R]) -> R:
-        if len(self._waiting) >= MAX_WAITING:
-            raise MetaUnavailableError("etcdserver: too many requests")
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((change, future))
-        self._wake.set()
-        return await future
+    async def set_alarms(self, alarms: set[int]) -> None:
+        """Raise or take back alarms, durably."""
 
-    async def _commit(self, group: list[tuple[Change, asyncio.Future[Any]]]) -> None:
-        batch = WriteBatch()
-        outcomes = [(future, _attempt(change, batch)) for change, future in group]
-        if self._state.revision > self.revision:
-            self._save(batch)
-        try:
-            if len(batch):
-                write = partial(self._kv.write, batch, sync=True)
-                await asyncio.get_running_loop().run_in_executor(self._disk, write)
-        except TidemarkError as err:
-            _refuse(group, err)
-            raise
+        def change(batch: WriteBatch) -> None:
+            self.alarms = alarms
+            record.save_alarms(batch, alarms)
+
+        await self._commit.submit(change)
+
+    async def hash_kv(self, revision: int) -> rpc_pb2.HashKVResponse:
+        """A checksum of the pairs at `revision` (0: now); equal states give equal sums, other programs other ones."""
+        return await self._commit.submit(lambda _: self._state.hash_kv(revision))
+
+    async def defragment(self) -> None:
+        """Give the space of overwritten and forgotten records back to the disk."""
+        await asyncio.get_running_loop().run_in_executor(
+            self._sweeper, self._kv.delete_range, *record.events_before(self._swept)
+        )
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of all that is kept, and of the pairs of now."""
+        return self._state.live_bytes + self._state.log_bytes, self._state.live_bytes
+
+    async def _write(self, asked: Message, apply: Callable[[], R]) -> R:
+        def change(batch: WriteBatch) -> R:
+            if self._state.live_bytes + asked.ByteSize() > self._retention.quota_bytes:
+                self.alarms.add(rpc_pb2.NOSPACE)
+                record.save_alarms(batch, self.alarms)
+            if rpc_pb2.NOSPACE in self.alarms:
+                raise NoSpaceError
+            return apply()
+
+        return await self._commit.submit(change)
+
+    def _save(self, batch: WriteBatch) -> None:
+        """Write the revisions that are new; before any of them can be forgotten."""
+        if self._state.revision > self._saved:
+            record.save_revisions(batch, self._state, range(self._saved + 1, self._state.revision + 1))
+            self._saved = self._state.revision
+            if floor := self._history.due(self._state, self._clock()):
+                self._compact(floor, batch)
+
+    def _show(self) -> None:
         self.revision = self._state.revision
-        for future, outcome in outcomes:
-            if future.done():
-                continue
-            if isinstance(outcome, TidemarkError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+        if self._state.compact_revision > self._swept:
+            self._swept = self._state.compact_revision
+            self._sweep.set()
         for event in self._watching:
             event.set()
 
-    def _save(self, batch: WriteBatch) -> None:
-        record.save_revisions(batch, self._state, range(self.revision + 1, self._state.revision + 1))
-        oldest = self._state.revision - KEPT_REVISIONS
-        if oldest > self._state.compact_revision + KEPT_REVISIONS // 10:
-            self._compact(oldest, batch)
-
     def _compact(self, revision: int, batch: WriteBatch) -> None:
-        record.forget_events(batch, self._state.compact(revision))
+        self._save(batch)
+        self._state.compact(revision)
         record.save_head(batch, self._state)
 
     def _grant(self, lease: int, ttl_s: int, batch: WriteBatch) -> rpc_pb2.LeaseGrantResponse:
+        if rpc_pb2.NOSPACE in self.alarms:
+            raise NoSpaceError
         lease = lease or secrets.randbits(62) + 1
         ttl_s = self._leases.check_grant(lease, ttl_s)
         self._state.grant(lease)
@@ -217,18 +249,12 @@ class EmbeddedEtcd:
         self._leases.remove(lease)
         record.forget_lease(batch, lease)
 
+    def _expire(self, leases: list[int], batch: WriteBatch) -> None:
+        for lease in leases:
+            try:
+                self._revoke(lease, batch)
+            except LeaseNotFoundError:
+                continue  # its owner revoked it while this waited
+
     def _header(self) -> rpc_pb2.ResponseHeader:
         return rpc_pb2.ResponseHeader(revision=self._state.revision)
-
-
-def _attempt(change: Change, batch: WriteBatch) -> Any:
-    try:
-        return change(batch)
-    except TidemarkError as err:
-        return err
-
-
-def _refuse(group: list[tuple[Change, asyncio.Future[Any]]], err: TidemarkError) -> None:
-    for _, future in group:
-        if not future.done():
-            future.set_exception(MetaUnavailableError(err.message))

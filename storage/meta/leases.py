@@ -58,6 +58,15 @@ class Leases:
         known.deadline = now + known.ttl_s
         return known.ttl_s
 
+    def postpone(self, seconds: float) -> None:
+        """Move every deadline: the time in which this process could not hear renewals does not count."""
+        for known in self._leases.values():
+            known.deadline += seconds
+
+    def all(self) -> list[int]:
+        """The ids of all leases, the longest known first."""
+        return list(self._leases)
+
     def left(self, lease: int, now: float) -> tuple[int, int]:
         """Whole seconds left and the granted TTL; (-1, 0) if the lease is unknown."""
         known = self._leases.get(lease)
@@ -69,16 +78,16 @@ class Leases:
 
     def over(self, now: float) -> list[int]:
         """Leases past their deadline; each is named until it is removed."""
-        found: list[int] = []
+        found: set[int] = set()  # an id that was granted anew is in the heap twice
         while self._heap and self._heap[0][0] <= now:
             _, lease = heapq.heappop(self._heap)
             known = self._leases.get(lease)
             if known is None:
                 continue
             if known.deadline <= now:
-                found.append(lease)
+                found.add(lease)
             else:
                 heapq.heappush(self._heap, (known.deadline, lease))
         for lease in found:
             heapq.heappush(self._heap, (now, lease))
-        return found
+        return sorted(found)

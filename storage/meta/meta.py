@@ -140,6 +140,13 @@ class Meta(Protocol):
         """Run `success` if all `compares` hold, else `failure`; atomic, durable when it returns, <= 128 of each."""
         ...
 
+    async def write_all(self, ops: Sequence[Op]) -> int:
+        """Apply any number of writes whose order and togetherness do not matter; returns the last revision.
+
+        They go in transactions that fit, one after the other: after an error some are applied, and it may be repeated.
+        """
+        ...
+
     async def grant_lease(self, ttl_s: int) -> Lease:
         """A new lease; use it as `async with await meta.grant_lease(5) as lease`."""
         ...

@@ -1,6 +1,7 @@
 """Key ranges and what of them a `RangeRequest` selects: filter, sort, limit, count (pure)."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from etcdpb import kv_pb2, rpc_pb2
@@ -22,13 +23,21 @@ def in_range(key: bytes, start: bytes, range_end: bytes) -> bool:
 
 
 def select(asked: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_pb2.RangeResponse:
-    """The answer to `asked`, given all pairs of its range in key order; `count` is before filter and limit."""
+    """The answer to `asked`, given all pairs of its range in key order; `count` is before filter and limit.
+
+    As in etcd, a limit without an order is applied to the keys' order first, whatever is then sorted by.
+    """
     response = rpc_pb2.RangeResponse(count=len(pairs))
     if asked.count_only:
         return response
-    chosen = _sorted(asked, [pair for pair in pairs if _passes(asked, pair)])
-    response.more = bool(asked.limit) and len(chosen) > asked.limit
-    response.kvs.extend(chosen[: asked.limit] if asked.limit else chosen)
+    filtered = bool(
+        asked.min_mod_revision or asked.max_mod_revision or asked.min_create_revision or asked.max_create_revision
+    )
+    if asked.limit > 0 and not filtered and asked.sort_order == rpc_pb2.RangeRequest.NONE:
+        pairs = list(islice(pairs, asked.limit + 1))
+    chosen = _sorted(asked, [pair for pair in pairs if _passes(asked, pair)] if filtered else pairs)
+    response.more = 0 < asked.limit < len(chosen)
+    response.kvs.extend(chosen[: asked.limit] if asked.limit > 0 else chosen)
     if asked.keys_only:
         for pair in response.kvs:
             pair.value = b""
@@ -37,9 +46,9 @@ def select(asked: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_pb2
 
 def _passes(asked: rpc_pb2.RangeRequest, pair: kv_pb2.KeyValue) -> bool:
     return (
-        pair.mod_revision >= asked.min_mod_revision
+        (not asked.min_mod_revision or pair.mod_revision >= asked.min_mod_revision)
         and (not asked.max_mod_revision or pair.mod_revision <= asked.max_mod_revision)
-        and pair.create_revision >= asked.min_create_revision
+        and (not asked.min_create_revision or pair.create_revision >= asked.min_create_revision)
         and (not asked.max_create_revision or pair.create_revision <= asked.max_create_revision)
     )
 

@@ -15,7 +15,7 @@ from storage.model.errors import CorruptError
 
 VERSION = 1
 _VERSION_KEY, _HEAD_KEY = b"v", b"h"
-_PAIR, _EVENTS, _LEASE = b"k", b"e", b"l"
+_PAIR, _EVENTS, _LEASE, _ALARMS = b"k", b"e", b"l", b"a"
 _HEAD = struct.Struct(">qq")
 _NUMBER = struct.Struct(">q")
 
@@ -45,7 +45,8 @@ def load(reader: Reader) -> tuple[State, dict[int, int]]:
         pairs = (kv_pb2.KeyValue.FromString(value) for _, value in scan_prefix(reader, _PAIR))
         state.restore(revision, compact_revision, ttls, pairs)
         for key, value in scan_prefix(reader, _EVENTS):
-            state.restore_events(_number(key), list(rpc_pb2.WatchResponse.FromString(value).events))
+            if _number(key) >= compact_revision:  # older ones were being removed when the server ended
+                state.restore_events(_number(key), list(rpc_pb2.WatchResponse.FromString(value).events))
     except (struct.error, KeyError, DecodeError) as err:
         raise CorruptError(f"the metadata cannot be read: {err}; restore the directory from a backup") from err
     return state, ttls
@@ -80,10 +81,19 @@ def forget_lease(batch: WriteBatch, lease: int) -> None:
     batch.delete(_LEASE + _NUMBER.pack(lease))
 
 
-def forget_events(batch: WriteBatch, revisions: Iterable[int]) -> None:
-    """Remove compacted events."""
-    for revision in revisions:
-        batch.delete(_EVENTS + _NUMBER.pack(revision))
+def load_alarms(reader: Reader) -> set[int]:
+    """The raised alarms, by etcd's numbers."""
+    return set(reader.get(_ALARMS) or b"")
+
+
+def save_alarms(batch: WriteBatch, alarms: Iterable[int]) -> None:
+    """Write the raised alarms."""
+    batch.put(_ALARMS, bytes(sorted(alarms)))
+
+
+def events_before(revision: int) -> tuple[bytes, bytes]:
+    """The keys `[lower, upper)` of the changes that a compaction at `revision` forgets."""
+    return _EVENTS, _EVENTS + _NUMBER.pack(revision)
 
 
 def _number(key: bytes) -> int:

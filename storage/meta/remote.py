@@ -1,94 +1,128 @@
-"""The etcd API over the network: several endpoints, timeouts, and etcd's statuses as our errors.
+"""The etcd API over the network: several endpoints, users, timeouts, and etcd's statuses as our errors.
 
-A call that fails for lack of a server moves on to the next endpoint. Reads, and writes that leave the same state when
-they happen twice, are sent again with back-off; a transaction with conditions is not: its caller must read and decide.
+A call that fails for lack of a server moves on to the next endpoint. What was not sent for lack of a connection, reads,
+and writes that leave the same state when they happen twice, are sent again with back-off; a transaction with conditions
+that was sent is not: its caller must read and decide.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
+from storage.meta.endpoints import Endpoints
 from storage.meta.errors import (
-    CompactedError,
-    FutureRevisionError,
-    LeaseExistsError,
-    LeaseNotFoundError,
-    MetaRequestError,
+    EtcdError,
+    InvalidTokenError,
     MetaUnavailableError,
+    NoSpaceError,
+    TooManyRequestsError,
+    UserNeededError,
+    error_of,
 )
-from storage.model.errors import TidemarkError
+from storage.meta.keep_alive import KeepAlives
+from storage.meta.user import Metadata, Token, User
 
 R = TypeVar("R")
+NEEDS_LEADER: Metadata = (("hasleader", "true"),)
+"""Sent with streams: a member that is cut off from the others then ends them instead of staying silent."""
 _CALL_SECONDS = 10.0
 _ATTEMPT_SECONDS = 5.0
 _BACKOFF_SECONDS = (0.05, 1.0)
-_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class RemoteEtcd:
     """See `storage.meta.api.EtcdApi`; made by `open`."""
 
-    def __init__(self, endpoints: Sequence[str], channels: Sequence[grpc.aio.Channel]) -> None:
+    def __init__(self, endpoints: Endpoints, user: User | None = None) -> None:
         self._endpoints = endpoints
-        self._channels = channels
-        self._current = 0
+        self._token = Token(user)
+        self._keep_alives = KeepAlives(self._open_keep_alive)
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, endpoints: Sequence[str], channel: Callable[[str], grpc.aio.Channel]
+        cls, endpoints: Sequence[str], channel: Callable[[str], grpc.aio.Channel], user: User | None = None
     ) -> AsyncIterator["RemoteEtcd"]:
-        """Channels to all endpoints for the block; they connect when used."""
-        async with AsyncExitStack() as stack:
-            yield cls(endpoints, [await stack.enter_async_context(channel(endpoint)) for endpoint in endpoints])
+        """Channels to all endpoints for the block; without a `user` the environment may name one (`meta.user`)."""
+        async with Endpoints.open(endpoints, channel) as opened:
+            remote = cls(opened, user or User.from_environment(os.environ))
+            try:
+                yield remote
+            finally:
+                remote._keep_alives.close()
 
     @property
-    def channel(self) -> grpc.aio.Channel:
-        """The channel to the endpoint in use."""
-        return self._channels[self._current]
+    def address(self) -> str:
+        """The endpoint in use."""
+        return self._endpoints.current
 
-    def move_on(self) -> None:
-        """Use the next endpoint from now on."""
-        self._current = (self._current + 1) % len(self._channels)
+    async def connected(self) -> tuple[grpc.aio.Channel, Metadata]:
+        """A connected channel and what a call on it has to carry.
+
+        Raises:
+            MetaUnavailableError: no endpoint can be reached.
+            grpc.aio.AioRpcError: no token was given.
+        """
+        channel = await self._endpoints.connected()
+        return channel, await self._token.metadata(channel)
+
+    def failed(self, err: TimeoutError | grpc.aio.AioRpcError, address: str) -> EtcdError:
+        """`err` as our error, once the endpoint or the token that it speaks of is no longer used."""
+        if isinstance(err, TimeoutError):
+            self._endpoints.leave(address)
+            return MetaUnavailableError(f"the metadata server at {address} did not answer in time; is it running?")
+        failure = error_of(err.code().name, err.details() or "")
+        if isinstance(failure, InvalidTokenError | UserNeededError) and self._token.forget():
+            return InvalidTokenError()
+        if type(failure) is MetaUnavailableError:
+            self._endpoints.leave(address)
+            return MetaUnavailableError(f"the metadata server at {address} is away: {failure.text}; is it running?")
+        return failure
 
     async def read(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """See `EtcdApi.read`."""
-        return await self._call(lambda: rpc_pb2_grpc.KVStub(self.channel).Range(asked), repeat=True)
+        return await self._call(lambda channel, has: rpc_pb2_grpc.KVStub(channel).Range(asked, metadata=has))
 
     async def txn(self, asked: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         """See `EtcdApi.txn`."""
-        return await self._call(lambda: rpc_pb2_grpc.KVStub(self.channel).Txn(asked), repeat=not asked.compare)
+        return await self._call(
+            lambda channel, has: rpc_pb2_grpc.KVStub(channel).Txn(asked, metadata=has), repeat=not asked.compare
+        )
 
     async def lease_grant(self, asked: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
         """See `EtcdApi.lease_grant`."""
-        return await self._call(lambda: rpc_pb2_grpc.LeaseStub(self.channel).LeaseGrant(asked), repeat=True)
+        return await self._call(lambda channel, has: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(asked, metadata=has))
 
     async def lease_revoke(self, asked: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
         """See `EtcdApi.lease_revoke`."""
-        return await self._call(lambda: rpc_pb2_grpc.LeaseStub(self.channel).LeaseRevoke(asked), repeat=False)
+        return await self._call(
+            lambda channel, has: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(asked, metadata=has), repeat=False
+        )
 
     async def keep_alive(self, lease: int) -> int:
         """See `EtcdApi.keep_alive`."""
-
-        async def renew() -> int:
-            request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
-            async for answer in rpc_pb2_grpc.LeaseStub(self.channel).LeaseKeepAlive(iter((request,))):
-                return int(answer.TTL)
-            raise MetaUnavailableError(f"{self._endpoints[self._current]} ended the renewal of a lease; try again")
-
-        return await self._call(renew, repeat=False)
+        address = self._endpoints.current
+        try:
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
+                return await self._keep_alives.renew(lease)
+        except (TimeoutError, grpc.aio.AioRpcError) as err:
+            raise self.failed(err, address) from err
 
     async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[rpc_pb2.WatchResponse]:
         """See `EtcdApi.watch`."""
-        call = rpc_pb2_grpc.WatchStub(self.channel).Watch(None)
+        address, call = self._endpoints.current, None
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
+                channel, has = await self.connected()
+                address = self._endpoints.current
+                call = rpc_pb2_grpc.WatchStub(channel).Watch(None, metadata=has + NEEDS_LEADER)
                 await call.write(rpc_pb2.WatchRequest(create_request=asked))
                 response: Any = await call.read()
             while isinstance(response, rpc_pb2.WatchResponse):
@@ -97,43 +131,51 @@ class RemoteEtcd:
                     return
                 response = await call.read()
         except (TimeoutError, grpc.aio.AioRpcError) as err:
-            raise self._failed(err) from err
+            raise self.failed(err, address) from err
         finally:
-            call.cancel()
+            if call is not None:
+                call.cancel()
 
-    async def _call(self, attempt: Callable[[], Awaitable[R]], *, repeat: bool) -> R:
+    async def _open_keep_alive(self) -> Any:
+        channel, has = await self.connected()
+        return rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(None, metadata=has + NEEDS_LEADER)
+
+    async def _call(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]], *, repeat: bool = True) -> R:
         pause, most = _BACKOFF_SECONDS
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CALL_SECONDS
         while True:
             try:
-                async with asyncio.timeout(_ATTEMPT_SECONDS):
-                    return await attempt()
-            except (TimeoutError, grpc.aio.AioRpcError) as err:
-                failure = self._failed(err)
-                last = not repeat or loop.time() + pause >= deadline
-                if last or not isinstance(failure, MetaUnavailableError):
-                    raise failure from err
+                return await self._attempt(attempt)
+            except _NotSentError as err:
+                failure, again = err.reason, True
+            except MetaUnavailableError as err:
+                failure = err
+                again = isinstance(err, TooManyRequestsError | InvalidTokenError)
+                again = again or (repeat and not isinstance(err, NoSpaceError))
+            if not again or loop.time() + pause >= deadline:
+                raise failure
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
             pause = min(pause * 2, most)
 
-    def _failed(self, err: TimeoutError | grpc.aio.AioRpcError) -> TidemarkError:
-        endpoint = self._endpoints[self._current]
-        if isinstance(err, TimeoutError) or err.code() in _TRANSIENT:
-            self.move_on()
-            reason = "no answer in time" if isinstance(err, TimeoutError) else err.details()
-            return MetaUnavailableError(f"the metadata server at {endpoint} is away: {reason}; is it running?")
-        return error_of(err.code(), err.details() or "")
+    async def _attempt(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]]) -> R:
+        try:
+            channel, has = await self.connected()
+        except MetaUnavailableError as err:
+            raise _NotSentError(err) from err
+        except grpc.aio.AioRpcError as err:
+            raise self.failed(err, self._endpoints.current) from err
+        address = self._endpoints.current
+        try:
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
+                return await attempt(channel, has)
+        except (TimeoutError, grpc.aio.AioRpcError) as err:
+            raise self.failed(err, address) from err
 
 
-def error_of(status: grpc.StatusCode, details: str) -> TidemarkError:
-    """An etcd status as our error."""
-    if "has been compacted" in details:
-        return CompactedError(0)
-    if "future revision" in details:
-        return FutureRevisionError()
-    if "lease not found" in details:
-        return LeaseNotFoundError()
-    if "lease already exists" in details:
-        return LeaseExistsError()
-    return MetaRequestError(f"{details} ({status.name})")
+class _NotSentError(Exception):
+    """A call that never left, so that it may be made again whatever it does."""
+
+    def __init__(self, reason: MetaUnavailableError) -> None:
+        super().__init__(reason)
+        self.reason = reason

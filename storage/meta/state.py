@@ -7,19 +7,29 @@ Invariants, as in etcd:
 4. `events(r)` for `compact_revision <= r <= revision` are all changes of revision r in order, each with the pair
    before it, so any kept past state can be had back by undoing.
 5. A key is attached to exactly the lease its pair names, and that lease exists.
+6. The conditions of a transaction, those of transactions inside it too, are judged on the state before it.
+7. `live_bytes` and `log_bytes` are the sizes of the pairs of now and of the kept changes.
 """
 
 import bisect
+import zlib
 from collections.abc import Iterable, Iterator
 
 from etcdpb import kv_pb2, rpc_pb2
 
 from storage.meta import compare, request
-from storage.meta.errors import CompactedError, FutureRevisionError, LeaseExistsError, LeaseNotFoundError
+from storage.meta.errors import (
+    CompactedError,
+    FutureRevisionError,
+    LeaseExistsError,
+    LeaseNotFoundError,
+    MetaRequestError,
+)
 from storage.meta.ranges import in_range, select
 
 Event = kv_pb2.Event
 KeyValue = kv_pb2.KeyValue
+_Outcomes = Iterator[bool]
 
 
 class State:
@@ -28,6 +38,8 @@ class State:
     def __init__(self) -> None:
         self.revision = 1
         self.compact_revision = 0
+        self.live_bytes = 0
+        self.log_bytes = 0
         self.leases: dict[int, set[bytes]] = {}
         self._pairs: dict[bytes, KeyValue] = {}
         self._keys: list[bytes] = []
@@ -45,6 +57,7 @@ class State:
     def restore_events(self, revision: int, events: list[Event]) -> None:
         """Take over the saved changes of one revision."""
         self._log[revision] = events
+        self.log_bytes += _size(events)
 
     def events(self, revision: int) -> list[Event]:
         """The changes of one kept revision, in order; see invariant 4."""
@@ -67,14 +80,24 @@ class State:
         Raises:
             MetaRequestError, LeaseNotFoundError, CompactedError, FutureRevisionError: nothing was changed.
         """
-        request.check_txn(asked, self._check_put, self._check_revision)
-        response = self._txn(asked)
+        request.check_txn(asked)
+        outcomes = list(self._judge(asked))
+        taken = list(_taken(asked, iter(outcomes)))
+        for op in taken:
+            if op.HasField("request_put"):
+                self._check_put(op.request_put)
+        for op in taken:
+            if op.HasField("request_range"):
+                self._check_revision(op.request_range.revision)
+        response = self._txn(asked, iter(outcomes))
         self._commit()
         response.header.revision = self.revision
         return response
 
     def put(self, asked: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
         """Set one key; raises as `txn`."""
+        request.check_put(asked)
+        self._check_lease(asked.lease)
         done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=asked)]))
         return done.responses[0].response_put
 
@@ -82,6 +105,14 @@ class State:
         """Delete a key or range; raises as `txn`."""
         done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=asked)]))
         return done.responses[0].response_delete_range
+
+    def hash_kv(self, revision: int) -> rpc_pb2.HashKVResponse:
+        """A checksum of the pairs at `revision` (0: now); equal states have equal ones. Raises as `read`."""
+        found = self.read(rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0", revision=revision))
+        checksum = 0
+        for pair in found.kvs:
+            checksum = zlib.crc32(pair.SerializeToString(deterministic=True), checksum)
+        return rpc_pb2.HashKVResponse(header=found.header, hash=checksum, compact_revision=self.compact_revision)
 
     def grant(self, lease: int) -> None:
         """Add a lease without keys.
@@ -106,8 +137,8 @@ class State:
         del self.leases[lease]
         self._commit()
 
-    def compact(self, revision: int) -> range:
-        """Forget the changes before `revision`; returns the revisions that were forgotten.
+    def compact(self, revision: int) -> None:
+        """Forget the changes before `revision`.
 
         Raises:
             CompactedError, FutureRevisionError: it was compacted already, or is not there yet.
@@ -116,34 +147,50 @@ class State:
             raise CompactedError(self.compact_revision)
         if revision > self.revision:
             raise FutureRevisionError
-        forgotten = range(max(self.compact_revision, min(self._log, default=revision)), revision)
-        for old in forgotten:
-            self._log.pop(old, None)
+        while (oldest := next(iter(self._log), revision)) < revision:
+            self.log_bytes -= _size(self._log.pop(oldest))
         self.compact_revision = revision
-        return forgotten
 
-    def _txn(self, asked: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+    def revision_within(self, log_bytes: int) -> int:
+        """The first revision from which on the kept changes take at most `log_bytes`."""
+        excess = self.log_bytes - log_bytes
+        for revision, events in self._log.items():
+            if excess <= 0:
+                return revision
+            excess -= _size(events)
+        return self.revision
+
+    def _judge(self, asked: rpc_pb2.TxnRequest) -> _Outcomes:
+        """Whether the conditions of a transaction hold, then those of the ones in the taken branch, depth first."""
         succeeded = all(compare.holds(test, self._matching(test.key, test.range_end)) for test in asked.compare)
+        yield succeeded
+        for op in asked.success if succeeded else asked.failure:
+            if op.HasField("request_txn"):
+                yield from self._judge(op.request_txn)
+
+    def _txn(self, asked: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> rpc_pb2.TxnResponse:
+        succeeded = next(outcomes)
         response = rpc_pb2.TxnResponse(succeeded=succeeded)
         for op in asked.success if succeeded else asked.failure:
-            response.responses.append(self._apply(op))
+            response.responses.append(self._apply(op, outcomes))
         return response
 
-    def _apply(self, op: rpc_pb2.RequestOp) -> rpc_pb2.ResponseOp:
+    def _apply(self, op: rpc_pb2.RequestOp, outcomes: _Outcomes) -> rpc_pb2.ResponseOp:
         kind = op.WhichOneof("request")
         if kind == "request_put":
             return rpc_pb2.ResponseOp(response_put=self._put(op.request_put))
         if kind == "request_delete_range":
             return rpc_pb2.ResponseOp(response_delete_range=self._delete_range(op.request_delete_range))
         if kind == "request_txn":
-            return rpc_pb2.ResponseOp(response_txn=self._txn(op.request_txn))
+            return rpc_pb2.ResponseOp(response_txn=self._txn(op.request_txn, outcomes))
         return rpc_pb2.ResponseOp(response_range=self._range(op.request_range))
 
     def _range(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
-        past = asked.revision if 0 < asked.revision < self.revision else 0
-        pairs = self._past(asked, past) if past else self._matching(asked.key, asked.range_end)
+        now = self.revision + bool(self._open)
+        is_past = 0 < asked.revision < now
+        pairs = self._past(asked, asked.revision) if is_past else self._matching(asked.key, asked.range_end)
         response = select(asked, pairs)
-        response.header.revision = self.revision + bool(self._open)
+        response.header.revision = now
         return response
 
     def _put(self, asked: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
@@ -159,7 +206,8 @@ class State:
         )
         if before is None:
             bisect.insort(self._keys, asked.key)
-        self._detach(before)
+        else:
+            self._drop(before)
         self._set(pair)
         self._open.append(Event(type=Event.PUT, kv=pair, prev_kv=before))
         response = rpc_pb2.PutResponse(prev_kv=before if asked.prev_kv else None)
@@ -177,7 +225,7 @@ class State:
     def _delete(self, key: bytes) -> None:
         before = self._pairs.pop(key)
         self._keys.pop(bisect.bisect_left(self._keys, key))
-        self._detach(before)
+        self._drop(before)
         gone = KeyValue(key=key, mod_revision=self.revision + 1)
         self._open.append(Event(type=Event.DELETE, kv=gone, prev_kv=before))
 
@@ -185,15 +233,18 @@ class State:
         if self._open:
             self.revision += 1
             self._log[self.revision] = self._open
+            self.log_bytes += _size(self._open)
             self._open = []
 
     def _set(self, pair: KeyValue) -> None:
         self._pairs[pair.key] = pair
+        self.live_bytes += pair.ByteSize()
         if pair.lease:
             self.leases[pair.lease].add(pair.key)
 
-    def _detach(self, pair: KeyValue | None) -> None:
-        if pair is not None and pair.lease:
+    def _drop(self, pair: KeyValue) -> None:
+        self.live_bytes -= pair.ByteSize()
+        if pair.lease:
             self.leases[pair.lease].discard(pair.key)
 
     def _matching(self, key: bytes, range_end: bytes) -> list[KeyValue]:
@@ -226,6 +277,23 @@ class State:
             raise CompactedError(self.compact_revision)
 
     def _check_put(self, asked: rpc_pb2.PutRequest) -> None:
-        request.check_put(asked, exists=asked.key in self._pairs)
-        if asked.lease and asked.lease not in self.leases:
+        if (asked.ignore_value or asked.ignore_lease) and asked.key not in self._pairs:
+            raise MetaRequestError("etcdserver: key not found")
+        self._check_lease(asked.lease)
+
+    def _check_lease(self, lease: int) -> None:
+        if lease and lease not in self.leases:
             raise LeaseNotFoundError
+
+
+def _taken(asked: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> Iterator[rpc_pb2.RequestOp]:
+    """The operations that will run, those of inner transactions in their places."""
+    for op in asked.success if next(outcomes) else asked.failure:
+        if op.HasField("request_txn"):
+            yield from _taken(op.request_txn, outcomes)
+        else:
+            yield op
+
+
+def _size(events: Iterable[Event]) -> int:
+    return sum(event.ByteSize() for event in events)

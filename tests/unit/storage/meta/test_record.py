@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from etcdpb import rpc_pb2
+from etcdpb import kv_pb2, rpc_pb2
 
 from storage.kv import MemoryKV, WriteBatch
 from storage.meta import record
@@ -23,9 +23,10 @@ def written() -> MemoryKV:
     state.delete_range(rpc_pb2.DeleteRangeRequest(key=b"a"))
     state.put(rpc_pb2.PutRequest(key=b"b", value=b"3", lease=7))
     record.save_revisions(batch, state, range(2, 6))
-    record.forget_events(batch, state.compact(3))
+    state.compact(3)
     record.save_head(batch, state)
     kv.write(batch, sync=True)
+    kv.delete_range(*record.events_before(3))
     return kv
 
 
@@ -43,6 +44,24 @@ def test_the_golden_bytes_are_read_back() -> None:
     assert answer.kvs[0].value == b"2"
     state.revoke(7)
     assert not state.read(rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")).kvs
+
+
+def test_forgotten_changes_that_are_still_there_are_not_read() -> None:
+    kv = written()
+    batch = WriteBatch()
+    stale = rpc_pb2.WatchResponse(events=[kv_pb2.Event(kv=kv_pb2.KeyValue(key=b"a", mod_revision=2))])
+    batch.put(b"e" + (2).to_bytes(8), stale.SerializeToString())
+    kv.write(batch, sync=True)
+    state, _ = record.load(kv)
+    assert not state.events(2)
+
+
+def test_alarms_are_read_back() -> None:
+    kv, batch = MemoryKV(), WriteBatch()
+    assert record.load_alarms(kv) == set()
+    record.save_alarms(batch, {rpc_pb2.NOSPACE})
+    kv.write(batch, sync=True)
+    assert record.load_alarms(kv) == {rpc_pb2.NOSPACE}
 
 
 @pytest.mark.parametrize(("key", "value"), [(b"h", b""), (b"kx", b"\xff"), (b"lshort", b""), (b"e1", b"\xff")])

@@ -142,9 +142,10 @@ class StateMachine(RuleBasedStateMachine):
                 self.state.compact(revision)
             return
         batch = WriteBatch()
-        record.forget_events(batch, self.state.compact(revision))
+        self.state.compact(revision)
         record.save_head(batch, self.state)
         self.kv.write(batch, sync=True)
+        self.kv.delete_range(*record.events_before(revision))
         self.compacted = revision
 
     @rule(data=st.data(), key=KEYS, end=ENDS, limit=st.integers(0, 3))
