@@ -62,6 +62,14 @@ class KV(Reader, Protocol):
         """Delete `lower <= key < upper`, in bounded batches, and compact the range; returns the number of keys."""
         ...
 
+    def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
+        """About how many bytes of disk `lower <= key < upper` takes; what was written last may be missing. Fast."""
+        ...
+
+    def compact(self, lower: bytes, upper: bytes) -> None:
+        """Give back the disk space of what was deleted from `lower <= key < upper`; may take long."""
+        ...
+
     def close(self) -> None:
         """Flush and release the directory."""
         ...
@@ -107,6 +115,13 @@ class MemoryKV:
         for key in doomed:
             del self._pairs[key]
         return len(doomed)
+
+    def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
+        """See `KV.approximate_bytes`."""
+        return sum(len(key) + len(value) for key, value in self.scan(lower, upper))
+
+    def compact(self, lower: bytes, upper: bytes) -> None:
+        """Nothing to give back."""
 
     def close(self) -> None:
         """Nothing to release."""

@@ -113,8 +113,17 @@ class LevelDB(_View):
             self.write(batch, sync=False)
             deleted += len(batch)
         if deleted:
-            self._source.compact_range(start=lower, stop=upper or None)
+            self.compact(lower, upper)
         return deleted
+
+    def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
+        """See `KV.approximate_bytes`: tables on disk, to a block; not the last write buffer."""
+        size: int = self._source.approximate_size(lower, upper)
+        return size
+
+    def compact(self, lower: bytes, upper: bytes) -> None:
+        """See `KV.compact`."""
+        self._source.compact_range(start=lower, stop=upper or None)
 
     def close(self) -> None:
         """See `KV.close`."""

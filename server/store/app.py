@@ -3,38 +3,49 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from kvproto import cdcpb_pb2 as cdcpb
+from kvproto import debugpb_pb2 as debugpb
 from kvproto import pdpb_pb2 as pdpb
 from kvproto import tikvpb_pb2 as tikvpb
+from tidemarkpb.v1 import store_pb2
 
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
 from server.store import metrics
-from server.store.collector import Collector
+from server.store.admin_service import DebugService, StoreService
+from server.store.auto_gc import AutoGc
+from server.store.collector import Collector, CollectorParts
 from server.store.config import StoreConfig
+from server.store.database import Database
 from server.store.feed.connection import FeedBackend
 from server.store.feed.hub import FeedHub
+from server.store.feed.outbox import FeedMemory
 from server.store.feed.service import ChangeDataService
 from server.store.identity import Identity, announce, load_identity, report_regions
+from server.store.limiter import ByteRate
+from server.store.merge import Merger
 from server.store.methods import METHODS
+from server.store.online_config import OnlineConfig
 from server.store.region_calls import RegionBackend
 from server.store.region_check import RegionGate
+from server.store.region_table import RegionTable
 from server.store.runner import Runner
 from server.store.service import TikvService
+from server.store.size_check import SizeCheck
 from server.store.split import Splitter
-from storage.kv import KV
-from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.read_fence import ReadFence
+from storage.mvcc.version_counts import stored_versions
 
 _log = structlog.get_logger(__name__)
 
@@ -57,8 +68,8 @@ async def opened(config: StoreConfig, security: SecurityConfig) -> AsyncIterator
 
 
 @contextmanager
-def _database(config: StoreConfig) -> Iterator[KV]:
-    kv = LevelDB(Path(config.data_dir) / "mvcc")
+def _database(config: StoreConfig) -> Iterator[Database]:
+    kv = Database(Path(config.data_dir) / "mvcc", config.write_buffer_bytes)
     try:
         yield kv
     finally:
@@ -67,41 +78,32 @@ def _database(config: StoreConfig) -> Iterator[KV]:
 
 @asynccontextmanager
 async def _serving(
-    config: StoreConfig, security: SecurityConfig, kv: KV, pd: PdClient, identity: Identity
+    config: StoreConfig, security: SecurityConfig, kv: Database, pd: PdClient, identity: Identity
 ) -> AsyncIterator[str]:
-    gate = RegionGate(identity.store_id, identity.regions)
     fence = ReadFence(await pd.tso())  # reads of the process before this one had smaller timestamps
-    locks = OpenLocks(gate.regions.starts, stored_locks(kv), fence)
-    metrics.OPEN_LOCKS.set(len(locks))
-    hub = FeedHub(gate, locks)
-    metrics.REGIONS.set(len(gate.regions))
-    with (
-        ThreadPoolExecutor(1, "mvcc-write") as writer,
-        ThreadPoolExecutor(config.read_threads, "mvcc-read") as readers,
-        ThreadPoolExecutor(1, "mvcc-scan") as scanners,
-    ):
-        engine = Engine(kv, fence)
-        group = GroupCommit(engine, writer, hub.observe, metrics.observe_group)
-        collector = Collector(kv, group, gate, scanners, hub.forget_locks)
-        backend = FeedBackend(
-            cluster_id=identity.cluster_id, engine=engine, group=group, gate=gate, hub=hub, scanners=scanners
+    with ExitStack() as stack:
+        threads = _Threads(
+            writer=stack.enter_context(ThreadPoolExecutor(1, "mvcc-write")),
+            readers=stack.enter_context(ThreadPoolExecutor(config.read_threads, "mvcc-read")),
+            scanners=stack.enter_context(ThreadPoolExecutor(1, "mvcc-scan")),
+            gc=stack.enter_context(ThreadPoolExecutor(1, "mvcc-gc")),
         )
+        parts = _Parts(config, kv, pd, identity, fence, threads)
         async with asyncio.TaskGroup() as tasks:
-            runner = Runner(kv, gate, group, readers)
-            service = TikvService(tasks, runner, RegionBackend(gate, collector, Splitter(pd, gate, group, hub.split)))
-            server = RpcServer(security)
-            batch = {name: runner.handler(method) for name, method in METHODS.items() if not hasattr(service, name)}
-            server.add_service(tikvpb.DESCRIPTOR.services_by_name["Tikv"], service, batch)
-            feed = ChangeDataService(tasks, backend, config.feed_buffer_bytes)
-            server.add_service(cdcpb.DESCRIPTOR.services_by_name["ChangeData"], feed)
-            background = [tasks.create_task(group.run(), name="group-commit")]
+            service = TikvService(
+                tasks, parts.runner, RegionBackend(parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc)
+            )
+            feed = ChangeDataService(tasks, parts.feed)
+            server = _server(security, parts, service, feed)
+            background = [tasks.create_task(parts.group.run(), name="group-commit")]
             async with server.listen(config.addr) as bound:
                 await announce(pd, identity, config.advertise_addr or bound)
                 _log.info("store joined", cluster_id=identity.cluster_id, store_id=identity.store_id)
                 background += [
-                    tasks.create_task(hub.run(pd, config.resolved_ts_interval), name="resolved-ts"),
-                    tasks.create_task(collector.run(pd, config.gc_poll_interval), name="gc"),
-                    tasks.create_task(_heartbeats(pd, gate, config.heartbeat_interval), name="heartbeat"),
+                    tasks.create_task(parts.hub.run(pd, config.resolved_ts_interval), name="resolved-ts"),
+                    tasks.create_task(parts.gc.run(), name="gc"),
+                    tasks.create_task(parts.sizes.run(), name="region-sizes"),
+                    tasks.create_task(_heartbeats(pd, parts.gate, config.heartbeat_interval), name="heartbeat"),
                 ]
                 try:
                     yield bound
@@ -110,6 +112,77 @@ async def _serving(
                     feed.close()
             for task in background:
                 task.cancel()
+
+
+def _server(security: SecurityConfig, parts: "_Parts", service: TikvService, feed: ChangeDataService) -> RpcServer:
+    server = RpcServer(security)
+    batch = {name: parts.runner.handler(method) for name, method in METHODS.items() if not hasattr(service, name)}
+    server.add_service(tikvpb.DESCRIPTOR.services_by_name["Tikv"], service, batch)
+    server.add_service(cdcpb.DESCRIPTOR.services_by_name["ChangeData"], feed)
+    server.add_service(debugpb.DESCRIPTOR.services_by_name["Debug"], DebugService(parts.online))
+    server.add_service(store_pb2.DESCRIPTOR.services_by_name["StoreService"], parts.admin)
+    return server
+
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """Who may block: each in a pool of its own, so that none waits for another's disk."""
+
+    writer: ThreadPoolExecutor
+    readers: ThreadPoolExecutor
+    scanners: ThreadPoolExecutor
+    gc: ThreadPoolExecutor
+
+
+class _Parts:
+    """The store's objects, each made from those before it."""
+
+    def __init__(
+        self, config: StoreConfig, kv: Database, pd: PdClient, identity: Identity, fence: ReadFence, threads: _Threads
+    ) -> None:
+        self.gate = RegionGate(identity.store_id, identity.regions)
+        locks = OpenLocks(self.gate.regions.starts, stored_locks(kv), fence)
+        metrics.OPEN_LOCKS.set(len(locks))
+        metrics.REGIONS.set(len(self.gate.regions))
+        versions = stored_versions(kv, self.gate.regions)
+        kv.count = versions.count
+        self.hub = FeedHub(self.gate, locks)
+        engine = Engine(kv, fence)
+        self.group = GroupCommit(engine, threads.writer, self.hub.observe, metrics.observe_group)
+        self.runner = Runner(kv, self.gate, self.group, threads.readers)
+        table = RegionTable(pd, self.gate, self.group, versions, self.hub.replaced)
+        self.splitter, self.merger = Splitter(pd, table), Merger(table)
+        self.sizes = SizeCheck(kv, self.gate, self.splitter, self.merger, threads.scanners, config)
+        garbage = CollectorParts(
+            kv=kv,
+            group=self.group,
+            gate=self.gate,
+            versions=versions,
+            scanners=threads.gc,
+            forget_locks=self.hub.forget_locks,
+            rate=ByteRate(config.gc_max_write_bytes_per_sec),
+            ratio_threshold=config.gc_ratio_threshold,
+        )
+        self.collector = Collector(garbage)
+        self.gc = AutoGc(pd, self.gate, self.collector, config.gc_poll_interval)
+        self.feed = FeedBackend(
+            cluster_id=identity.cluster_id,
+            engine=engine,
+            group=self.group,
+            gate=self.gate,
+            hub=self.hub,
+            scanners=threads.scanners,
+            scan_rate=ByteRate(config.feed_scan_bytes_per_sec),
+            memory=FeedMemory(config.feed_memory_bytes),
+            buffer_bytes=config.feed_buffer_bytes,
+            history_begins=lambda: self.collector.walk.begun_safe_point,
+        )
+        followers = {
+            "gc.max-write-bytes-per-sec": garbage.rate.limit,
+            "cdc.incremental-scan-speed-limit": self.feed.scan_rate.limit,
+        }
+        self.online = OnlineConfig(kv, self.group, followers)
+        self.admin = StoreService(identity, garbage, self.gc, self.hub, self.merger, threads.scanners)
 
 
 async def _heartbeats(pd: PdClient, gate: RegionGate, interval_s: float) -> None:

@@ -1,89 +1,131 @@
-"""Removal of old versions: GC at the coordinator's safepoint, and the destruction of whole ranges."""
+"""Removal of old versions from a range at a safepoint, at no more than the allowed rate; and of whole ranges."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
-from server.rpc.pd import PdClient, PdRefusedError
-from server.store import metrics
+from server.store import gc_metrics
 from server.store.cursor import cursor
+from server.store.limiter import ByteRate
 from server.store.region_check import RegionGate
-from storage.kv import KV, WriteBatch
-from storage.model.errors import UnavailableError
+from storage.kv import KV, Snapshot, WriteBatch
 from storage.mvcc.draft import Draft
-from storage.mvcc.gc import garbage
+from storage.mvcc.gc import RangeGC
+from storage.mvcc.gc_walk import WALK_KEY, GcWalk, decode_walk
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.layout import LOCK, META, VALUE, WRITE, column_range
+from storage.mvcc.region import Region
+from storage.mvcc.version_counts import RegionVersions, counts_key
 
 _DESTROYED_KEY = META + b"destroyed"
-_log = structlog.get_logger(__name__)
+_COMPACT_VERSIONS = 4096
+_DELETE_OVERHEAD_BYTES = 8
+
+
+@dataclass(slots=True)
+class CollectorParts:
+    """What the collector works with; `scanners` has a thread of its own, so that a compaction holds up nobody."""
+
+    kv: KV
+    group: GroupCommit
+    gate: RegionGate
+    versions: RegionVersions
+    scanners: Executor
+    forget_locks: Callable[[bytes, bytes], None]
+    rate: ByteRate
+    ratio_threshold: float
 
 
 class Collector:
-    """The store's garbage collector."""
+    """Deletes what nobody can read any more; `walk` is its progress, on disk before anything is deleted in its name."""
 
-    def __init__(
-        self,
-        kv: KV,
-        group: GroupCommit,
-        gate: RegionGate,
-        scanners: Executor,
-        forget_locks: Callable[[bytes, bytes], None],
-    ) -> None:
-        self._kv = kv
-        self._group = group
-        self._gate = gate
-        self._scanners = scanners
-        self._forget_locks = forget_locks
-        self._safe_point = 0
+    def __init__(self, parts: CollectorParts) -> None:
+        self._parts = parts
+        self._one_walk = asyncio.Lock()
+        stored = parts.kv.get(WALK_KEY)
+        self.walk = decode_walk(stored) if stored else GcWalk()
 
-    async def run(self, pd: PdClient, interval_s: float) -> None:
-        """Follow the coordinator's GC safepoint until cancelled: all regions in key order, each time it moved."""
-        while True:
-            try:
-                safe_point = await pd.gc_safe_point()
-            except (UnavailableError, PdRefusedError) as err:
-                _log.warning("gc safepoint is not known", error=err.message)
-            else:
-                if safe_point > self._safe_point:
-                    await self._collect_all(safe_point)
-            await asyncio.sleep(interval_s)
+    async def save(self, walk: GcWalk) -> None:
+        """Keep the progress, made from `self.walk` without awaiting in between; durable when it returns."""
+        self.walk = walk
+        await self._parts.group.submit([partial(_put_walk, data=walk.encode())])
 
-    async def collect(self, lower: bytes, upper: bytes, safe_point: int) -> int:
-        """Remove what no snapshot at or after `safe_point` can read from an encoded range; returns the deleted keys."""
-        snapshot = self._kv.snapshot()
-        deleted = 0
-        async with cursor(snapshot, garbage(snapshot, lower, upper, safe_point), self._scanners) as batches:
-            while batch := await batches.next():
-                await self._group.submit([partial(_delete, keys=batch)])
-                deleted += len(batch)
-        metrics.GC_KEYS.inc(deleted)
-        return deleted
+    async def collect(self, region: Region, safe_point: int) -> int:
+        """Remove what no snapshot at or after `safe_point` can read from a region; returns the deleted versions."""
+        async with self._one_walk:
+            counts = self._parts.versions.get(region.region_id)
+            if counts is not None and not counts.needs_gc(safe_point, self._parts.ratio_threshold):
+                gc_metrics.SKIPPED.inc()
+                return 0
+            if safe_point > self.walk.begun_safe_point:
+                await self.save(self.walk.begun(safe_point))
+            with gc_metrics.task("gc"):
+                return await self._collect(region, safe_point)
 
     async def destroy(self, lower: bytes, upper: bytes) -> None:
         """Delete all versions and locks of an encoded range; durable when it returns. Change feeds are not told."""
-        await asyncio.get_running_loop().run_in_executor(self._scanners, self._destroy, lower, upper)
-        await self._group.quiet(lambda: self._forget_locks(lower, upper))
+        parts = self._parts
+        with gc_metrics.task("unsafe_destroy_range"):
+            await asyncio.get_running_loop().run_in_executor(parts.scanners, self._destroy, lower, upper)
+            touched = await parts.group.quiet(lambda: self._destroyed(lower, upper))
+            await parts.group.submit([partial(_delete, keys=[counts_key(region_id) for region_id in touched])])
 
-    async def _collect_all(self, safe_point: int) -> None:
-        deleted = 0
-        for region in self._gate.regions:
-            deleted += await self.collect(region.start_key, region.end_key, safe_point)
-        self._safe_point = safe_point
-        metrics.GC_SAFE_POINT.set(safe_point)
-        _log.info("gc finished", safe_point=safe_point, deleted_keys=deleted)
+    async def _collect(self, region: Region, safe_point: int) -> int:
+        parts = self._parts
+        snapshot = await parts.group.quiet(lambda: self._begin(region))
+        work = RangeGC(snapshot, region.start_key, region.end_key, safe_point)
+        async with cursor(snapshot, work.batches(), parts.scanners) as batches:
+            while (batch := await batches.next()) is not None:
+                await self._delete(batch)
+        await parts.group.submit([lambda draft: self._keep_counts(draft, region, work)])
+        gc_metrics.collected(work.left.versions + work.deleted_versions, work.deleted_versions)
+        if work.deleted_versions >= _COMPACT_VERSIONS:
+            await asyncio.get_running_loop().run_in_executor(parts.scanners, self._compact, region)
+        return work.deleted_versions
+
+    async def _delete(self, batch: list[bytes]) -> None:
+        if not batch:
+            return
+        size = sum(len(key) for key in batch) + len(batch) * _DELETE_OVERHEAD_BYTES
+        wait_s = self._parts.rate.take(size, asyncio.get_running_loop().time())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        await self._parts.group.submit([partial(_delete, keys=batch)], size)
+
+    def _begin(self, region: Region) -> Snapshot:
+        self._parts.versions.begin_walk(region)
+        return self._parts.kv.snapshot()
+
+    def _keep_counts(self, draft: Draft, region: Region, work: RangeGC) -> None:
+        for key, value in self._parts.versions.end_walk(region, work.left).items():
+            draft.put(key, value)
+
+    def _compact(self, region: Region) -> None:
+        for column in (WRITE, VALUE):
+            self._parts.kv.compact(*column_range(column, region.start_key, region.end_key))
 
     def _destroy(self, lower: bytes, upper: bytes) -> None:
+        kv = self._parts.kv
         for column in (LOCK, WRITE, VALUE):
-            self._kv.delete_range(*column_range(column, lower, upper))
+            kv.delete_range(*column_range(column, lower, upper))
         marker = WriteBatch()  # LevelDB's log is one: what follows the deletes and is synced, syncs them
         marker.put(_DESTROYED_KEY, lower + b"\x00" + upper)
-        self._kv.write(marker, sync=True)
+        kv.write(marker, sync=True)
+
+    def _destroyed(self, lower: bytes, upper: bytes) -> list[int]:
+        parts = self._parts
+        parts.forget_locks(lower, upper)
+        touched = [region.region_id for region in parts.gate.regions if region.overlaps(lower, upper)]
+        parts.versions.forget(parts.gate.regions, touched)
+        return touched
 
 
-def _delete(draft: Draft, keys: list[bytes]) -> None:
+def _delete(draft: Draft, keys: Sequence[bytes]) -> None:
     for key in keys:
         draft.delete(key)
+
+
+def _put_walk(draft: Draft, data: bytes) -> None:
+    draft.put(WALK_KEY, data)

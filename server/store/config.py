@@ -26,10 +26,25 @@ class StoreConfig:
         _DEMO_SPLIT_KEYS, "user keys in hex, comma-separated, where the first regions of a new cluster begin"
     )
     gc_poll_interval: float = setting(60.0, "seconds between two looks at the GC safepoint")
+    gc_max_write_bytes_per_sec: int = setting(
+        0, "bytes of deletes GC may write per second, 0: no limit; changed online by ModifyTikvConfig"
+    )
+    gc_ratio_threshold: float = setting(
+        1.1, "GC skips a region with fewer versions per row than this; below 1 it skips none"
+    )
+    region_split_size: int = setting(96 << 20, "bytes of a region after a split; 1.5 times as much splits it, 0: never")
+    region_merge_size: int = setting(20 << 20, "neighbours of this many bytes together become one region, 0: never")
+    split_merge_interval: float = setting(3600.0, "seconds a region must be unchanged before it may be merged")
+    region_check_interval: float = setting(10.0, "seconds between two looks at the sizes of regions")
     heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator")
     resolved_ts_interval: float = setting(0.2, "seconds between two resolved timestamps of the change feed")
     feed_buffer_bytes: int = setting(64 << 20, "bytes of changes one feed connection may lag before it is cut")
-    read_threads: int = setting(2, "threads for reads; scans of change feeds and GC have one of their own")
+    feed_memory_bytes: int = setting(512 << 20, "bytes of changes all feed connections may lag together")
+    feed_scan_bytes_per_sec: int = setting(
+        128 << 20, "bytes of changes that scans of feeds send per second, 0: no limit"
+    )
+    read_threads: int = setting(2, "threads for reads; scans of change feeds and GC have one of their own each")
+    write_buffer_bytes: int = setting(16 << 20, "bytes LevelDB keeps in memory before it writes a table")
 
     def first_split_keys(self) -> list[bytes]:
         """The split keys, sorted, each once.

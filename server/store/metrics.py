@@ -17,8 +17,10 @@ OPEN_LOCKS = Gauge("tidemark_store_open_locks", "Put and Delete locks that are n
 FEED_REGIONS = Gauge("tidemark_store_feed_regions", "Region subscriptions of change feeds.")
 FEED_ROWS = Counter("tidemark_store_feed_rows_total", "Rows queued for change feeds.")
 FEED_CONGESTED = Counter("tidemark_store_feed_congested_total", "Subscriptions cut because their reader was too slow.")
-GC_KEYS = Counter("tidemark_store_gc_keys_total", "Stored keys deleted by GC.")
-GC_SAFE_POINT = Gauge("tidemark_store_gc_safe_point", "Safepoint up to which all regions are collected.")
+FEED_QUEUED_BYTES = Gauge("tidemark_store_feed_queued_bytes", "Bytes of changes that wait for their readers.")
+RESOLVED_TS = Gauge("tidemark_store_resolved_ts", "Nothing will commit at or before it in any region of this store.")
+REGION_SPLITS = Counter("tidemark_store_region_splits_total", "Region splits, by call and by size.")
+REGION_MERGES = Counter("tidemark_store_region_merges_total", "Region merges, by call and by size.")
 
 
 def observe_group(commands: int, seconds: float) -> None:

@@ -1,15 +1,29 @@
-"""The calls of tikvpb.Tikv about whole regions and ranges: GC, destruction, splits, and how far the store is resolved."""
+"""The calls of tikvpb.Tikv about whole regions and ranges: GC, destruction, splits, the store's resolved timestamp."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
+from server.store.auto_gc import AutoGc
 from server.store.collector import Collector
+from server.store.feed.hub import FeedHub
 from server.store.region_check import RegionGate
 from server.store.split import Splitter
 from storage.codec import encode_bytes
+from storage.model.errors import InvalidError
 from storage.mvcc.region import Region
+
+
+class SafePointAheadError(InvalidError):
+    """Nothing may be collected that the coordinator's safepoint still protects."""
+
+    code = "ErrGCSafePointAhead"
+
+    def __init__(self, asked: int, allowed: int) -> None:
+        super().__init__(
+            f"safepoint {asked} is ahead of the coordinator's GC safepoint {allowed}; update that one first"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +33,8 @@ class RegionBackend:
     gate: RegionGate
     collector: Collector
     splitter: Splitter
+    hub: FeedHub
+    gc: AutoGc
 
 
 class RegionCalls:
@@ -32,7 +48,11 @@ class RegionCalls:
         region = self._regions.gate.admit(request.context, ())
         if not isinstance(region, Region):
             return kvrpcpb.GCResponse(region_error=region)
-        await self._regions.collector.collect(region.start_key, region.end_key, request.safe_point)
+        allowed = await self._regions.gc.allowed()
+        if request.safe_point > allowed:
+            ahead = SafePointAheadError(request.safe_point, allowed)
+            return kvrpcpb.GCResponse(error=kvrpcpb.KeyError(abort=str(ahead)))
+        await self._regions.collector.collect(region, request.safe_point)
         return kvrpcpb.GCResponse()
 
     async def KvDeleteRange(  # noqa: N802
@@ -61,10 +81,11 @@ class RegionCalls:
         return await self._regions.splitter.split(request)
 
     async def GetStoreSafeTS(  # noqa: N802
-        self, _request: kvrpcpb.StoreSafeTSRequest, _: Any
+        self, request: kvrpcpb.StoreSafeTSRequest, _: Any
     ) -> kvrpcpb.StoreSafeTSResponse:
-        """0: stale reads from followers are not served, there are no followers."""
-        return kvrpcpb.StoreSafeTSResponse(safe_ts=0)
+        """The least resolved timestamp of the regions that the range touches; 0 when there is none."""
+        asked = request.key_range
+        return kvrpcpb.StoreSafeTSResponse(safe_ts=self._regions.hub.safe_ts(*_encoded(asked.start_key, asked.end_key)))
 
 
 def _encoded(start: bytes, end: bytes) -> tuple[bytes, bytes]:

@@ -1,6 +1,6 @@
 """Which requests this store may answer: the region checks every request passes, with TiKV's errors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvproto import errorpb_pb2 as errorpb
@@ -12,7 +12,7 @@ from storage.mvcc.region import Region, RegionMap
 
 
 class RegionGate:
-    """The current regions; replaced as a whole by a split."""
+    """The current regions; replaced as a whole by a split, a merge or a handover."""
 
     def __init__(self, store_id: int, regions: RegionMap) -> None:
         self.store_id = store_id
@@ -31,7 +31,7 @@ class RegionGate:
             return found
         for key in {min(keys), max(keys)}:
             if not found.contains(key if raw else encode_bytes(key)):
-                return _outside(key, found)
+                return outside(key, found)
         return found
 
     def find(self, region_id: int, epoch: metapb.RegionEpoch) -> Region | errorpb.Error:
@@ -48,12 +48,16 @@ class RegionGate:
 
     def current(self, region: Region) -> errorpb.EpochNotMatch:
         """What a client with an old map of `region` should learn."""
-        around = [region_message(known, self.store_id) for known in self.regions.around(region)]
-        return errorpb.EpochNotMatch(current_regions=around)
+        return self.changed_to(self.regions.around(region))
+
+    def changed_to(self, regions: Iterable[Region]) -> errorpb.EpochNotMatch:
+        """What a client should learn whose region became these."""
+        return errorpb.EpochNotMatch(current_regions=[region_message(known, self.store_id) for known in regions])
 
 
-def _outside(key: bytes, region: Region) -> errorpb.Error:
-    outside = errorpb.KeyNotInRegion(
+def outside(key: bytes, region: Region) -> errorpb.Error:
+    """The error for a user key that is not in a region."""
+    lies = errorpb.KeyNotInRegion(
         key=key, region_id=region.region_id, start_key=region.start_key, end_key=region.end_key
     )
-    return errorpb.Error(message=f"key {key.hex()} is not in region {region.region_id}", key_not_in_region=outside)
+    return errorpb.Error(message=f"key {key.hex()} is not in region {region.region_id}", key_not_in_region=lies)

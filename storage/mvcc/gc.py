@@ -2,38 +2,75 @@
 
 After GC at `safe_point`, every read at a timestamp >= safe_point gives what it gave before. Of each key that means: the
 newest version with commit_ts <= safe_point stays if it is a Put, and goes if it is a Delete; all older ones go, and so
-do the Lock and Rollback records up to the safepoint. A Delete goes last of its key, in the same batch as what it hid.
+do the Lock and Rollback records up to the safepoint. Locks are not touched. That Delete goes last of its key: whatever
+part of the batches is applied, in their order, what it hid never comes back.
 """
 
 from collections.abc import Generator
 
 from storage.kv import Reader
 from storage.mvcc.layout import WRITE, column_range, split_version, value_key
-from storage.mvcc.record import DELETE, PUT, decode_write
+from storage.mvcc.record import DELETE, PUT, Write, decode_write
+from storage.mvcc.version_counts import VersionCounts
 
-BATCH_KEYS = 1024
+BATCH_BYTES = 32 << 10
+"""Keys of about this many bytes are deleted together (TiKV's MAX_TXN_WRITE_SIZE)."""
+STEP_RECORDS = 2048
+"""Records looked at before control goes back, garbage or not."""
 
 
-def garbage(reader: Reader, lower: bytes, upper: bytes, safe_point: int) -> Generator[list[bytes], None, None]:
-    """Store keys to delete in the encoded range, in batches of about 1024 that end between two user keys."""
-    batch: list[bytes] = []
-    current, kept_newest = b"", False
-    for column_key, data in reader.scan(*column_range(WRITE, lower, upper)):
-        encoded, commit_ts = split_version(column_key)
-        if encoded != current:
-            if len(batch) >= BATCH_KEYS:
-                yield batch
-                batch = []
-            current, kept_newest = encoded, False
-        if commit_ts > safe_point:
-            continue
-        write = decode_write(data)
-        if write.kind in (PUT, DELETE) and not kept_newest:
-            kept_newest = True
-            if write.kind == PUT:
-                continue
-        batch.append(column_key)
+class RangeGC:
+    """One look at every write record of the encoded range `[lower, upper)`."""
+
+    def __init__(self, reader: Reader, lower: bytes, upper: bytes, safe_point: int) -> None:
+        self.left = VersionCounts()
+        """What remains, once all batches were taken."""
+        self.deleted_versions = 0
+        self._reader = reader
+        self._bounds = column_range(WRITE, lower, upper)
+        self._safe_point = safe_point
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+
+    def batches(self) -> Generator[list[bytes], None, None]:
+        """Store keys to delete; an empty batch means only that some time has passed."""
+        current, kept_newest, hides, left_at_start = b"", False, b"", 0
+        for seen, (column_key, data) in enumerate(self._reader.scan(*self._bounds), 1):
+            encoded, commit_ts = split_version(column_key)
+            if encoded != current:
+                self._end_row(hides, left_at_start)
+                current, kept_newest, hides, left_at_start = encoded, False, b"", self.left.versions
+            write = decode_write(data)
+            newest = commit_ts <= self._safe_point and not kept_newest and write.kind in (PUT, DELETE)
+            if commit_ts > self._safe_point or (newest and write.kind == PUT):
+                self.left.add(write.kind, commit_ts)
+            elif newest:
+                hides = column_key
+            else:
+                self._drop(column_key, encoded, write)
+            kept_newest = kept_newest or newest
+            if self._batch_bytes >= BATCH_BYTES or not seen % STEP_RECORDS:
+                yield self._taken()
+        self._end_row(hides, left_at_start)
+        if self._batch:
+            yield self._taken()
+
+    def _end_row(self, hides: bytes, left_at_start: int) -> None:
+        if hides:
+            self._append(hides)
+        self.left.rows += self.left.versions > left_at_start
+
+    def _drop(self, column_key: bytes, encoded: bytes, write: Write) -> None:
+        self._append(column_key)
         if write.kind == PUT and write.short_value is None:
-            batch.append(value_key(encoded, write.start_ts))
-    if batch:
-        yield batch
+            self._batch.append(value_key(encoded, write.start_ts))
+            self._batch_bytes += len(column_key)
+
+    def _append(self, column_key: bytes) -> None:
+        self._batch.append(column_key)
+        self._batch_bytes += len(column_key)
+        self.deleted_versions += 1
+
+    def _taken(self) -> list[bytes]:
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        return batch

@@ -1,7 +1,9 @@
 """Regions: the key ranges a store serves, with epochs that tell a client its map is old. Pure.
 
-Bounds are memcomparable-encoded, as the coordinator's; `b""` is the end of the key space. A split keeps the old id for
-the right-most part and raises the version of all parts (TiKV's `right-derive-when-split`).
+Bounds are memcomparable-encoded, as the coordinator's; `b""` is the end of the key space. Epochs as TiKV's: a split
+keeps the old id for the right-most part (`right-derive-when-split`) and raises the version of all parts by the number
+of new ones; a merge keeps the target's id, and its version is above both. So of two regions that hold a key, the one
+with the greater version is the newer.
 """
 
 import json
@@ -44,6 +46,26 @@ class Region:
             for at, (region, peer) in enumerate(named)
         ]
 
+    def overlaps(self, lower: bytes, upper: bytes) -> bool:
+        """Whether a key of the encoded range `[lower, upper)` lies inside."""
+        return (not upper or self.start_key < upper) and (not self.end_key or lower < self.end_key)
+
+    def touches(self, other: "Region") -> bool:
+        """Whether one ends where the other begins."""
+        return (bool(self.end_key) and self.end_key == other.start_key) or (
+            bool(other.end_key) and other.end_key == self.start_key
+        )
+
+    def merged(self, source: "Region") -> "Region":
+        """This region, the target, grown over its neighbour.
+
+        Version as in TiKV: preparing the merge raises the source's, committing it goes above both.
+        """
+        assert self.touches(source), "only neighbours merge"
+        first, last = sorted((self, source), key=lambda region: region.start_key)
+        version = max(self.version, source.version + 1) + 1
+        return replace(self, start_key=first.start_key, end_key=last.end_key, version=version)
+
 
 class RegionMissingError(NotFoundError):
     """No region of this store is meant."""
@@ -85,9 +107,19 @@ class RegionMap:
         index = self._regions.index(region)
         return [region, *self._regions[max(0, index - 1) : index], *self._regions[index + 1 : index + 2]]
 
-    def with_parts(self, parts: Sequence[Region]) -> "RegionMap":
-        """The map after the region with the last part's id was split into `parts`."""
-        return RegionMap([*(region for region in self if region.region_id != parts[-1].region_id), *parts])
+    def after(self, encoded: bytes) -> Region | None:
+        """The first region that holds an encoded key or lies behind it."""
+        index = max(0, bisect_right(self.starts, encoded) - 1)
+        following = (region for region in self._regions[index : index + 2] if not _ends(region, encoded))
+        return next(following, None)
+
+    def replaced(self, old: Sequence[Region], new: Sequence[Region]) -> "RegionMap":
+        """The map after `old` became `new`, by a split or a merge."""
+        return RegionMap([*(region for region in self if region not in old), *new])
+
+
+def _ends(region: Region, encoded: bytes) -> bool:
+    return bool(region.end_key) and region.end_key <= encoded
 
 
 def encode_regions(regions: Iterable[Region]) -> bytes:

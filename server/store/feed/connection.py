@@ -1,9 +1,9 @@
 """One feed connection: registers and deregisters regions, and runs their scans."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from concurrent.futures import Executor
-from itertools import islice
+from dataclasses import dataclass
 
 import grpc.aio
 import structlog
@@ -14,34 +14,51 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from server.store import metrics
 from server.store.cursor import cursor
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Failure, Initialized, Outbox, Rows
+from server.store.feed.outbox import Failure, FeedMemory, Initialized, Outbox, Rows
 from server.store.feed.subscription import Subscription, chunks
+from server.store.limiter import ByteRate
 from server.store.region_check import RegionGate
 from storage.kv import Snapshot
-from storage.model.errors import ClosedError
+from storage.model.errors import ClosedError, InvalidError
 from storage.mvcc.change import Change
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.history import changes_since
 from storage.mvcc.region import Region
 
-_SCAN_ROWS = 1024
 _MAX_SCANS = 4
+_MAX_SUBSCRIPTIONS = 1 << 17
+_BUSY_MS = 5000
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class FeedBackend:
     """What every connection of this store works with."""
 
-    def __init__(
-        self, *, cluster_id: int, engine: Engine, group: GroupCommit, gate: RegionGate, hub: FeedHub, scanners: Executor
-    ) -> None:
-        self.cluster_id = cluster_id
-        self.engine = engine
-        self.group = group
-        self.gate = gate
-        self.hub = hub
-        self.scanners = scanners
+    cluster_id: int
+    engine: Engine
+    group: GroupCommit
+    gate: RegionGate
+    hub: FeedHub
+    scanners: Executor
+    scan_rate: ByteRate
+    memory: FeedMemory
+    buffer_bytes: int
+    history_begins: Callable[[], int]
+    """The newest safepoint of any GC so far: what changed before it may have been collected."""
+
+
+class SnapshotLostByGCError(InvalidError):
+    """GC has passed the checkpoint of a feed; TiCDC's name for it."""
+
+    code = "ErrSnapshotLostByGC"
+
+    def __init__(self, checkpoint_ts: int, safe_point: int) -> None:
+        super().__init__(
+            f"changes since checkpoint {checkpoint_ts} may have been collected, GC has passed {safe_point}; "
+            "create the changefeed anew from a later start"
+        )
 
 
 class Connection:
@@ -59,6 +76,7 @@ class Connection:
             async with asyncio.TaskGroup() as scans:
                 async for request in requests:
                     self._handle(scans, request)
+                    await self._outbox.wait_room()
         except* ClosedError:
             _log.info("change feed ended, the store is stopping")
         except* (grpc.aio.BaseError, grpc.aio.UsageError):
@@ -66,10 +84,11 @@ class Connection:
         self._outbox.close()
 
     def close(self) -> None:
-        """Drop all subscriptions."""
+        """Drop all subscriptions and what is queued."""
         for wanted in self._subscriptions.values():
             self._backend.hub.detach(wanted)
         self._subscriptions.clear()
+        self._outbox.drop()
 
     def _handle(self, scans: asyncio.TaskGroup, request: cdcpb.ChangeDataRequest) -> None:
         match request.WhichOneof("request"):
@@ -106,6 +125,8 @@ class Connection:
         known = self._subscriptions.get((request.request_id, request.region_id))
         if known is not None and not known.ended:
             return cdcpb.Error(duplicate_request=cdcpb.DuplicateRequest(region_id=request.region_id))
+        if len(self._subscriptions) >= _MAX_SUBSCRIPTIONS and not self._forget_ended():
+            return _busy(f"a feed connection has at most {_MAX_SUBSCRIPTIONS} subscriptions; open another one")
         found = backend.gate.find(request.region_id, request.region_epoch)
         return _feed_error(found) if isinstance(found, errorpb.Error) else found
 
@@ -116,39 +137,62 @@ class Connection:
         ]:
             self._backend.hub.detach(self._subscriptions.pop(key))
 
+    def _forget_ended(self) -> bool:
+        """Make room for new subscriptions; returns whether there was something to forget."""
+        ended = [key for key, wanted in self._subscriptions.items() if wanted.ended]
+        for key in ended:
+            del self._subscriptions[key]
+        return bool(ended)
+
     async def _scan(self, wanted: Subscription) -> None:
         """Attach, send what is on disk, then INITIALIZED: live changes begin exactly where the snapshot ends."""
         async with self._scan_slots:
             snapshot = await self._backend.group.quiet(lambda: self._attach(wanted))
-            steps = _scan_steps(snapshot, wanted)
-            async with cursor(snapshot, steps, self._backend.scanners) as pieces:
-                while not wanted.ended and (step := await pieces.next()) is not None:
-                    for piece, size in step:
-                        await self._outbox.put(Rows(wanted, piece, size))
-                        metrics.FEED_ROWS.inc(len(piece))
+            changes = changes_since(
+                snapshot, wanted.lower, wanted.upper, wanted.checkpoint_ts, old_values=wanted.old_values
+            )
+            async with cursor(snapshot, _pieces(changes), self._backend.scanners) as pieces:
+                while not wanted.ended and (piece := await pieces.next()) is not None:
+                    await self._send(wanted, *piece)
         if not wanted.ended:
             self._outbox.control(Initialized(wanted))
             wanted.initialized = True
 
+    async def _send(self, wanted: Subscription, rows: list[Change], size: int) -> None:
+        wait_s = self._backend.scan_rate.take(size, asyncio.get_running_loop().time())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        await self._outbox.put(Rows(wanted, rows, size))
+        metrics.FEED_ROWS.inc(len(rows))
+
     def _attach(self, wanted: Subscription) -> Snapshot:
-        gate, hub = self._backend.gate, self._backend.hub
-        snapshot = self._backend.engine.kv.snapshot()
+        backend = self._backend
+        snapshot = backend.engine.kv.snapshot()
         if wanted.ended:  # deregistered, or the client gone, while this waited
             return snapshot
-        hub.attach(wanted, self._outbox)
-        if gate.regions.get(wanted.region.region_id) != wanted.region:  # split since it was checked
-            hub.refuse_stale(wanted, self._outbox)
-        self._backend.engine.old_values = hub.wants_old_values
+        backend.hub.attach(wanted, self._outbox)
+        if backend.gate.regions.get(wanted.region.region_id) != wanted.region:  # it changed since it was checked
+            backend.hub.refuse_stale(wanted, self._outbox)
+        elif wanted.checkpoint_ts < backend.history_begins():
+            backend.hub.refuse(wanted, self._outbox, _lost(wanted.checkpoint_ts, backend.history_begins()))
+        backend.engine.old_values = backend.hub.wants_old_values
         return snapshot
 
 
-def _scan_steps(snapshot: Snapshot, wanted: Subscription) -> Generator[list[tuple[list[Change], int]], None, None]:
-    changes = changes_since(snapshot, wanted.lower, wanted.upper, wanted.checkpoint_ts, old_values=wanted.old_values)
-    while part := list(islice(changes, _SCAN_ROWS)):
-        yield list(chunks(part))
+def _pieces(changes: Iterable[Change]) -> Generator[tuple[list[Change], int], None, None]:
+    yield from chunks(changes)
 
 
 def _feed_error(error: errorpb.Error) -> cdcpb.Error:
     if error.HasField("epoch_not_match"):
         return cdcpb.Error(epoch_not_match=error.epoch_not_match)
     return cdcpb.Error(region_not_found=error.region_not_found)
+
+
+def _busy(reason: str) -> cdcpb.Error:
+    return cdcpb.Error(server_is_busy=errorpb.ServerIsBusy(reason=reason, backoff_ms=_BUSY_MS))
+
+
+def _lost(checkpoint_ts: int, safe_point: int) -> cdcpb.Error:
+    """The protocol has no error of its own for lost history: busy makes a client wait, and never lets it miss a row."""
+    return _busy(str(SnapshotLostByGCError(checkpoint_ts, safe_point)))

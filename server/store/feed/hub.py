@@ -1,17 +1,22 @@
 """The observer of the engine: routes durable changes to subscriptions and resolves timestamps.
 
 Why no change can ever come with commit_ts <= a resolved_ts that was sent (all of this runs on one event loop):
-1. A tick takes a fresh timestamp T from the coordinator first, and looks at the open locks only after T has come.
-2. In an ordinary commit, a client takes its commit_ts C from the same oracle only after every prewrite was answered.
-3. A prewrite is answered only after its group is durable and `observe` has put its locks into `OpenLocks` (see
-   `group_commit`). So if C <= T, then C was taken before T, and the lock was in `OpenLocks` before the tick looked.
-4. Then either the lock is still open, and resolved_ts <= start_ts - 1 < C; or its commit was observed, and then the
-   COMMIT row was queued on the same connection, before this resolved_ts.
+1. A tick takes a fresh timestamp T from the coordinator first, and looks at commits in flight and open locks only after
+   T has come.
+2. Ordinary commits: a client takes its commit_ts C from the same oracle only after every prewrite of the transaction
+   was answered. A prewrite is answered only after its group is durable and `observe` has put its locks into
+   `OpenLocks` (see `group_commit`). So if C <= T, then C was taken before T, and the lock was in `OpenLocks` before the
+   tick looked.
+3. Computed commits (async commit, 1PC): the writer reserves a min_commit_ts above every timestamp the fence knows, and
+   commit_ts is never below it. `OpenLocks.settle` makes T known to the fence, and lowers it below every reservation.
+   A prewrite that reserves later gets a min_commit_ts > T. One that reserved earlier is either still reserved, and the
+   tick promises less than its min_commit_ts; or its group was released, which comes after `observe`: its locks are in
+   `OpenLocks`, or, with 1PC, its COMMITTED rows are queued.
+4. An open lock holds resolved_ts at start_ts - 1, below any commit_ts. Once its commit was observed, the COMMIT row
+   was queued on the same connection, before this resolved_ts.
 5. A pessimistic lock is no data lock; it turns into one by a prewrite, and rules 2 and 3 hold for that one.
-6. Async commit and 1PC compute C in the store. `OpenLocks.settle` makes every C that is reserved after the tick greater
-   than T; one reserved before is either still in flight, and then resolved_ts < C, or it was observed: as a COMMITTED row
-   that was queued before, or as a lock, which rule 4 covers (see `storage.mvcc.read_fence`).
-7. Locks that were open when the store started are read from disk before the first request is served.
+6. Locks that were open when the store started are read from disk before the first request is served, and the fence
+   starts with a fresh timestamp of the oracle.
 """
 
 import asyncio
@@ -20,6 +25,7 @@ from collections.abc import Sequence
 
 import structlog
 from kvproto import cdcpb_pb2 as cdcpb
+from kvproto import errorpb_pb2 as errorpb
 
 from server.rpc.pd import PdClient, PdRefusedError
 from server.store import metrics
@@ -41,6 +47,8 @@ class FeedHub:
         self._gate = gate
         self._locks = locks
         self._by_region: dict[int, list[tuple[Subscription, Outbox]]] = {}
+        self._resolved: dict[Region, int] = {}
+        self._resolved_everywhere = 0
 
     @property
     def wants_old_values(self) -> bool:
@@ -79,26 +87,40 @@ class FeedHub:
         """Follow the destruction of an encoded range."""
         self._locks.forget(lower, upper)
 
-    def split(self, old: Region, parts: Sequence[Region]) -> None:
-        """End the subscriptions of a region that is no more, and take over the new borders."""
+    def replaced(self, old: Sequence[Region], new: Sequence[Region]) -> None:
+        """End the subscriptions of regions that were split, merged or handed over, and take over the new borders."""
         self._locks.rebuild(self._gate.regions.starts)
         metrics.REGIONS.set(len(self._gate.regions))
-        error = cdcpb.Error(epoch_not_match=self._gate.current(parts[-1]))
-        for wanted, outbox in tuple(self._by_region.get(old.region_id, ())):
-            self._fail(wanted, outbox, error)
+        for region in old:
+            error = cdcpb.Error(region_not_found=errorpb.RegionNotFound(region_id=region.region_id))
+            if new:
+                error = cdcpb.Error(epoch_not_match=self._gate.changed_to(new))
+            for wanted, outbox in tuple(self._by_region.get(region.region_id, ())):
+                self._fail(wanted, outbox, error)
+
+    def refuse(self, wanted: Subscription, outbox: Outbox, error: cdcpb.Error) -> None:
+        """End a subscription before it has begun."""
+        self._fail(wanted, outbox, error)
 
     def refuse_stale(self, wanted: Subscription, outbox: Outbox) -> None:
-        """End a subscription whose region was split before it was attached."""
-        current = self._gate.regions.get(wanted.region.region_id)
-        assert current is not None, "a split keeps the region's id"
-        self._fail(wanted, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current)))
+        """End a subscription whose region changed before it was attached."""
+        region_id = wanted.region.region_id
+        current = self._gate.regions.get(region_id)
+        if current is None:
+            missing = errorpb.RegionNotFound(region_id=region_id)
+            self._fail(wanted, outbox, cdcpb.Error(region_not_found=missing))
+        else:
+            self._fail(wanted, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current)))
+
+    def safe_ts(self, lower: bytes, upper: bytes) -> int:
+        """The encoded range can be read at this timestamp, and any before it, without meeting a lock; 0: not known."""
+        asked = [region for region in self._gate.regions if region.overlaps(lower, upper)]
+        return min((self._resolved.get(region, self._resolved_everywhere) for region in asked), default=0)
 
     async def run(self, pd: PdClient, interval_s: float) -> None:
         """Send resolved timestamps until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            if not self._by_region:
-                continue
             try:
                 now_ts = await pd.tso()
             except (UnavailableError, PdRefusedError) as err:
@@ -108,16 +130,25 @@ class FeedHub:
 
     def resolve(self, now_ts: int) -> None:
         """Send resolved timestamps given `now_ts`, taken from the oracle before this call."""
-        now_ts = self._locks.settle(now_ts)
+        settled_ts = self._locks.settle(now_ts)
+        known, self._resolved = self._resolved, {}
+        for region in self._gate.regions:
+            oldest = self._locks.min_start_ts(region.start_key)
+            resolved_ts = settled_ts if oldest is None else min(settled_ts, oldest - 1)
+            self._resolved[region] = max(resolved_ts, known.get(region, 0))
+        self._resolved_everywhere = max(self._resolved_everywhere, min(self._resolved.values(), default=0))
+        metrics.RESOLVED_TS.set(self._resolved_everywhere)
+        self._tell_resolved()
+
+    def _tell_resolved(self) -> None:
         by_outbox: dict[Outbox, dict[tuple[int, int], list[int]]] = {}
         for region_id, listed in self._by_region.items():
-            oldest = self._locks.min_start_ts(listed[0][0].region.start_key)
-            resolved_ts = now_ts if oldest is None else min(now_ts, oldest - 1)
             for wanted, outbox in listed:
                 if wanted.initialized:
-                    wanted.resolved_ts = max(wanted.resolved_ts, resolved_ts)
+                    wanted.resolved_ts = max(wanted.resolved_ts, self._resolved[wanted.region])
                     tick = by_outbox.setdefault(outbox, defaultdict(list))
-                    tick[wanted.request_id, wanted.resolved_ts].append(region_id)
+                    request_id = wanted.request_id if outbox.multiplexed else 0
+                    tick[request_id, wanted.resolved_ts].append(region_id)
         for outbox, tick in by_outbox.items():
             outbox.resolve(Resolved(tick))
 

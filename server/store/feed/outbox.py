@@ -1,8 +1,10 @@
 """What waits to be sent on one feed connection, in order and bounded in bytes.
 
-Live changes are refused when the limit is reached (the subscription is then cut as congested); a scan waits until half
-of the limit is free; control events are small and always taken. Rows are kept as the shared `Change` tuples and become
-messages only when they are sent.
+There are two limits, the connection's own and one for all connections of the store. Live changes are refused when one
+of them is reached (the subscription is then cut as congested); a scan waits until half of both is free; control events
+are small and always taken, but no request is read while they fill the connection's limit. What an empty outbox is
+offered is always taken, so that one connection's backlog slows the others down and never stops them. Rows are kept as
+the shared `Change` tuples and become messages only when they are sent.
 """
 
 import asyncio
@@ -12,11 +14,13 @@ from dataclasses import dataclass
 
 from kvproto import cdcpb_pb2 as cdcpb
 
+from server.store import metrics
 from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
 from storage.mvcc.change import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
 
 _CONTROL_BYTES = 64
+_REGION_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +55,66 @@ class Resolved:
     """One tick: (request_id, resolved_ts) -> region ids."""
 
     regions: dict[tuple[int, int], list[int]]
-    size: int = _CONTROL_BYTES
+
+    @property
+    def size(self) -> int:
+        """About what it takes in memory."""
+        return _CONTROL_BYTES + _REGION_BYTES * sum(len(regions) for regions in self.regions.values())
 
 
 Item = Rows | Initialized | Failure | Resolved
 
 
-class Outbox:
-    """The queue of one connection; belongs to one event loop."""
+class FeedMemory:
+    """What all outboxes of a store hold together."""
 
     def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self.freed = asyncio.Event()
+
+    def add(self, size: int) -> None:
+        """Count `size` bytes more, or fewer when negative."""
+        self.used_bytes += size
+        metrics.FEED_QUEUED_BYTES.set(self.used_bytes)
+        if size < 0:
+            self.freed.set()
+
+    async def wait_freed(self) -> None:
+        """Until some outbox has got smaller."""
+        self.freed.clear()
+        await self.freed.wait()
+
+
+class Outbox:
+    """The queue of one connection; belongs to one event loop. `multiplexed`: resolved timestamps name their request."""
+
+    def __init__(self, max_bytes: int, memory: FeedMemory, *, multiplexed: bool = True) -> None:
+        self.multiplexed = multiplexed
         self._max_bytes = max_bytes
+        self._memory = memory
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._filled = asyncio.Event()
-        self._drained = asyncio.Event()
         self._closed = False
 
     def offer(self, rows: Rows) -> bool:
         """Queue live changes; False when the reader is too far behind."""
-        if self._items and self._bytes + rows.size > self._max_bytes:
+        if not self._fits(rows.size, self._max_bytes, self._memory.max_bytes):
             return False
         self._append(rows)
         return True
 
     async def put(self, rows: Rows) -> None:
-        """Queue changes of a scan, as soon as half of the limit is free."""
-        while self._items and self._bytes + rows.size > self._max_bytes // 2:
-            self._drained.clear()
-            await self._drained.wait()
+        """Queue changes of a scan, as soon as half of the limits is free; dropped when the connection has ended."""
+        while not self._closed and not self._fits(rows.size, self._max_bytes // 2, self._memory.max_bytes // 2):
+            await self._memory.wait_freed()
         self._append(rows)
+
+    async def wait_room(self) -> None:
+        """Until this connection is within its limit."""
+        while not self._closed and self._bytes > self._max_bytes:
+            await self._memory.wait_freed()
 
     def control(self, item: Initialized | Failure) -> None:
         """Queue an event that must not be lost."""
@@ -89,14 +123,20 @@ class Outbox:
     def resolve(self, item: Resolved) -> None:
         """Queue resolved timestamps; they replace those of the last tick if nothing came between."""
         if self._items and isinstance(self._items[-1], Resolved):
-            self._items[-1] = item
-        else:
-            self._append(item)
+            self._count(-self._items.pop().size)
+        self._append(item)
 
     def close(self) -> None:
         """End the stream after what is queued."""
         self._closed = True
         self._filled.set()
+        self._memory.freed.set()
+
+    def drop(self) -> None:
+        """Forget what is queued: the connection is gone."""
+        self.close()
+        self._items.clear()
+        self._count(-self._bytes)
 
     async def messages(self) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         """Everything queued, as messages of about 1 MiB, until `close`."""
@@ -109,16 +149,24 @@ class Outbox:
             self._filled.clear()
             await self._filled.wait()
 
+    def _fits(self, size: int, own_max: int, all_max: int) -> bool:
+        return not self._items or (self._bytes + size <= own_max and self._memory.used_bytes + size <= all_max)
+
     def _append(self, item: Item) -> None:
+        if self._closed:
+            return
         self._items.append(item)
-        self._bytes += item.size
+        self._count(item.size)
         self._filled.set()
 
     def _pop(self) -> Item:
         item = self._items.popleft()
-        self._bytes -= item.size
-        self._drained.set()
+        self._count(-item.size)
         return item
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._memory.add(size)
 
     def _next_messages(self) -> list[cdcpb.ChangeDataEvent]:
         if isinstance(self._items[0], Resolved):

@@ -1,4 +1,4 @@
-"""cdcpb.ChangeData: both versions of the event feed are the same stream here; version 2 names its features."""
+"""cdcpb.ChangeData: both versions of the event feed; the second names the features it wants."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,11 +17,10 @@ _FEATURES = {"stream-multiplexing"}
 class ChangeDataService:
     """The coroutines of `cdcpb.ChangeData`."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, backend: FeedBackend, buffer_bytes: int) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, backend: FeedBackend) -> None:
         """`tasks` outlives every call: connections that a client leaves are cancelled there."""
         self._tasks = tasks
         self._backend = backend
-        self._buffer_bytes = buffer_bytes
         self._open: set[Outbox] = set()
 
     def close(self) -> None:
@@ -30,8 +29,8 @@ class ChangeDataService:
             outbox.close()
 
     async def EventFeed(self, requests: Any, _: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
-        """Subscriptions in, events out."""
-        async for message in self._feed(requests):
+        """Subscriptions in, events out; resolved timestamps name regions, not requests."""
+        async for message in self._feed(requests, multiplexed=False):
             yield message
 
     async def EventFeedV2(self, requests: Any, context: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
@@ -41,11 +40,11 @@ class ChangeDataService:
         if asked - _FEATURES:
             unknown = ", ".join(sorted(asked - _FEATURES))
             raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"feed features this store lacks: {unknown}")
-        async for message in self._feed(requests):
+        async for message in self._feed(requests, multiplexed="stream-multiplexing" in asked):
             yield message
 
-    async def _feed(self, requests: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
-        outbox = Outbox(self._buffer_bytes)
+    async def _feed(self, requests: Any, *, multiplexed: bool) -> AsyncIterator[cdcpb.ChangeDataEvent]:
+        outbox = Outbox(self._backend.buffer_bytes, self._backend.memory, multiplexed=multiplexed)
         connection = Connection(self._backend, outbox)
         self._open.add(outbox)
         receiving = self._tasks.create_task(connection.receive(requests), name="change-feed")

@@ -7,6 +7,7 @@ from storage.mvcc.change import Change
 from storage.mvcc.region import Region
 
 MAX_EVENT_BYTES = 1 << 20
+MAX_EVENT_ROWS = 1024
 _ROW_BYTES = 64
 
 
@@ -30,13 +31,13 @@ class Subscription:
 
 
 def chunks(changes: Iterable[Change]) -> Iterator[tuple[list[Change], int]]:
-    """Changes in pieces of about 1 MiB, with their sizes in bytes."""
+    """Changes in pieces of at most 1024 and about 1 MiB, with their sizes in bytes; takes one piece at a time."""
     piece: list[Change] = []
     size = 0
     for change in changes:
         piece.append(change)
         size += len(change.key) + len(change.value) + len(change.old_value) + _ROW_BYTES
-        if size >= MAX_EVENT_BYTES:
+        if size >= MAX_EVENT_BYTES or len(piece) >= MAX_EVENT_ROWS:
             yield piece, size
             piece, size = [], 0
     if piece:

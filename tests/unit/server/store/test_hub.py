@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Outbox, Rows
+from server.store.feed.outbox import FeedMemory, Outbox, Rows
 from server.store.feed.subscription import Subscription
 from server.store.region_check import RegionGate
 from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
@@ -16,6 +16,10 @@ from storage.mvcc.record import DELETE, PUT
 from storage.mvcc.region import Region, RegionMap
 
 LEFT, RIGHT = Region(1, 11, b"", b"m"), Region(2, 12, b"m", b"")
+
+
+def outbox_of(max_bytes: int, memory: FeedMemory | None = None) -> Outbox:
+    return Outbox(max_bytes, memory or FeedMemory(1 << 30))
 
 
 def wanted(region: Region, *, old_values: bool = True, lower: bytes = b"", upper: bytes = b"") -> Subscription:
@@ -48,7 +52,7 @@ def change(event: int, key: bytes, start_ts: int, commit_ts: int = 0, value: byt
 
 
 async def test_changes_go_to_their_region_in_order_with_values_only_where_they_belong() -> None:
-    outbox = Outbox(1 << 20)
+    outbox = outbox_of(1 << 20)
     hub = hub_with(outbox, wanted(LEFT), wanted(RIGHT, old_values=False))
     hub.observe([change(PREWRITE, b"a", 5, value=b"v", old=b"o"), change(PREWRITE, b"z", 5, value=b"w", old=b"o")])
     hub.observe([change(COMMIT, b"a", 5, 6), change(ROLLBACK, b"z", 5)])
@@ -64,7 +68,7 @@ async def test_changes_go_to_their_region_in_order_with_values_only_where_they_b
 
 
 async def test_keys_outside_the_asked_range_are_not_sent() -> None:
-    outbox = Outbox(1 << 20)
+    outbox = outbox_of(1 << 20)
     hub = hub_with(outbox, wanted(LEFT, lower=b"b", upper=b"d"))
     hub.observe([change(PREWRITE, key, 5, value=b"v") for key in (b"a", b"b", b"c", b"d")])
     (message,) = await sent(outbox)
@@ -73,7 +77,7 @@ async def test_keys_outside_the_asked_range_are_not_sent() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["prewrite", "commit", "rollback", "tick"]), st.integers(0, 3))))
 async def test_no_commit_ever_comes_at_or_before_a_sent_resolved_ts(steps: Sequence[tuple[str, int]]) -> None:
-    outbox = Outbox(1 << 30)
+    outbox = outbox_of(1 << 30)
     subscriptions = [wanted(LEFT), wanted(RIGHT)]
     hub = hub_with(outbox, *subscriptions)
     keys = [b"a", b"b", b"y", b"z"]
@@ -99,7 +103,7 @@ async def test_no_commit_ever_comes_at_or_before_a_sent_resolved_ts(steps: Seque
 
 
 async def test_open_locks_hold_back_only_their_region_and_only_initialized_ones_resolve() -> None:
-    outbox = Outbox(1 << 20)
+    outbox = outbox_of(1 << 20)
     late = wanted(RIGHT)
     late.initialized = False
     hub = hub_with(outbox, wanted(LEFT), late)
@@ -113,7 +117,7 @@ async def test_open_locks_hold_back_only_their_region_and_only_initialized_ones_
 
 
 async def test_a_slow_reader_is_cut_as_congested_and_memory_stays_bounded() -> None:
-    outbox = Outbox(1000)
+    outbox = outbox_of(1000)
     subscription = wanted(LEFT)
     hub = hub_with(outbox, subscription)
     for number in range(100):
@@ -126,21 +130,21 @@ async def test_a_slow_reader_is_cut_as_congested_and_memory_stays_bounded() -> N
 
 
 async def test_a_split_ends_the_subscription_with_the_new_map() -> None:
-    outbox = Outbox(1000)
+    outbox = outbox_of(1000)
     gate = RegionGate(1, RegionMap([LEFT, RIGHT]))
     hub = FeedHub(gate, OpenLocks([b"", b"m"]))
     hub.attach(wanted(LEFT), outbox)
     parts = LEFT.split([b"f"], [(3, 13)])
-    gate.regions = gate.regions.with_parts(parts)
-    hub.split(LEFT, parts)
+    gate.regions = gate.regions.replaced([LEFT], parts)
+    hub.replaced([LEFT], parts)
     hub.observe([change(PREWRITE, b"a", 5, value=b"v")])
     (message,) = await sent(outbox)
     (event,) = message.events
-    assert {region.id for region in event.error.epoch_not_match.current_regions} == {1, 2, 3}
+    assert {region.id for region in event.error.epoch_not_match.current_regions} == {1, 3}
 
 
 async def test_resolved_ticks_of_an_idle_feed_do_not_pile_up() -> None:
-    outbox = Outbox(1000)
+    outbox = outbox_of(1000)
     hub = hub_with(outbox, wanted(LEFT))
     for ts in range(10, 1000):
         hub.resolve(ts)
@@ -149,7 +153,7 @@ async def test_resolved_ticks_of_an_idle_feed_do_not_pile_up() -> None:
 
 
 async def test_a_scan_waits_for_room() -> None:
-    outbox = Outbox(1000)
+    outbox = outbox_of(1000)
     subscription = wanted(LEFT)
     rows = Rows(subscription, [change(PREWRITE, b"a", 5, value=b"v")], 400)
     await outbox.put(rows)

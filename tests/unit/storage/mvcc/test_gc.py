@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.kv import WriteBatch
-from storage.mvcc.gc import garbage
+from storage.mvcc.gc import RangeGC
 from storage.mvcc.history import key_history
 from storage.mvcc.snapshot import Snapshot
 from tests.unit.storage.mvcc.histories import TXNS, History, played
@@ -12,7 +12,7 @@ from tests.unit.storage.mvcc.histories import TXNS, History, played
 
 def collect(history: History, safe_point: int) -> None:
     kv = history.engine.kv
-    for keys in list(garbage(kv.snapshot(), b"", b"", safe_point)):
+    for keys in list(RangeGC(kv.snapshot(), b"", b"", safe_point).batches()):
         batch = WriteBatch()
         for key in keys:
             batch.delete(key)

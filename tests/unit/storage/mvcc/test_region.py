@@ -24,7 +24,7 @@ def test_splits_keep_the_key_space_whole_and_raise_versions(splits: list[set[byt
         next_id += 2 * len(keys)
         assert parts[-1].region_id == old.region_id
         assert all(part.version == old.version + len(keys) for part in parts)
-        regions = regions.with_parts(parts)
+        regions = regions.replaced([old], parts)
     listed = list(regions)
     assert listed[0].start_key == b""
     assert listed[-1].end_key == b""
