@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 
+from server.capture.blockers import Blockers
 from server.capture.directory import lock
 from server.capture.flight import OwnerFeeds
 from server.capture.membership import Membership
@@ -71,7 +72,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
             server.add_service(changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds)
-            server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], CaptureService(membership))
+            captures = CaptureService(membership, Blockers(owner, kv))
+            server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)
             async with _flight(config, security, owner) as flight, server.listen(config.addr) as bound:
                 run = membership.run(config.advertise_addr or bound, config.advertise_flight_addr or flight.bound)

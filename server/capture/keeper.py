@@ -83,7 +83,8 @@ class Keeper:
             feed.info_saved = feed.info is info  # it may have failed meanwhile
 
     def _is_due(self, feed: Feed) -> bool:
-        if not feed.info.blocks_gc:
+        """Whoever does not run is not renewed: its safepoint ends a day after it stopped, unless it is resumed."""
+        if not (feed.info.state.is_running and feed.info.blocks_gc):
             return False
         age = time.monotonic() - feed.safepoint_time
         return age > (_SAFEPOINT_EVERY_S if feed.checkpoint_ts > feed.safepoint_ts else _SAFEPOINT_REFRESH_S)

@@ -134,7 +134,7 @@ class Owner:
         return feed
 
     async def pause(self, changefeed: str) -> Feed:
-        """Stop pulling; the checkpoint stays, and goes on holding GC back. Pausing twice is harmless. Durable."""
+        """Stop pulling; the checkpoint stays, and holds GC back for a day more. Pausing twice is harmless. Durable."""
         async with self._changing:
             feed = self._own(changefeed)
             await feed.stop()

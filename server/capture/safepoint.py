@@ -4,14 +4,9 @@ The safe point is checkpoint_ts - 1, so that a read at checkpoint_ts stays possi
 Source: seed 000; TiCDC's gc manager.
 """
 
-from typing import Final
-
+from gcsafepoint.explain.names import CREATING_TTL_S, FEED_TTL_S, creating_service, feed_service
 from server.capture.errors import SnapshotLostError, StartTsBeforeGcError
 from server.rpc.pd import PdClient
-
-TTL_S: Final = 86_400
-CREATING_TTL_S: Final = 3_600
-_PREFIX = "ticdc-default-"
 
 
 class Safepoints:
@@ -26,7 +21,7 @@ class Safepoints:
         Raises:
             StartTsBeforeGcError: some of it may be gone.
         """
-        held = await self._pd.update_service_gc_safe_point(_creating(changefeed), CREATING_TTL_S, start_ts - 1)
+        held = await self._pd.update_service_gc_safe_point(creating_service(changefeed), CREATING_TTL_S, start_ts - 1)
         if held.safe_point < start_ts:
             collected_to, holder = await self._pd.gc_safe_point(), "the GC safe point"
         else:
@@ -39,7 +34,7 @@ class Safepoints:
 
     async def end_creation(self, changefeed: str) -> None:
         """The changefeed has a safepoint of its own by now, or is not made."""
-        await self._pd.update_service_gc_safe_point(_creating(changefeed), 0, 0)
+        await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
 
     async def hold(self, changefeed: str, checkpoint_ts: int) -> None:
         """Keep the history after `checkpoint_ts` for a day from now.
@@ -47,7 +42,7 @@ class Safepoints:
         Raises:
             SnapshotLostError: some of it may be gone.
         """
-        held = await self._pd.update_service_gc_safe_point(_PREFIX + changefeed, TTL_S, checkpoint_ts - 1)
+        held = await self._pd.update_service_gc_safe_point(feed_service(changefeed), FEED_TTL_S, checkpoint_ts - 1)
         if held.safe_point > checkpoint_ts - 1:
             raise SnapshotLostError(
                 f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe point "
@@ -57,8 +52,4 @@ class Safepoints:
 
     async def release(self, changefeed: str) -> None:
         """Keep nothing for the changefeed any more."""
-        await self._pd.update_service_gc_safe_point(_PREFIX + changefeed, 0, 0)
-
-
-def _creating(changefeed: str) -> str:
-    return f"{_PREFIX}creating-{changefeed}"
+        await self._pd.update_service_gc_safe_point(feed_service(changefeed), 0, 0)

@@ -9,6 +9,7 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.capture.blockers import Blockers
 from server.capture.changefeed import State
 from server.capture.errors import NotOwnerError
 from server.capture.feed import Feed
@@ -108,8 +109,16 @@ class ChangefeedService:
 class CaptureService:
     """`tidemarkpb.v1.CaptureService`."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, blockers: Blockers) -> None:
         self._membership = membership
+        self._blockers = blockers
+
+    async def GetBlockers(  # noqa: N802 - the name in the proto
+        self, request: capturepb.GetBlockersRequest, context: Context
+    ) -> capturepb.GetBlockersResponse:
+        """What holds the changefeeds back that this capture runs; none if it does not own them."""
+        del context
+        return capturepb.GetBlockersResponse(changefeeds=await self._blockers.list(request.limit))
 
     async def ListCaptures(  # noqa: N802 - the name in the proto
         self, request: capturepb.ListCapturesRequest, context: Context

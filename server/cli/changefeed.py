@@ -58,7 +58,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
     for name, command, text in (
         ("query", query_changefeed, "one changefeed in detail"),
-        ("pause", pause_changefeed, "stop pulling; the checkpoint goes on holding GC back"),
+        ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
         ("resume", resume_changefeed, "pull again from the checkpoint"),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):

@@ -60,6 +60,10 @@ class Frontier:
             touching = True
         return found
 
+    def lowest_gap(self) -> int | None:
+        """The timestamp of the gap that is furthest behind; None: there is no gap."""
+        return min((piece.ts for piece in self._pieces if piece.owner is None), default=None)
+
     def assign(self, part: KeyRange, owner: int) -> int:
         """Give a part of a gap to subscription `owner`; returns the timestamp to pull from.
 

@@ -7,6 +7,7 @@ Invariants:
 """
 
 import asyncio
+import heapq
 import random
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -68,6 +69,16 @@ class _Absorbed:
     faults: list[tuple[Subscription, Fault]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class RegionProgress:
+    """How far one region has come; id 0 and no store: a range that is being located."""
+
+    region_id: int
+    store: str
+    resolved_ts: int
+    part: KeyRange | None
+
+
 class TablePuller:
     """Pulls `span` from `start_ts` (exclusive) into `sorter` until cancelled."""
 
@@ -99,6 +110,17 @@ class TablePuller:
             for subscription in self._subscriptions.values()
             if subscription.matcher.initialized and physical_ms(subscription.matcher.resolved_ts) < before
         ]
+
+    def slowest(self, most: int) -> list[RegionProgress]:
+        """The regions that are furthest behind, the slowest first; ranges being located count as one."""
+        found = [
+            RegionProgress(it.region_id, it.address, it.matcher.resolved_ts, it.part)
+            for it in heapq.nsmallest(most, self._subscriptions.values(), key=lambda it: it.matcher.resolved_ts)
+        ]
+        gap = self._frontier.lowest_gap()
+        if gap is not None:
+            found.append(RegionProgress(0, "", gap, None))
+        return sorted(found, key=lambda region: region.resolved_ts)[:most]
 
     async def run(self) -> None:
         """Pull until cancelled.

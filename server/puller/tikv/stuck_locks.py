@@ -54,14 +54,19 @@ class StuckLocks:
                 await self._free(part, now_ts)
 
     async def _free(self, part: KeyRange, now_ts: int) -> None:
-        key: bytes | None = _raw(part.start)
-        end_key = _raw(part.end)
+        key: bytes | None
+        key, end_key = raw_bounds(part)
         while key is not None:
             page = await self._kv.scan_lock(key, end_key, now_ts, _PAGE)
             if page.locks:
                 metrics.LOCKS_RESOLVED.inc(len(page.locks))
                 await self._resolver.resolve(page.locks, 0)
             key = page.next_key
+
+
+def raw_bounds(part: KeyRange) -> tuple[bytes, bytes]:
+    """The raw keys of a range of encoded ones; an empty end key is no end."""
+    return _raw(part.start), _raw(part.end)
 
 
 def _raw(encoded: bytes) -> bytes:

@@ -115,6 +115,18 @@ async def test_a_paused_changefeed_holds_gc_back_and_goes_on_where_it_was(captur
         await owner.resume("feed")
 
 
+async def test_who_does_not_run_is_not_renewed_so_that_its_safepoint_ends(capture, upstream):
+    owner = await capture.start()
+    for name in ("feed", "other"):
+        await owner.create(name, URI, 1000, 0, [capture.table])
+    await owner.pause("feed")
+    await capture.stop()
+    upstream.safepoints = {"gc_worker": 0}
+    await capture.start()
+    await until(lambda: "ticdc-default-other" in upstream.safepoints)
+    assert SAFEPOINT not in upstream.safepoints
+
+
 async def test_a_resume_may_overwrite_the_checkpoint(capture, upstream):
     owner = await capture.start()
     await owner.create("feed", URI, 1000, 0, [capture.table])

@@ -45,8 +45,11 @@ def test_a_merged_region_is_taken_up_from_its_slower_part():
     frontier.assign(KeyRange(key(4), b""), 2)
     frontier.advance(1, 20)
     frontier.advance(2, 30)
-    frontier.release(1)
+    assert frontier.lowest_gap() is None
     frontier.release(2)
+    assert frontier.lowest_gap() == 30
+    frontier.release(1)
+    assert frontier.lowest_gap() == 20
     assert frontier.gaps() == [SPAN]
     assert frontier.assign(SPAN, 3) == 20
 

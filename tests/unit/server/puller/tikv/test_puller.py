@@ -131,6 +131,19 @@ async def test_the_span_is_resolved_as_far_as_its_slowest_region():
         assert [ts for ts, _ in sorter.resolved] == [20]
 
 
+async def test_the_slowest_regions_come_first_and_what_nobody_serves_is_one_of_them():
+    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b"t"))) as (feeds, _, puller, _):
+        left, right = await feeds.next(), await feeds.next()
+        await send(left, initialized(), 30)
+        await send(right, initialized(), 20)
+        async with asyncio.timeout(5):
+            while right.matcher.resolved_ts < 20:
+                await asyncio.sleep(0)
+        shown = [(it.region_id, it.store, it.resolved_ts) for it in puller.slowest(5)]
+        assert shown == [(0, "", 10), (2, "s1", 20), (1, "s1", 30)]
+        assert [it.region_id for it in puller.slowest(2)] == [0, 2]
+
+
 async def test_a_split_is_followed_from_the_regions_resolved_ts():
     pd = Pd(region(1, b"", b""))
     async with pulling(pd) as (feeds, sorter, _, _):
