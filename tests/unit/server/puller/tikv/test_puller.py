@@ -67,10 +67,17 @@ class Sorter:
     def add(self, span, batch):
         assert span == SPAN
         self.rows += [(row["commit_ts"], row["key"]) for row in batch.to_pylist()]
+        self.loop.call_soon_threadsafe(self.moved.set)
 
     def resolve(self, span, ts):
         self.resolved.append((ts, len(self.rows)))
         self.loop.call_soon_threadsafe(self.moved.set)
+
+    async def wait_rows(self, count):
+        async with asyncio.timeout(5):
+            while len(self.rows) < count:
+                await self.moved.wait()
+                self.moved.clear()
 
     async def until(self, ts):
         async with asyncio.timeout(5):
@@ -132,13 +139,12 @@ async def test_the_span_is_resolved_as_far_as_its_slowest_region():
 
 
 async def test_the_slowest_regions_come_first_and_what_nobody_serves_is_one_of_them():
-    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b"t"))) as (feeds, _, puller, _):
+    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b"t"))) as (feeds, sorter, puller, _):
         left, right = await feeds.next(), await feeds.next()
         await send(left, initialized(), 30)
         await send(right, initialized(), 20)
-        async with asyncio.timeout(5):
-            while right.matcher.resolved_ts < 20:
-                await asyncio.sleep(0)
+        await send(left, committed(40, b"a"))
+        await sorter.wait_rows(1)
         shown = [(it.region_id, it.store, it.resolved_ts) for it in puller.slowest(5)]
         assert shown == [(0, "", 10), (2, "s1", 20), (1, "s1", 30)]
         assert [it.region_id for it in puller.slowest(2)] == [0, 2]
