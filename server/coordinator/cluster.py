@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from kvproto import metapb_pb2, pdpb_pb2
 
 from server.coordinator import metrics
-from server.coordinator.errors import ClusterIdMismatchError
+from server.coordinator.errors import ClusterIdMismatchError, RefusedError
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.ledger import Ledger
 from server.coordinator.regions import KnownRegion, Regions, Reported
@@ -25,6 +25,7 @@ from storage.model.errors import CorruptError
 
 _U64 = struct.Struct(">Q")
 _ID_WINDOW = 1000
+_IDS_END = 1 << 64
 _RETRY_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -157,7 +158,11 @@ class Cluster:
         return reported
 
     async def alloc_id(self, count: int = 1) -> int:
-        """Reserve `count` numbers nobody else ever gets; returns the last."""
+        """Reserve `count` numbers nobody else ever gets; returns the last.
+
+        Raises:
+            RefusedError: so many are not left.
+        """
         async with self._allocating:
             while self._next_id + count > self._id_limit:
                 await self._reserve_ids(count)
@@ -166,7 +171,9 @@ class Cluster:
 
     async def _reserve_ids(self, count: int) -> None:
         key = self._keys.path("alloc_id")
-        limit = self._next_id + max(count, _ID_WINDOW)
+        if self._next_id + count > _IDS_END:
+            raise RefusedError(pdpb_pb2.UNKNOWN, f"{count} ids are asked for, {_IDS_END - self._next_id} are left")
+        limit = min(self._next_id + max(count, _ID_WINDOW), _IDS_END)
         guard = Compare.unchanged(key, self._id_revision)
         result = await self._ledger.txn([guard], [Put(key, _U64.pack(limit - 1))], [Get(key)])
         if result.succeeded:

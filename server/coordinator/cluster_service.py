@@ -1,15 +1,15 @@
 """pdpb.PD: stores, ids, bootstrap, heartbeats of stores."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from kvproto import metapb_pb2, pdpb_pb2
 
 from server.coordinator.cluster import Cluster
-from server.coordinator.errors import RefusedError, RequestError
+from server.coordinator.cluster_stores import cluster_version, is_removed, registered
+from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
-
-MAX_IDS = 100_000
 
 
 class ClusterService:
@@ -18,6 +18,7 @@ class ClusterService:
     def __init__(self, headers: Headers, cluster: Cluster) -> None:
         self._headers = headers
         self._cluster = cluster
+        self._registering = asyncio.Lock()
 
     def calls(self) -> Mapping[str, Any]:
         """PD's names for what is served here."""
@@ -39,60 +40,73 @@ class ClusterService:
 
     async def bootstrap(self, request: pdpb_pb2.BootstrapRequest) -> pdpb_pb2.BootstrapResponse:
         """Take the first store and the region that covers everything."""
-        region = request.region
-        if not request.store.id or not region.id or region.start_key or region.end_key or len(region.peers) != 1:
-            raise RequestError(
-                "a bootstrap needs a store with an id, and one region with an id, without bounds, with one peer"
-            )
-        if not await self._cluster.bootstrap(request.store, region):
+        if self._cluster.bootstrapped:
+            raise RefusedError(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
+        if fault := _bootstrap_fault(request, self._cluster.id):
+            raise RefusedError(pdpb_pb2.UNKNOWN, fault)
+        if not await self._cluster.bootstrap(request.store, request.region):
             raise RefusedError(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
         return pdpb_pb2.BootstrapResponse()
 
     async def alloc_id(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
         """Reserve `count` ids (0 means 1); `id` is the last of them."""
         count = request.count or 1
-        if count > MAX_IDS:
-            raise RequestError(f"at most {MAX_IDS} ids a call, not {count}")
-        return pdpb_pb2.AllocIDResponse(id=await self._cluster.alloc_id(count), count=count)
+        last = await self._cluster.alloc_id(count)
+        return pdpb_pb2.AllocIDResponse(id=last, count=count if count > 1 else 0)
 
     async def get_store(self, request: pdpb_pb2.GetStoreRequest) -> pdpb_pb2.GetStoreResponse:
-        """One store."""
-        return pdpb_pb2.GetStoreResponse(store=self._store(request.store_id))
+        """One store, and what it told of itself last."""
+        store = self._cluster.stores.get(request.store_id)
+        if store is None:
+            raise RefusedError(pdpb_pb2.UNKNOWN, f"invalid store ID {request.store_id}, not found")
+        return pdpb_pb2.GetStoreResponse(store=store, stats=self._cluster.stats.get(store.id))
 
     async def get_all_stores(self, request: pdpb_pb2.GetAllStoresRequest) -> pdpb_pb2.GetAllStoresResponse:
         """All stores, or all that are not removed."""
         stores = [
             store
             for store in self._cluster.stores.values()
-            if not (request.exclude_tombstone_stores and store.state == metapb_pb2.Tombstone)
+            if not (request.exclude_tombstone_stores and is_removed(store))
         ]
         return pdpb_pb2.GetAllStoresResponse(stores=stores)
 
     async def put_store(self, request: pdpb_pb2.PutStoreRequest) -> pdpb_pb2.PutStoreResponse:
-        """Register a store; two stores cannot have one address."""
-        store = request.store
-        if not store.id or not store.address:
-            raise RequestError("a store needs an id and an address")
-        for other in self._cluster.stores.values():
-            if other.address == store.address and other.id != store.id and other.state != metapb_pb2.Tombstone:
-                raise RequestError(
-                    f"[PD:core:ErrStoreDuplicate]duplicated store address: {store.address} is store {other.id}'s"
-                )
-        await self._cluster.put_store(store)
+        """Register a store, or what changed of it; durable when it returns."""
+        async with self._registering:
+            await self._cluster.put_store(registered(request.store, self._cluster.stores))
         return pdpb_pb2.PutStoreResponse()
 
     async def store_heartbeat(self, request: pdpb_pb2.StoreHeartbeatRequest) -> pdpb_pb2.StoreHeartbeatResponse:
-        """A store lives."""
-        self._store(request.stats.store_id)
+        """A store lives; its numbers are kept in memory."""
+        store_id = request.stats.store_id
+        store = self._cluster.stores.get(store_id)
+        if store is None:
+            raise RefusedError(pdpb_pb2.UNKNOWN, f"store {store_id} not found")
+        if is_removed(store):
+            raise RefusedError(pdpb_pb2.STORE_TOMBSTONE, "store is tombstone")
         self._cluster.heartbeat(request.stats)
-        return pdpb_pb2.StoreHeartbeatResponse()
+        version = cluster_version(self._cluster.stores.values())
+        return pdpb_pb2.StoreHeartbeatResponse(cluster_version=version)
 
     async def get_cluster_config(self, _request: pdpb_pb2.GetClusterConfigRequest) -> pdpb_pb2.GetClusterConfigResponse:
         """The cluster's id and replica count."""
         return pdpb_pb2.GetClusterConfigResponse(cluster=metapb_pb2.Cluster(id=self._cluster.id, max_peer_count=3))
 
-    def _store(self, store_id: int) -> metapb_pb2.Store:
-        store = self._cluster.stores.get(store_id)
-        if store is None:
-            raise RefusedError(pdpb_pb2.UNKNOWN, f"invalid store ID {store_id}, not found")
-        return store
+
+def _bootstrap_fault(request: pdpb_pb2.BootstrapRequest, cluster_id: int) -> str:
+    """What is wrong with the first store and region, in PD's words (server/util: checkBootstrapRequest); or nothing."""
+    store, region = request.store, request.region
+    peer = region.peers[0] if region.peers else metapb_pb2.Peer()
+    faults = {
+        f"missing store meta for bootstrap {cluster_id}": not request.HasField("store"),
+        "invalid zero store id": not store.id,
+        f"missing region meta for bootstrap {cluster_id}": not request.HasField("region"),
+        f"invalid first region key range, must all be empty for bootstrap {cluster_id}": region.start_key
+        or region.end_key,
+        "invalid zero region id": not region.id,
+        f"invalid first region peer count {len(region.peers)}, must be 1 for bootstrap {cluster_id}": len(region.peers)
+        != 1,
+        f"invalid peer store id {peer.store_id} != {store.id} for bootstrap {cluster_id}": peer.store_id != store.id,
+        "invalid zero peer id": not peer.id,
+    }
+    return next((text for text, wrong in faults.items() if wrong), "")

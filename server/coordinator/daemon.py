@@ -6,7 +6,8 @@ the directory's lock makes this one the only one: it leads from before it listen
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd_proxy import EtcdProxy
 from server.coordinator.etcd_service import EtcdService, MetaStorageService
+from server.coordinator.forwarding import Forwarding
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leader import Leadership
 from server.coordinator.member_service import MemberService
@@ -76,7 +78,7 @@ class _Coordinator:
     @asynccontextmanager
     async def alone(self, meta: Meta) -> AsyncIterator[str]:
         """Lead one term for the block; calls that are under way at its end are answered."""
-        term = await Term.load(Leadership(), meta, self._keys)
+        term = await self._load(meta, Leadership())
         async with self._seat.taken(term), self._listening() as bound:
             yield bound
 
@@ -84,7 +86,8 @@ class _Coordinator:
     async def elected(self, meta: Meta) -> AsyncIterator[str]:
         """Follow and lead in turns for the block; at its end somebody else leads before we stop listening."""
         async with self._listening() as bound, asyncio.TaskGroup() as tasks:
-            election = Election(meta, self._keys, self._members, self._seat)
+            leader = self._keys.path("leader")
+            election = Election(meta, leader, self._members, self._seat, partial(self._load, meta))
             membership = Membership(meta, self._keys, self._members)
             running = [tasks.create_task(run) for run in (election.run(self._config.leader_lease), membership.run())]
             try:
@@ -95,21 +98,25 @@ class _Coordinator:
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[str]:
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks, AsyncExitStack() as channels:
             server = RpcServer(self._security)
-            self._add_pd(server)
+            self._add_pd(server, channels)
             self._add_etcd(server, tasks)
             async with server.listen(self._config.addr) as bound:
                 self._members.introduce(self._me(bound))
                 yield bound
 
+    async def _load(self, meta: Meta, leadership: Leadership) -> Term:
+        return await Term.load(leadership, meta, self._keys, self._security)
+
     def _me(self, address: str) -> pdpb_pb2.Member:
         return member_at(self._config.advertise_addr or address, tls=self._security.enabled)
 
-    def _add_pd(self, server: RpcServer) -> None:
+    def _add_pd(self, server: RpcServer, channels: AsyncExitStack) -> None:
         calls = MemberService(self._keys.cluster_id, self._members).calls()
         server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls))
-        server.add_proxy(Door(self._seat, self._members))
+        forwarding = Forwarding(self._members, self._security, channels)
+        server.add_proxy(Door(self._seat, self._members, forwarding))
 
     def _add_etcd(self, server: RpcServer, tasks: asyncio.TaskGroup) -> None:
         meta_storage = MetaStorageService(self._api, self._keys.cluster_id)

@@ -4,16 +4,18 @@ The lease is granted only when the key is free, as in PD: who follows keeps noth
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.keys import ClusterKeys
 from server.coordinator.leader import Leadership
 from server.coordinator.members import Members
 from server.coordinator.term import Seat, Term
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Lease, Meta, Put
+
+LoadTerm = Callable[[Leadership], Awaitable[Term]]
 
 _RETRY_S = 0.2
 
@@ -23,10 +25,10 @@ _log = structlog.get_logger(__name__)
 class Election:
     """Candidate, and leader if elected."""
 
-    def __init__(self, meta: Meta, keys: ClusterKeys, members: Members, seat: Seat) -> None:
+    def __init__(self, meta: Meta, key: bytes, members: Members, seat: Seat, load: LoadTerm) -> None:
         self._meta = meta
-        self._keys = keys
-        self._key = keys.path("leader")
+        self._key = key
+        self._load = load
         self._members = members
         self._seat = seat
 
@@ -53,7 +55,7 @@ class Election:
         async with asyncio.TaskGroup() as tasks:
             ending = tasks.create_task(_end_with(lease, leadership), name="leader-lease")
             async with leadership.throughout():
-                term = await Term.load(leadership, self._meta, self._keys)
+                term = await self._load(leadership)
             _log.info("leading", revision=result.revision, lease=lease.id)
             async with self._seat.taken(term):
                 await leadership.ended.wait()

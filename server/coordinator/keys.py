@@ -30,6 +30,11 @@ class ClusterKeys:
         return self.path(f"member/{member_id}/tidemark")
 
     @property
+    def external_ts(self) -> bytes:
+        """The external timestamp, in hex."""
+        return self.path("raft/external_timestamp")
+
+    @property
     def gc(self) -> GcKeys:
         """The safepoints' paths."""
         return GcKeys(self.path("gc/"))

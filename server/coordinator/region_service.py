@@ -1,23 +1,21 @@
 """pdpb.PD: where keys are, and what stores report about it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvproto import metapb_pb2, pdpb_pb2
+from kvproto import pdpb_pb2
 
 from server.coordinator import metrics
 from server.coordinator.cluster import Cluster, message_of
+from server.coordinator.cluster_stores import is_removed
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
-from server.coordinator.regions import KnownRegion
-
-MAX_SCAN = 10_000
-MAX_SPLITS = 1000
+from server.coordinator.regions import KnownRegion, check_region, one_line
 
 
 class RegionService:
-    """Lookups, scans, heartbeats and splits; an unknown region is an answer without one."""
+    """Lookups, scans and heartbeats; an unknown region is an answer without one."""
 
     def __init__(self, headers: Headers, cluster: Cluster) -> None:
         self._headers = headers
@@ -35,8 +33,6 @@ class RegionService:
             "BatchScanRegions": door.bound(pdpb_pb2.BatchScanRegionsResponse, self.batch_scan_regions),
             "QueryRegion": self.query_region,
             "RegionHeartbeat": self.region_heartbeat,
-            "AskBatchSplit": door.bound(pdpb_pb2.AskBatchSplitResponse, self.ask_batch_split),
-            "ReportBatchSplit": door.bound(pdpb_pb2.ReportBatchSplitResponse, self.report_batch_split),
         }
 
     async def get_region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
@@ -52,7 +48,7 @@ class RegionService:
         return _answer(self._regions.by_id(request.region_id))
 
     async def scan_regions(self, request: pdpb_pb2.ScanRegionsRequest) -> pdpb_pb2.ScanRegionsResponse:
-        """Regions of a key range; a limit <= 0 is none."""
+        """Regions of a key range in order, at most `limit`; a limit <= 0 is none."""
         found = self._scan(request.start_key, request.end_key, request.limit)
         return pdpb_pb2.ScanRegionsResponse(
             region_metas=[known.region for known in found],
@@ -61,14 +57,17 @@ class RegionService:
         )
 
     async def batch_scan_regions(self, request: pdpb_pb2.BatchScanRegionsRequest) -> pdpb_pb2.BatchScanRegionsResponse:
-        """Regions of several key ranges, each region once."""
+        """Regions of several key ranges in order, each region once, at most `limit`; a limit <= 0 is none."""
+        _check_ranges(request.ranges)
         found: dict[int, KnownRegion] = {}
         for key_range in request.ranges:
             pieces = self._scan(key_range.start_key, key_range.end_key, request.limit)
             if request.contain_all_key_range:
-                _check_whole(key_range, pieces)
+                _check_whole(key_range, pieces, request.limit)
             found |= {known.region.id: known for known in pieces}
-        limit = request.limit if request.limit > 0 else MAX_SCAN
+            if 0 < request.limit <= len(found):
+                break
+        limit = request.limit if request.limit > 0 else len(found)
         return pdpb_pb2.BatchScanRegionsResponse(regions=[message_of(known) for known in islice(found.values(), limit)])
 
     async def query_region(
@@ -82,41 +81,36 @@ class RegionService:
     async def region_heartbeat(
         self, requests: AsyncIterator[pdpb_pb2.RegionHeartbeatRequest], _context: Any
     ) -> AsyncIterator[pdpb_pb2.RegionHeartbeatResponse]:
-        """Take reports in; only refusals are answered. The stream ends with the client's half of it."""
+        """Take reports in; only refusals are answered, with the leader that sent the report as `target_peer`.
+
+        The stream ends with the client's half of it, or when a store reports that is not registered.
+        """
         async for request in requests:
             self._headers.check(request.header)
             try:
                 self._headers.check_bootstrapped()
-                self._check_region(request.region)
+                self._take(request)
             except RefusedError as err:
-                yield pdpb_pb2.RegionHeartbeatResponse(header=self._headers.refused(err))
-                continue
-            metrics.REGION_HEARTBEATS_TOTAL.inc()
-            self._cluster.report(request.region, request.leader)
+                header = self._headers.refused(err)
+                yield pdpb_pb2.RegionHeartbeatResponse(
+                    header=header, region_id=request.region.id, target_peer=request.leader
+                )
 
-    async def ask_batch_split(self, request: pdpb_pb2.AskBatchSplitRequest) -> pdpb_pb2.AskBatchSplitResponse:
-        """Ids for the new regions of a split and for their peers."""
-        if not 0 < request.split_count <= MAX_SPLITS:
-            raise RequestError(f"a split makes 1 to {MAX_SPLITS} regions, not {request.split_count}")
-        peers = len(request.region.peers)
-        last = await self._cluster.alloc_id(request.split_count * (1 + peers))
-        ids = iter(range(last + 1 - request.split_count * (1 + peers), last + 1))
-        splits = [
-            pdpb_pb2.SplitID(new_region_id=next(ids), new_peer_ids=list(islice(ids, peers)))
-            for _ in range(request.split_count)
-        ]
-        return pdpb_pb2.AskBatchSplitResponse(ids=splits)
-
-    async def report_batch_split(self, request: pdpb_pb2.ReportBatchSplitRequest) -> pdpb_pb2.ReportBatchSplitResponse:
-        """Take a split's outcome in."""
-        for region in request.regions:
-            self._check_region(region)
-        for region in request.regions:
-            self._cluster.report(region, metapb_pb2.Peer())
-        return pdpb_pb2.ReportBatchSplitResponse()
+    def _take(self, request: pdpb_pb2.RegionHeartbeatRequest) -> None:
+        store = self._cluster.stores.get(request.leader.store_id)
+        if store is None:
+            raise RequestError(f"invalid store ID {request.leader.store_id}, not found")
+        if is_removed(store):
+            return
+        metrics.REGION_HEARTBEATS_TOTAL.inc()
+        check_region(request.region)
+        reported = self._cluster.report(request.region, request.leader)
+        if reported.newer is not None:
+            text = f"region is stale: region {one_line(request.region)} origin {one_line(reported.newer)}"
+            raise RefusedError(pdpb_pb2.UNKNOWN, text)
 
     def _scan(self, start_key: bytes, end_key: bytes, limit: int) -> list[KnownRegion]:
-        return list(islice(self._regions.scan(start_key, end_key), limit if limit > 0 else MAX_SCAN))
+        return list(islice(self._regions.scan(start_key, end_key), limit if limit > 0 else None))
 
     def _query(self, request: pdpb_pb2.QueryRegionRequest) -> pdpb_pb2.QueryRegionResponse:
         if not self._headers.bootstrapped():
@@ -137,11 +131,6 @@ class RegionService:
                 response.regions_by_id[known.region.id].CopyFrom(found)
         return response
 
-    def _check_region(self, region: metapb_pb2.Region) -> None:
-        bounded = not region.end_key or region.start_key < region.end_key
-        if not (region.id and region.peers and region.region_epoch.version and bounded):
-            raise RefusedError(pdpb_pb2.UNKNOWN, f"region {region.id} needs an id, peers, an epoch and bounds in order")
-
 
 def _answer(known: KnownRegion | None) -> pdpb_pb2.GetRegionResponse:
     if known is None:
@@ -149,7 +138,16 @@ def _answer(known: KnownRegion | None) -> pdpb_pb2.GetRegionResponse:
     return pdpb_pb2.GetRegionResponse(region=known.region, leader=known.leader)
 
 
-def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion]) -> None:
+def _check_ranges(ranges: Sequence[pdpb_pb2.KeyRange]) -> None:
+    for at, key_range in enumerate(ranges):
+        before = ranges[at - 1].end_key if at else b"\0"
+        if at and (not before or key_range.start_key < before):
+            raise RefusedError(pdpb_pb2.UNKNOWN, "invalid key range, ranges overlapped")
+        if key_range.end_key and key_range.start_key > key_range.end_key:
+            raise RefusedError(pdpb_pb2.UNKNOWN, "invalid key range, start key > end key")
+
+
+def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion], limit: int) -> None:
     reached = key_range.start_key
     for known in pieces:
         if known.region.start_key > reached:
@@ -157,4 +155,7 @@ def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion]) -> Non
         reached = known.region.end_key
         if not reached or (key_range.end_key and reached >= key_range.end_key):
             return
+    else:
+        if 0 < limit <= len(pieces):
+            return  # the caller asks on from where this answer ends
     raise RefusedError(pdpb_pb2.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE, "found regions do not contain the whole key range")

@@ -11,7 +11,11 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kvproto import metapb_pb2
+from google.protobuf.message import Message
+from google.protobuf.text_format import MessageToString
+from kvproto import metapb_pb2, pdpb_pb2
+
+from server.coordinator.errors import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,19 @@ class KnownRegion:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a report did: `saved` is set when there is something new to keep, `removed` are ids that are gone."""
+    """What a report did: `saved` is set when there is something new to keep, `removed` are ids that are gone.
 
-    stale: bool = False
+    `newer` is set when it did nothing: a known region that the report is stale beside.
+    """
+
+    newer: metapb_pb2.Region | None = None
     saved: metapb_pb2.Region | None = None
     removed: list[int] = field(default_factory=list)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the report was stale."""
+        return self.newer is not None
 
 
 class Regions:
@@ -46,10 +58,11 @@ class Regions:
         """Take one heartbeat in; without a leader the known one stays, or else the first peer is taken."""
         known = self._by_id.get(region.id)
         if known is not None and _behind(region.region_epoch, known.region.region_epoch):
-            return Reported(stale=True)
+            return Reported(newer=known.region)
         overlapped = [other.region for other in self._overlapping(region) if other.region.id != region.id]
-        if any(region.region_epoch.version < other.region_epoch.version for other in overlapped):
-            return Reported(stale=True)
+        for other in overlapped:
+            if region.region_epoch.version < other.region_epoch.version:
+                return Reported(newer=other)
         for gone in overlapped:
             self._remove(gone)
         self._set(KnownRegion(region, _leader(region, leader, known)))
@@ -116,3 +129,20 @@ def _leader(region: metapb_pb2.Region, leader: metapb_pb2.Peer, known: KnownRegi
     if known is not None and known.leader in region.peers:
         return known.leader
     return region.peers[0] if region.peers else leader
+
+
+def check_region(region: metapb_pb2.Region) -> None:
+    """Whether a region can be one at all; PD lets reversed bounds through and loses what they cover.
+
+    Raises:
+        RefusedError: it cannot.
+    """
+    bounded = not region.end_key or region.start_key < region.end_key
+    if not (region.id and region.peers and region.region_epoch.version and bounded):
+        text = f"invalid request region, it needs an id, peers, an epoch and bounds in order: {one_line(region)}"
+        raise RefusedError(pdpb_pb2.UNKNOWN, text)
+
+
+def one_line(message: Message) -> str:
+    """A message as PD puts it into its texts."""
+    return MessageToString(message, as_one_line=True)

@@ -7,6 +7,7 @@ fence, which writes nothing.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from gcsafepoint.service import SafePointService
 from server.coordinator import metrics
 from server.coordinator.cluster import Cluster
 from server.coordinator.cluster_service import ClusterService
+from server.coordinator.cluster_ts import ClusterTsService
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.gc_service import GcService
+from server.coordinator.global_config import GlobalConfigService
 from server.coordinator.guarded import while_leading
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
@@ -25,8 +28,11 @@ from server.coordinator.leader import Leadership
 from server.coordinator.ledger import Ledger
 from server.coordinator.members import Members
 from server.coordinator.region_service import RegionService
+from server.coordinator.region_splits import RegionSplitService
 from server.coordinator.tso import TimestampOracle
 from server.coordinator.tso_service import TsoService
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route
 from server.rpc.server import method_handlers
 from storage.meta.errors import MetaUnavailableError
@@ -39,20 +45,25 @@ class Term:
     """The state of one term and the calls answered from it: `handlers`, by gRPC's full method name."""
 
     def __init__(
-        self, leadership: Leadership, cluster: Cluster, oracle: TimestampOracle, safe_points: SafePointService
+        self,
+        ledger: Ledger,
+        cluster: Cluster,
+        oracle: TimestampOracle,
+        safe_points: SafePointService,
+        security: SecurityConfig,
     ) -> None:
-        self.leadership = leadership
+        self.leadership = leadership = ledger.leadership
         self.cluster = cluster
         self.oracle = oracle
         self.safe_points = safe_points
         self.headers = Headers(cluster.id, lambda: cluster.bootstrapped, leadership)
         self.handlers: dict[str, Any] = {}
         self._routes: list[Route] = []
-        self._add_pd()
+        self._add_pd(ledger, security)
 
     @classmethod
-    async def load(cls, leadership: Leadership, meta: Meta, keys: ClusterKeys) -> "Term":
-        """Read it all from the metadata.
+    async def load(cls, leadership: Leadership, meta: Meta, keys: ClusterKeys, security: SecurityConfig) -> "Term":
+        """Read it all from the metadata; `security` is for calls to stores.
 
         Raises:
             CorruptError: a record cannot be read.
@@ -64,7 +75,7 @@ class Term:
         safe_points = SafePointService(ledger, keys.gc)
         await safe_points.load()
         oracle = await TimestampOracle.load(ledger, keys.path("timestamp"))
-        return cls(leadership, cluster, oracle, safe_points)
+        return cls(ledger, cluster, oracle, safe_points, security)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -81,10 +92,18 @@ class Term:
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self.cluster.flush()
 
-    def _add_pd(self) -> None:
+    def _add_pd(self, ledger: Ledger, security: SecurityConfig) -> None:
         gc = GcService(self.headers, self.safe_points)
         cluster = ClusterService(self.headers, self.cluster)
-        parts = (cluster, RegionService(self.headers, self.cluster), TsoService(self.headers, self.oracle), gc)
+        parts = (
+            cluster,
+            RegionService(self.headers, self.cluster),
+            RegionSplitService(self.headers, self.cluster, partial(connect, security=security)),
+            ClusterTsService(self.headers, self.cluster, self.oracle, ledger),
+            GlobalConfigService(self.headers, ledger),
+            TsoService(self.headers, self.oracle),
+            gc,
+        )
         calls: dict[str, Any] = {}
         for part in parts:
             calls |= part.calls()

@@ -178,15 +178,19 @@ class PdClient:
         await self._call("StoreHeartbeat", pdpb_pb2.StoreHeartbeatRequest(header=self._header, stats=stats))
 
     async def region_heartbeat(self, regions: Iterable[metapb_pb2.Region]) -> None:
-        """Report regions whose leader is their first peer; the coordinator knows them when this returns."""
+        """Report regions whose leader is their first peer; the coordinator knows them when this returns.
+
+        Raises:
+            PdRefusedError: it did not take one of them, because it is stale; it took the others.
+        """
         requests = [
             pdpb_pb2.RegionHeartbeatRequest(header=self._header, region=region, leader=region.peers[0])
             for region in regions
         ]
 
         async def report(leader: "PDAsyncStub") -> None:
-            async for answer in leader.RegionHeartbeat(iter(requests)):
-                _check(answer)
+            for refusal in [answer async for answer in leader.RegionHeartbeat(iter(requests))]:
+                _check(refusal)
 
         await self._repeat(report)
 

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
-from server.rpc.pd import AlreadyBootstrappedError, NotBootstrappedError, PdClient
+from server.rpc.pd import AlreadyBootstrappedError, NotBootstrappedError, PdClient, PdRefusedError
 
 NEVER_S = (1 << 63) - 1
 Refused = Callable[..., subprocess.CompletedProcess[str]]
@@ -106,7 +106,8 @@ async def test_regions_follow_reports_and_splits(start: Any, tmp_path: Path) -> 
         assert len(split.new_peer_ids) == 1
         left, right = a_region(split.new_region_id, b"", b"m", 2), a_region(2, b"m", b"", 2)
         await pd.report_batch_split([left, right])
-        await pd.region_heartbeat([a_region(), left, right])
+        with pytest.raises(PdRefusedError, match="region is stale: region id: 2 "):
+            await pd.region_heartbeat([a_region(), left, right])
         assert [route.region.id for route in await pd.scan_regions(b"")] == [left.id, 2]
         assert (await pd.region(b"z")).region.start_key == b"m"
         assert (await pd.region_by_id(left.id)).leader.id == left.peers[0].id

@@ -1,0 +1,84 @@
+"""Which stores may register, and what a registration changes (pure; PD's server/cluster: putStoreImpl).
+
+Invariants:
+1. No two stores that are not removed share an address, be it one for clients or one for peers.
+2. A removed store never comes back; its address is free again.
+3. A registration does not undo what the cluster decided about the store: its state stays.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from kvproto import metapb_pb2, pdpb_pb2
+
+from server.coordinator.errors import RefusedError
+from server.coordinator.regions import one_line
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:[-+].*)?")
+_KEPT = ("state", "node_state", "last_heartbeat", "physically_destroyed")
+
+Version = tuple[int, int, int]
+
+
+def is_removed(store: metapb_pb2.Store) -> bool:
+    """Whether the store is gone for good."""
+    return store.state == metapb_pb2.Tombstone or store.node_state == metapb_pb2.Removed
+
+
+def version_of(store: metapb_pb2.Store) -> Version:
+    """The version as numbers; a store that tells none is 1.0.0.
+
+    Raises:
+        RefusedError: it is not three numbers with dots.
+    """
+    found = _VERSION.fullmatch(store.version or "1.0.0")
+    if found is None:
+        raise _refused(f"invalid put store {one_line(store)}, error: {store.version} is not in dotted-tri format")
+    major, minor, patch = found.groups()
+    return int(major), int(minor), int(patch)
+
+
+def cluster_version(stores: Iterable[metapb_pb2.Store]) -> str:
+    """The oldest version among the stores that are not removed, as `8.5.0`; empty without stores."""
+    versions = [version_of(store) for store in stores if not is_removed(store)]
+    return ".".join(map(str, min(versions))) if versions else ""
+
+
+def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) -> metapb_pb2.Store:
+    """What is to be kept of `store`, which asks to be among `stores`.
+
+    Raises:
+        RefusedError: it may not.
+    """
+    known = stores.get(store.id)
+    if known is not None and is_removed(known):
+        raise RefusedError(pdpb_pb2.STORE_TOMBSTONE, "store is tombstone")
+    if not store.id or not store.address:
+        raise _refused(f"invalid put store {one_line(store)}: it needs an id and an address")
+    version_of(store)
+    for other in stores.values():
+        if other.id != store.id and not is_removed(other):
+            _check_addresses(store, other)
+    return store if known is None else _merged(store, known)
+
+
+def _check_addresses(store: metapb_pb2.Store, other: metapb_pb2.Store) -> None:
+    taken = {other.address, other.peer_address} - {""}
+    for address, kind in ((store.address, "address"), (store.peer_address, "peer address")):
+        if address in taken:
+            raise _refused(f"duplicated store {kind}: {one_line(store)}, already registered by {one_line(other)}")
+
+
+def _merged(store: metapb_pb2.Store, known: metapb_pb2.Store) -> metapb_pb2.Store:
+    kept = metapb_pb2.Store()
+    kept.CopyFrom(store)
+    for field in _KEPT:
+        setattr(kept, field, getattr(known, field))
+    labels = {label.key: label.value for label in (*known.labels, *store.labels)}
+    del kept.labels[:]
+    kept.labels.extend(metapb_pb2.StoreLabel(key=key, value=value) for key, value in labels.items())
+    return kept
+
+
+def _refused(text: str) -> RefusedError:
+    return RefusedError(pdpb_pb2.UNKNOWN, text)

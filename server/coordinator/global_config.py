@@ -1,0 +1,115 @@
+"""pdpb.PD: settings that all of a cluster's components share, kept under `/global/config/` where PD keeps them.
+
+These calls carry no cluster id, and no header but the watch's refusals: they work before bootstrap, as PD's do.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+from kvproto import pdpb_pb2
+
+from server.coordinator.errors import RefusedError
+from server.coordinator.header import Headers
+from server.coordinator.ledger import Ledger
+from server.rpc.errors import StatusError
+from storage.codec import prefix_end
+from storage.meta.errors import CompactedError
+from storage.meta.meta import Delete, Get, KeyValue, Op, Put, WatchEvent
+
+ROOT = "/global/config/"
+
+
+class ConfigPathError(StatusError):
+    """The path leaves the shared settings; everything else in the metadata is not for these calls."""
+
+    def __init__(self, path: str) -> None:
+        text = f'global config path "{path}" is not allowed'
+        super().__init__(grpc.StatusCode.INVALID_ARGUMENT, text)
+
+
+class GlobalConfigService:
+    """Store, load and watch; one store call is one transaction."""
+
+    def __init__(self, headers: Headers, ledger: Ledger) -> None:
+        self._headers = headers
+        self._ledger = ledger
+
+    def calls(self) -> Mapping[str, Any]:
+        """PD's names for what is served here."""
+        return {
+            "StoreGlobalConfig": self.store,
+            "LoadGlobalConfig": self.load,
+            "WatchGlobalConfig": self.watch,
+        }
+
+    async def store(
+        self, request: pdpb_pb2.StoreGlobalConfigRequest, _context: Any
+    ) -> pdpb_pb2.StoreGlobalConfigResponse:
+        """Put and delete items, all or none; durable when it returns."""
+        path = _path(request.config_path)
+        await self._ledger.txn((), [_change(path, item) for item in request.changes])
+        return pdpb_pb2.StoreGlobalConfigResponse()
+
+    async def load(self, request: pdpb_pb2.LoadGlobalConfigRequest, _context: Any) -> pdpb_pb2.LoadGlobalConfigResponse:
+        """The named items, each with its own error if it does not exist; without names all under the path."""
+        path = _path(request.config_path)
+        if request.names:
+            items = [await self._named(path, name) for name in request.names]
+            return pdpb_pb2.LoadGlobalConfigResponse(items=items)
+        prefix = path.encode()
+        found = await self._ledger.txn((), [Get(prefix, prefix_end(prefix) or b"\0")])
+        return pdpb_pb2.LoadGlobalConfigResponse(
+            items=[_item(pair) for pair in found.pairs[0]], revision=found.revision
+        )
+
+    async def watch(
+        self, request: pdpb_pb2.WatchGlobalConfigRequest, _context: Any
+    ) -> AsyncIterator[pdpb_pb2.WatchGlobalConfigResponse]:
+        """Changes from `revision` on (0: from now), a message a batch; a deleted item comes without its value."""
+        prefix = _path(request.config_path).encode()
+        try:
+            async for events in self._ledger.watch(prefix, request.revision):
+                yield pdpb_pb2.WatchGlobalConfigResponse(
+                    changes=[_changed(event) for event in events], revision=events[-1].pair.mod_revision
+                )
+        except CompactedError:
+            text = f"required watch revision: {request.revision} is smaller than current compact/min revision"
+            refusal = self._headers.refused(RefusedError(pdpb_pb2.DATA_COMPACTED, text))
+            yield pdpb_pb2.WatchGlobalConfigResponse(header=refusal)
+
+    async def _named(self, path: str, name: str) -> pdpb_pb2.GlobalConfigItem:
+        found = await self._ledger.meta.get(_key(path, name))
+        if found is None:
+            error = pdpb_pb2.Error(type=pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND, message=f"key {name} not found")
+            return pdpb_pb2.GlobalConfigItem(name=name, error=error)
+        return pdpb_pb2.GlobalConfigItem(name=name, payload=found.value)
+
+
+def _path(asked: str) -> str:
+    if asked in ("", ROOT.removesuffix("/")):
+        return ROOT
+    if not asked.startswith(ROOT):
+        raise ConfigPathError(asked)
+    return asked
+
+
+def _key(path: str, name: str) -> bytes:
+    return (f"{path.removesuffix('/')}/{name}" if name else path.removesuffix("/")).encode()
+
+
+def _change(path: str, item: pdpb_pb2.GlobalConfigItem) -> Op:
+    key = _key(path, item.name)
+    if item.kind == pdpb_pb2.DELETE:
+        return Delete(key)
+    return Put(key, item.value.encode() or item.payload)
+
+
+def _item(pair: KeyValue) -> pdpb_pb2.GlobalConfigItem:
+    return pdpb_pb2.GlobalConfigItem(name=pair.key.decode(errors="replace"), payload=pair.value)
+
+
+def _changed(event: WatchEvent) -> pdpb_pb2.GlobalConfigItem:
+    item = _item(event.pair)
+    item.kind = pdpb_pb2.DELETE if event.deleted else pdpb_pb2.PUT
+    return item
