@@ -8,20 +8,21 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from server.coordinator.forwarding import Forwarding
 from server.coordinator.members import Members
 from server.coordinator.term import Seat
 from server.rpc.errors import status_of
 
-FORWARDED_HOST = "pd-forwarded-host"
 _LED = ("/pdpb.PD/",)
 
 
 class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
     """Handles the methods that only the leader answers."""
 
-    def __init__(self, seat: Seat, members: Members) -> None:
+    def __init__(self, seat: Seat, members: Members, forwarding: Forwarding) -> None:
         self._seat = seat
         self._members = members
+        self._forwarding = forwarding
         self._refusing = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -29,6 +30,8 @@ class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         method = handler_call_details.method
         if not method.startswith(_LED):
             return None
+        if passed_on := self._forwarding.handler(handler_call_details):
+            return passed_on
         term = self._seat.term
         return term.handlers.get(method) if term else self._refusing
 
