@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import structlog
 from kvproto import meta_storagepb_pb2, pdpb_pb2
+from tidemarkpb.v1 import explain_pb2
 
 from server.config import ConfigError
 from server.coordinator.cluster import load_cluster_id
@@ -22,13 +23,16 @@ from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd_proxy import EtcdProxy
 from server.coordinator.etcd_service import EtcdService, MetaStorageService
+from server.coordinator.explain.service import Explainer, ExplainService
 from server.coordinator.forwarding import Forwarding
+from server.coordinator.http_api import HttpApi
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leader import Leadership
 from server.coordinator.member_service import MemberService
 from server.coordinator.members import Members, member_at
 from server.coordinator.membership import Membership
 from server.coordinator.term import Seat, Term
+from server.routes import Handler, Route, Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.server import RpcServer
@@ -45,8 +49,10 @@ _log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
-async def opened(config: CoordinatorConfig, security: SecurityConfig) -> AsyncIterator[Mapping[str, str]]:
-    """Serve for the block; yields the bound address.
+async def opened(
+    config: CoordinatorConfig, security: SecurityConfig, routes: Routes | None = None
+) -> AsyncIterator[Mapping[str, str]]:
+    """Serve for the block, `routes` on the HTTP port included; yields the bound address.
 
     Raises:
         ConfigError, MetadataUrlError, ClusterIdMismatchError, PortInUseError, and those of the metadata.
@@ -56,7 +62,7 @@ async def opened(config: CoordinatorConfig, security: SecurityConfig) -> AsyncIt
     async with _open_metadata(config.metadata, security) as api:
         meta = EtcdMeta(api)
         keys = ClusterKeys(await _cluster_id(meta, config.cluster_id))
-        coordinator = _Coordinator(api, keys, config, security)
+        coordinator = _Coordinator(api, keys, config, security, routes or Routes())
         opening = coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.elected(meta)
         async with opening as bound:
             yield {"coordinator": bound}
@@ -66,12 +72,18 @@ class _Coordinator:
     """What all terms share: the listener, the members, the seat of the present term."""
 
     def __init__(
-        self, api: EmbeddedEtcd | RemoteEtcd, keys: ClusterKeys, config: CoordinatorConfig, security: SecurityConfig
+        self,
+        api: EmbeddedEtcd | RemoteEtcd,
+        keys: ClusterKeys,
+        config: CoordinatorConfig,
+        security: SecurityConfig,
+        routes: Routes,
     ) -> None:
         self._api = api
         self._keys = keys
         self._config = config
         self._security = security
+        self._routes = routes
         self._members = Members(self._me(config.addr))
         self._seat = Seat(self._members)
 
@@ -102,9 +114,16 @@ class _Coordinator:
             server = RpcServer(self._security)
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
-            async with server.listen(self._config.addr) as bound:
-                self._members.introduce(self._me(bound))
-                yield bound
+            with self._routes.serving(self._explaining(server)):
+                async with server.listen(self._config.addr) as bound:
+                    self._members.introduce(self._me(bound))
+                    yield bound
+
+    def _explaining(self, server: RpcServer) -> Mapping[Route, Handler]:
+        """Add `gc explain`; returns what the HTTP port serves."""
+        explainer = Explainer(EtcdMeta(self._api), self._seat, self._members, self._security)
+        server.add_service(explain_pb2.DESCRIPTOR.services_by_name["ExplainService"], ExplainService(explainer))
+        return HttpApi(self._seat, self._members, explainer).handlers()
 
     async def _load(self, meta: Meta, leadership: Leadership) -> Term:
         return await Term.load(leadership, meta, self._keys, self._security)
