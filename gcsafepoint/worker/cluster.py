@@ -33,6 +33,16 @@ class LockPage:
     locks: Sequence[Lock]
     next_key: bytes | None
     region: object
+    more: bool = False
+    """Whether the region has more locks than came."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowestService:
+    """The service with the smallest safepoint."""
+
+    service_id: str
+    safe_point: int
 
 
 class Cluster(Protocol):
@@ -42,8 +52,12 @@ class Cluster(Protocol):
         """A fresh timestamp."""
         ...
 
-    async def hold_safe_point(self, safe_point: int) -> int:
-        """Record the GC worker's own service safepoint, for ever; returns the minimum over all services."""
+    async def hold_safe_point(self, safe_point: int) -> LowestService:
+        """Record the GC worker's own service safepoint, for ever; returns who holds GC back most."""
+        ...
+
+    async def lowest_service(self) -> LowestService | None:
+        """Who holds GC back most, the worker itself left out; nothing moves. None if nobody does."""
         ...
 
     async def publish_safe_point(self, safe_point: int) -> int:
@@ -59,7 +73,7 @@ class Cluster(Protocol):
         ...
 
     async def scan_locks(self, within: KeyRange, safe_point: int) -> LockPage:
-        """Locks of transactions that began at or before `safe_point`, in the first region of `within`."""
+        """Locks of transactions that began before `safe_point`, in the first region of `within`."""
         ...
 
     async def decide(self, lock: Lock) -> int:
@@ -78,8 +92,8 @@ class Cluster(Protocol):
         """Delete everything in the range from one store, all versions at once."""
         ...
 
-    async def collect(self, start_key: bytes, safe_point: int) -> bytes | None:
-        """Have one region drop its old versions; returns the next region's start key, None after the last.
+    async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
+        """Have the first region of `within` drop its old versions; returns where the next begins, None at the end.
 
         Raises:
             CollectUnsupportedError: the stores collect by themselves only.

@@ -6,13 +6,17 @@ clock, read *before* it asked for the time, has advanced by the lease: a process
 
 1. At most one worker's lease holds at any time.
 2. Nobody writes over a record that changed since it was read.
+3. What runs under `held` is cancelled when the lease ends, its requests and their repetitions with it. A process that
+   was stopped runs its overdue timers before anything that its sockets bring, so this holds after SIGCONT as well.
 """
 
+import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID, PREFIX, Record, Records
+from gcsafepoint.worker.records import LEADER_ADDR, LEADER_DESC, LEADER_LEASE, LEADER_UUID, PREFIX, Record, Records
 from gcsafepoint.worker.times import DurationError, format_instant, parse_instant_ms
 from storage.model.errors import ConflictError
 
@@ -41,6 +45,23 @@ class Leader:
     desc: str
     lease: str
     revisions: Mapping[str, int]
+    address: str = ""
+    """Where its admin service listens."""
+
+
+async def read_leader(records: Records) -> Leader | None:
+    """Whoever stands in the record, whether or not the lease holds."""
+    held = await records.read(_LEADER) | await records.read(LEADER_ADDR)
+    if LEADER_UUID not in held:
+        return None
+    absent = Record("", 0)
+    return Leader(
+        uuid=held[LEADER_UUID].value,
+        desc=held.get(LEADER_DESC, absent).value,
+        lease=held.get(LEADER_LEASE, absent).value,
+        revisions={key: held.get(key, absent).revision for key in (LEADER_UUID, LEADER_LEASE)},
+        address=held.get(LEADER_ADDR, absent).value,
+    )
 
 
 def judge(leader: Leader | None, me: str, now_ms: int) -> Move:
@@ -60,15 +81,24 @@ class Election:
     """One worker's part in it."""
 
     def __init__(
-        self, records: Records, *, uuid: str, desc: str, lease_ms: int, monotonic_s: Callable[[], float]
+        self,
+        records: Records,
+        *,
+        uuid: str,
+        desc: str,
+        lease_ms: int,
+        monotonic_s: Callable[[], float],
+        address: str = "",
     ) -> None:
         self.uuid = uuid
         self.desc = desc
+        self.address = address
         self._records = records
         self._lease_ms = lease_ms
         self._monotonic_s = monotonic_s
         self._revision = 0
         self._until_s = 0.0
+        self._held: set[asyncio.Timeout] = set()
 
     @property
     def leads(self) -> bool:
@@ -85,43 +115,65 @@ class Election:
         if not self.leads:
             raise LeaseLostError("this worker is not the GC leader; ask the leader, or wait for the lease to run out")
 
-    async def leader(self) -> Leader | None:
-        """Whoever stands in the record, whether or not the lease holds."""
-        held = await self._records.read(_LEADER)
-        if LEADER_UUID not in held:
-            return None
-        absent = Record("", 0)
-        return Leader(
-            uuid=held[LEADER_UUID].value,
-            desc=held.get(LEADER_DESC, absent).value,
-            lease=held.get(LEADER_LEASE, absent).value,
-            revisions={key: held.get(key, absent).revision for key in (LEADER_UUID, LEADER_LEASE)},
-        )
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Run the block as long as the lease holds; renewing it gives the block more time.
+
+        Raises:
+            LeaseLostError: it does not hold, or ended before the block did.
+        """
+        self.check()
+        try:
+            async with asyncio.timeout_at(self._deadline()) as timeout:
+                self._held.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._held.discard(timeout)
+        except TimeoutError as err:
+            if not timeout.expired():
+                raise
+            raise LeaseLostError(
+                "the lease ran out in the middle of the work; the next leader does what is left"
+            ) from err
 
     async def tick(self, marked_s: float, now_ms: int) -> bool:
         """Claim or renew if it is ours to do; returns whether this worker leads until the next tick.
 
         `marked_s` is the monotonic clock from before `now_ms` was asked for.
         """
-        leader = await self.leader()
+        leader = await self._seen()
         move = judge(leader, self.uuid, now_ms)
         lease = format_instant(now_ms + self._lease_ms)
         changes: dict[str, str | None] = {LEADER_LEASE: lease}
         if move is Move.CLAIM:
-            changes |= {LEADER_UUID: self.uuid, LEADER_DESC: self.desc}
+            changes |= {LEADER_UUID: self.uuid, LEADER_DESC: self.desc, LEADER_ADDR: self.address}
         revision = 0
         if move is not Move.FOLLOW:
             seen = leader.revisions if leader else {LEADER_UUID: 0, LEADER_LEASE: 0}
             revision = await self._records.write(changes, seen)
         if not revision:
-            self._until_s = 0.0
+            self._lead_until(0.0)
             return False
         self._revision = revision if leader is None or move is Move.CLAIM else leader.revisions[LEADER_UUID]
-        self._until_s = marked_s + (parse_instant_ms(lease) - now_ms) / 1000
+        self._lead_until(marked_s + (parse_instant_ms(lease) - now_ms) / 1000)
         return self.leads
 
     async def resign(self) -> None:
         """Take our name out of the record, so that the next worker need not wait for the lease to run out."""
         if self._until_s:
-            self._until_s = 0.0
-            await self._records.write(dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE)), self.fence)
+            self._lead_until(0.0)
+            await self._records.write(dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE, LEADER_ADDR)), self.fence)
+
+    async def _seen(self) -> Leader | None:
+        return await read_leader(self._records)
+
+    def _lead_until(self, until_s: float) -> None:
+        self._until_s = until_s
+        for timeout in self._held:
+            if not timeout.expired():
+                timeout.reschedule(self._deadline())
+
+    def _deadline(self) -> float:
+        """When the lease ends, on the event loop's clock."""
+        return asyncio.get_running_loop().time() + max(0.0, self._until_s - self._monotonic_s())

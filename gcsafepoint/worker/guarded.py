@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gcsafepoint.worker.cluster import Cluster, KeyRange, Lock, LockPage
+from gcsafepoint.worker.cluster import Cluster, KeyRange, Lock, LockPage, LowestService
 
 
 class GuardedCluster:
@@ -17,10 +17,15 @@ class GuardedCluster:
         self._check()
         return await self._inner.now_ts()
 
-    async def hold_safe_point(self, safe_point: int) -> int:
+    async def hold_safe_point(self, safe_point: int) -> LowestService:
         """See `Cluster`."""
         self._check()
         return await self._inner.hold_safe_point(safe_point)
+
+    async def lowest_service(self) -> LowestService | None:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.lowest_service()
 
     async def publish_safe_point(self, safe_point: int) -> int:
         """See `Cluster`."""
@@ -62,7 +67,7 @@ class GuardedCluster:
         self._check()
         await self._inner.destroy_range(address, within)
 
-    async def collect(self, start_key: bytes, safe_point: int) -> bytes | None:
+    async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         """See `Cluster`."""
         self._check()
-        return await self._inner.collect(start_key, safe_point)
+        return await self._inner.collect(within, safe_point)

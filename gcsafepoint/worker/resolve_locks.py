@@ -1,41 +1,32 @@
-"""The phase Resolve Locks: no lock older than the safepoint may outlive the records that would decide it.
+"""The phase Resolve Locks: no lock older than the safepoint may outlive the records that would decide it."""
 
-Stores are worked on in parallel, each by at most one worker; within a store, range by range. A region that splits or
-moves meanwhile is simply met again: what is walked are key ranges, not regions.
-"""
-
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from gcsafepoint.worker.cluster import Cluster, KeyRange, LockPage
 from gcsafepoint.worker.config import GCConfig
-from storage.tasks import together
+from gcsafepoint.worker.walk import walk
 
-Count = Callable[[int], None]
-"""Told the locks of each page that is done."""
-
-
-async def resolve_locks(cluster: Cluster, config: GCConfig, safe_point: int, count: Count) -> None:
-    """Commit or roll back every lock of transactions that began at or before `safe_point`; durable when it returns."""
-    stores = deque((await cluster.ranges_by_store()).values())
-
-    async def work() -> None:
-        while stores:
-            for within in stores.popleft():
-                await _resolve_range(cluster, within, safe_point, count)
-
-    await together(work() for _ in range(config.workers(len(stores))))
+Count = Callable[[LockPage], None]
+"""Told of each page whose locks are gone."""
 
 
-async def _resolve_range(cluster: Cluster, within: KeyRange, safe_point: int, count: Count) -> None:
-    key: bytes | None = within.start_key
-    while key is not None:
-        page = await cluster.scan_locks(KeyRange(key, within.end_key), safe_point)
+async def resolve_locks(
+    cluster: Cluster, config: GCConfig, stores: Mapping[int, Sequence[KeyRange]], safe_point: int, count: Count
+) -> None:
+    """Commit or roll back every lock of transactions that began before `safe_point`; durable when it returns."""
+
+    async def step(within: KeyRange) -> bytes | None:
+        page = await cluster.scan_locks(within, safe_point)
         fates = await _decide(cluster, page)
         if fates and not await cluster.resolve(page, fates):
-            continue  # another region by now: scan from the same key again
-        count(len(page.locks))
-        key = page.next_key
+            return within.start_key  # another region by now: scan from the same key again
+        count(page)
+        return page.next_key
+
+    async def ended(_: KeyRange) -> None:
+        return
+
+    await walk(stores.values(), config.workers(len(stores)), step, ended)
 
 
 async def _decide(cluster: Cluster, page: LockPage) -> dict[int, int]:

@@ -6,7 +6,8 @@
 """
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from storage.model.errors import ConflictError
 
@@ -32,79 +33,143 @@ class Phase(enum.IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+class Result(enum.StrEnum):
+    """How a round ended; RUNNING: not yet."""
+
+    RUNNING = ""
+    DONE = "done"
+    NOTHING_NEW = "no new safepoint"
+    GAVE_WAY = "gave way to the next round"
+    LOST = "lost the lease"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    ABANDONED = "abandoned"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round, running or ended."""
+    """One round, running or ended; times in ms on the coordinator's clock."""
 
-    number: int
-    started_ms: int
+    id: int
+    """The timestamp it began at; no two rounds share one."""
+    worker: str = ""
     phase: Phase = Phase.PREPARE
+    started_ms: int = 0
+    ended_ms: int = 0
+    phase_started_ms: int = 0
+    phase_ms: Mapping[str, int] = field(default_factory=dict)
+    """How long each phase took that it went through."""
     safe_point: int = 0
+    blocker: str = ""
+    """Who keeps the safepoint from being greater; "" if only life_time does."""
+    total: int = 0
+    """Of the current phase: regions or ranges that were to be done when it began."""
+    done: int = 0
+    """How many of them are done; more than `total` if regions split meanwhile."""
     regions: int = 0
     resolved_locks: int = 0
     deleted_ranges: int = 0
     failed_ranges: int = 0
-    result: str = ""
+    collected_regions: int = 0
+    result: Result = Result.RUNNING
+    error: str = ""
+
+    def eta_ms(self, now_ms: int) -> int | None:
+        """How long the current phase will still take if it goes on as it went; None if that cannot be told."""
+        if self.phase is Phase.ENDED or not self.done:
+            return None
+        return max(0, (now_ms - self.phase_started_ms) * (self.total - self.done) // self.done)
 
 
 class Rounds:
     """Which rounds run; of those that ended, the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str = "") -> None:
+        self._worker = worker
         self._running: dict[int, Round] = {}
-        self._started = 0
         self._newest_in_do_gc = 0
         self.last: Round | None = None
 
     @property
     def newest(self) -> Round | None:
         """The newest running round, or the last that ended."""
-        return max(self._running.values(), key=lambda it: it.number, default=self.last)
+        return max(self._running.values(), key=lambda it: it.id, default=self.last)
 
-    def admit(self, now_ms: int) -> int:
-        """Start a round; returns its number.
+    @property
+    def running(self) -> frozenset[int]:
+        """The ids of those that run."""
+        return frozenset(self._running)
+
+    def __getitem__(self, number: int) -> Round:
+        """The running round of that id."""
+        return self._running[number]
+
+    def admit(self, number: int, now_ms: int) -> Round:
+        """Start the round with the id `number`.
 
         Raises:
             GCRunningError: one has not reached Do GC yet.
         """
         if any(it.phase < Phase.DO_GC for it in self._running.values()):
             raise GCRunningError("there's already a gc job running, skipped")
-        self._started += 1
-        self._running[self._started] = Round(number=self._started, started_ms=now_ms)
-        return self._started
+        it = Round(id=number, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms)
+        self._running[number] = it
+        return it
 
-    def enter(self, number: int, phase: Phase) -> None:
-        """Go on to the next phase."""
+    def enter(self, number: int, phase: Phase, now_ms: int) -> Round:
+        """Go on to the next phase; the one before it took until now."""
         before = self._running[number]
         assert phase == before.phase + 1 < Phase.ENDED, f"from {before.phase.label} to {phase.label}"
-        self._running[number] = replace(before, phase=phase)
+        self._running[number] = replace(
+            _phase_left(before, now_ms), phase=phase, phase_started_ms=now_ms, total=0, done=0
+        )
         if phase is Phase.DO_GC:
-            self._newest_in_do_gc = number
+            self._newest_in_do_gc = max(self._newest_in_do_gc, number)
+        return self._running[number]
 
-    def aim(self, number: int, safe_point: int) -> None:
+    def aim(self, number: int, safe_point: int, blocker: str = "") -> None:
         """Set what the round collects up to, before its first phase on data."""
         before = self._running[number]
         assert before.phase is Phase.PREPARE, f"a safepoint for {before.phase.label}"
-        self._running[number] = replace(before, safe_point=safe_point)
+        self._running[number] = replace(before, safe_point=safe_point, blocker=blocker)
+
+    def expect(self, number: int, total: int) -> None:
+        """Set how much the current phase has to do."""
+        self._running[number] = replace(self._running[number], total=total)
 
     def superseded(self, number: int) -> bool:
         """Whether a newer round has reached Do GC."""
         return number < self._newest_in_do_gc
 
     def count(
-        self, number: int, *, regions: int = 0, resolved_locks: int = 0, deleted_ranges: int = 0, failed_ranges: int = 0
+        self,
+        number: int,
+        *,
+        regions: int = 0,
+        resolved_locks: int = 0,
+        deleted_ranges: int = 0,
+        failed_ranges: int = 0,
+        collected_regions: int = 0,
     ) -> None:
         """Add to what the round has done."""
         it = self._running[number]
         self._running[number] = replace(
             it,
+            done=it.done + regions + deleted_ranges + failed_ranges + collected_regions,
             regions=it.regions + regions,
             resolved_locks=it.resolved_locks + resolved_locks,
             deleted_ranges=it.deleted_ranges + deleted_ranges,
             failed_ranges=it.failed_ranges + failed_ranges,
+            collected_regions=it.collected_regions + collected_regions,
         )
 
-    def end(self, number: int, result: str) -> Round:
+    def end(self, number: int, result: Result, now_ms: int, error: str = "") -> Round:
         """Take the round from the running ones."""
-        self.last = replace(self._running.pop(number), phase=Phase.ENDED, result=result)
+        it = _phase_left(self._running.pop(number), now_ms)
+        self.last = replace(it, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error)
         return self.last
+
+
+def _phase_left(it: Round, now_ms: int) -> Round:
+    took_ms = {**it.phase_ms, it.phase.label: max(0, now_ms - it.phase_started_ms)}
+    return replace(it, phase_ms=took_ms)

@@ -5,15 +5,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage
+from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
+from gcsafepoint.worker.records import Records
+from server.gc_worker.services import OWN_ID, lowest_service
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient, RegionRoute
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient, region_end
 from storage.codec import decode_bytes
+from storage.model.ts import physical_ms
 
-SERVICE_ID = "gc_worker"
 _FOREVER_S = (1 << 63) - 1
 _LOCKS_PER_PAGE = 1024
 _REGIONS_PER_PAGE = 128
@@ -22,18 +24,25 @@ _REGIONS_PER_PAGE = 128
 class TikvCluster:
     """See `gcsafepoint.worker.cluster.Cluster`."""
 
-    def __init__(self, pd: PdClient, kv: KvClient) -> None:
+    def __init__(self, pd: PdClient, kv: KvClient, records: Records) -> None:
         self._pd = pd
         self._kv = kv
+        self._records = records
         self._resolver = LockResolver(pd, kv)
 
     async def now_ts(self) -> int:
         """See `Cluster`."""
         return await self._pd.tso()
 
-    async def hold_safe_point(self, safe_point: int) -> int:
+    async def hold_safe_point(self, safe_point: int) -> LowestService:
         """See `Cluster`."""
-        return (await self._pd.update_service_gc_safe_point(SERVICE_ID, _FOREVER_S, safe_point)).safe_point
+        lowest = await self._pd.update_service_gc_safe_point(OWN_ID, _FOREVER_S, safe_point)
+        return LowestService(lowest.service_id, lowest.safe_point)
+
+    async def lowest_service(self) -> LowestService | None:
+        """See `Cluster`."""
+        now_s = physical_ms(await self._pd.tso()) / 1000
+        return await lowest_service(self._records, self._pd.cluster_id, now_s)
 
     async def publish_safe_point(self, safe_point: int) -> int:
         """See `Cluster`."""
@@ -53,8 +62,9 @@ class TikvCluster:
 
     async def scan_locks(self, within: KeyRange, safe_point: int) -> LockPage:
         """See `Cluster`."""
-        page = await self._kv.scan_lock(within.start_key, within.end_key, safe_point, _LOCKS_PER_PAGE)
-        return LockPage([_lock(info) for info in page.locks], page.next_key, page.route)
+        page = await self._kv.scan_lock(within.start_key, within.end_key, max(0, safe_point - 1), _LOCKS_PER_PAGE)
+        more = len(page.locks) == _LOCKS_PER_PAGE
+        return LockPage([_lock(info) for info in page.locks], page.next_key, page.route, more=more)
 
     async def decide(self, lock: Lock) -> int:
         """See `Cluster`."""
@@ -79,10 +89,10 @@ class TikvCluster:
         """See `Cluster`."""
         await self._kv.unsafe_destroy_range(address, within.start_key, within.end_key)
 
-    async def collect(self, start_key: bytes, safe_point: int) -> bytes | None:
+    async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         """See `Cluster`."""
         try:
-            return await self._kv.gc(start_key, safe_point)
+            return await self._kv.gc(within.start_key, within.end_key, safe_point)
         except StoreRefusedError as err:
             raise CollectUnsupportedError(
                 f"tikv_gc_mode central needs stores that take KvGC; use distributed ({err.message})"

@@ -1,10 +1,10 @@
 """The daemon: its settings, and everything of it connected."""
 
 import asyncio
+import datetime as dt
 import os
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ import structlog
 from tidemarkpb.v1 import gc_pb2
 
 from gcsafepoint.worker.election import Election
-from gcsafepoint.worker.times import format_instant
+from gcsafepoint.worker.times import DurationError, parse_duration_ns
+from gcsafepoint.worker.variables import BOUNDS, Bounds
 from gcsafepoint.worker.worker import GCWorker
 from server.config import ConfigError, setting
 from server.daemon import Endpoints
@@ -40,10 +41,14 @@ class GCWorkerConfig:
     """Where the worker listens and whom it works for; how it collects is set online (SetGCConfig)."""
 
     addr: str = setting("127.0.0.1:8302", "gRPC address of the admin service, host:port")
+    advertise_addr: str = setting("", "host:port where the command line finds the leader; empty: the one listened on")
     http_addr: str = setting("127.0.0.1:8392", "address of /metrics, /healthz and /readyz")
-    coordinator: str = setting("127.0.0.1:2379", "coordinator (or PD), host:port")
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     tick_seconds: float = setting(60.0, "seconds between looks at the leadership and at what is due")
     lease_seconds: float = setting(120.0, "seconds a leader leads without renewing; at least 2, and two ticks")
+    min_gc_time: str = setting(
+        "10m0s", "shortest life time and run interval that may be set, as TiDB's; less only where nobody reads history"
+    )
 
     def checked(self) -> "GCWorkerConfig":
         """This configuration.
@@ -56,7 +61,18 @@ class GCWorkerConfig:
                 f"--lease-seconds ({self.lease_seconds:g}) must be at least 2, and two --tick-seconds "
                 f"({self.tick_seconds:g})"
             )
+        self.bounds()
         return self
+
+    def bounds(self) -> Bounds:
+        """What life time and run interval may be; raises ConfigError."""
+        try:
+            least_ms = parse_duration_ns(self.min_gc_time) // 10**6
+        except DurationError as err:
+            raise ConfigError(f"--min-gc-time: {err.message}") from err
+        if not 1 <= least_ms <= BOUNDS.most_ms:
+            raise ConfigError(f"--min-gc-time {self.min_gc_time} must be between 1ms and a year")
+        return Bounds(least_ms=least_ms)
 
 
 @asynccontextmanager
@@ -69,25 +85,43 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
         open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
         asyncio.TaskGroup() as tasks,
     ):
-        records, cluster = MetaRecords(meta), TikvCluster(pd, kv)
-        me, started = uuid.uuid4().hex, format_instant(physical_ms(await pd.tso()))
+        records = MetaRecords(meta)
+        cluster, server = TikvCluster(pd, kv, records), RpcServer(security)
+        started_ts = await pd.tso()
         election = Election(
             records,
-            uuid=me,
-            desc=f"host:{socket.gethostname()}, pid:{os.getpid()}, start at {started}",
+            uuid=f"{started_ts:x}",
+            desc=f"host:{socket.gethostname()}, pid:{os.getpid()}, start at {_go_time(physical_ms(started_ts))}",
             lease_ms=int(config.lease_seconds * 1000),
-            monotonic_s=time.monotonic,
+            monotonic_s=_since_boot_s,
         )
-        worker = GCWorker(cluster, records, election, LogAndCount(me), monotonic_s=time.monotonic)
-        server = RpcServer(security)
+        worker = GCWorker(
+            cluster,
+            records,
+            election,
+            LogAndCount(election.uuid),
+            monotonic_s=_since_boot_s,
+            bounds=config.bounds(),
+        )
         service = GCService(worker, cluster, records, pd)
         server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
         async with server.listen(config.addr) as bound:
+            election.address = config.advertise_addr or bound
             working = tasks.create_task(_work(worker, pd, config.tick_seconds), name="gc worker")
             try:
                 yield {"gc-worker": bound}
             finally:
                 working.cancel()
+
+
+def _since_boot_s() -> float:
+    """A clock that goes on while the machine sleeps: a lease must not outlive a closed lid."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _go_time(unix_ms: int) -> str:
+    """A moment as Go prints it, in UTC."""
+    return dt.datetime.fromtimestamp(unix_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC")
 
 
 async def _work(worker: GCWorker, pd: PdClient, tick_s: float) -> None:

@@ -4,15 +4,16 @@ from typing import Any
 
 from tidemarkpb.v1 import gc_pb2
 
+from gcsafepoint.worker import history
 from gcsafepoint.worker.cluster import Cluster
-from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.delete_ranges import DeleteRange, register
+from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.delete_ranges import register
 from gcsafepoint.worker.do_gc import check_mode
-from gcsafepoint.worker.election import Leader
-from gcsafepoint.worker.records import LAST_RUN_TIME, Records, read_config, write_config
-from gcsafepoint.worker.round import Round
-from gcsafepoint.worker.times import format_instant
+from gcsafepoint.worker.plan import make_plan
+from gcsafepoint.worker.records import Records, read_config, read_table, write_config
 from gcsafepoint.worker.worker import GCWorker
+from server.gc_worker.messages import config_message, leader_message, listed_message, plan_message, round_message
+from server.gc_worker.view import list_ranges, overview
 from server.rpc.pd import PdClient
 
 
@@ -26,26 +27,48 @@ class GCService:
         self._pd = pd
 
     async def GetGCStatus(self, _request: gc_pb2.GetGCStatusRequest, _context: Any) -> gc_pb2.GetGCStatusResponse:  # noqa: N802 - the protocol's name
-        """Variables, leader, safepoint, and this worker's newest round."""
-        held = await self._records.read(LAST_RUN_TIME)
-        leader, newest = await self._worker.election.leader(), self._worker.rounds.newest
+        """Settings, leader, safepoints, and the newest round; of this worker's own rounds as they are right now."""
+        seen, own = await overview(self._records), self._worker.rounds.newest
+        newest = max((it for it in (seen.newest, own) if it), key=lambda it: (it.id, it is own), default=None)
         return gc_pb2.GetGCStatusResponse(
-            config=_config(await read_config(self._records)),
-            leader=_leader(leader, self._worker.election.uuid) if leader else None,
-            last_round=_round(newest) if newest else None,
+            config=config_message(await read_config(self._records)),
+            leader=leader_message(seen.leader, self._worker.election.uuid) if seen.leader else None,
+            last_round=round_message(newest, self._worker.clock.now_ms()) if newest else None,
             safe_point=await self._pd.gc_safe_point(),
-            last_run_time=held[LAST_RUN_TIME].value if held else "",
+            last_run_time=seen.last_run_time,
+            saved_safe_point=seen.saved_safe_point,
+            blocker=newest.blocker if newest else "",
+            pending_ranges=seen.pending_ranges,
+            failed_ranges=seen.failed_ranges,
         )
+
+    async def GetGCConfig(self, _request: gc_pb2.GetGCConfigRequest, _context: Any) -> gc_pb2.GetGCConfigResponse:  # noqa: N802 - the protocol's name
+        """The settings, and all variables as rows of mysql.tidb."""
+        rows = [
+            gc_pb2.GCVariable(variable_name=name, variable_value=value, comment=comment)
+            for name, value, comment in await read_table(self._records)
+        ]
+        return gc_pb2.GetGCConfigResponse(config=config_message(await read_config(self._records)), variables=rows)
 
     async def SetGCConfig(self, request: gc_pb2.SetGCConfigRequest, _context: Any) -> gc_pb2.SetGCConfigResponse:  # noqa: N802 - the protocol's name
         """Set variables of mysql.tidb by their names; all or none."""
-        wanted = (await read_config(self._records)).updated(request.variables)
-        await check_mode(self._cluster, wanted)
-        return gc_pb2.SetGCConfigResponse(config=_config(await write_config(self._records, request.variables)))
+        bounds = self._worker.bounds
+        await check_mode(self._cluster, (await read_config(self._records)).updated(request.variables, bounds))
+        config = await write_config(self._records, request.variables, bounds)
+        return gc_pb2.SetGCConfigResponse(config=config_message(config))
 
-    async def RunGC(self, _request: gc_pb2.RunGCRequest, _context: Any) -> gc_pb2.RunGCResponse:  # noqa: N802 - the protocol's name
-        """Run a round now; answers when it has ended."""
-        return gc_pb2.RunGCResponse(round=_round(await self._worker.demand_round()))
+    async def RunGC(self, request: gc_pb2.RunGCRequest, _context: Any) -> gc_pb2.RunGCResponse:  # noqa: N802 - the protocol's name
+        """Run a round now; answers when it has ended, or has begun, or at once with what it would do."""
+        if request.dry_run:
+            return gc_pb2.RunGCResponse(plan=plan_message(await make_plan(self._cluster, self._records)))
+        it = (await self._worker.begin_round())[0] if request.no_wait else await self._worker.demand_round()
+        return gc_pb2.RunGCResponse(round=round_message(it, self._worker.clock.now_ms()))
+
+    async def ListRounds(self, request: gc_pb2.ListRoundsRequest, _context: Any) -> gc_pb2.ListRoundsResponse:  # noqa: N802 - the protocol's name
+        """The last rounds, newest first."""
+        rounds = await history.load(self._records, request.limit or history.KEPT)
+        now_ms = self._worker.clock.now_ms()
+        return gc_pb2.ListRoundsResponse(rounds=[round_message(it, now_ms) for it in rounds])
 
     async def RegisterDeleteRange(  # noqa: N802 - the protocol's name
         self, request: gc_pb2.RegisterDeleteRangeRequest, _context: Any
@@ -55,30 +78,8 @@ class GCService:
         await register(self._records, new)
         return gc_pb2.RegisterDeleteRangeResponse()
 
-
-def _config(config: GCConfig) -> gc_pb2.GCConfig:
-    shown = config.variables()
-    return gc_pb2.GCConfig(
-        enable=config.enable,
-        run_interval=shown["tikv_gc_run_interval"],
-        life_time=shown["tikv_gc_life_time"],
-        mode=config.mode,
-        auto_concurrency=config.auto_concurrency,
-        concurrency=config.concurrency,
-    )
-
-
-def _leader(leader: Leader, me: str) -> gc_pb2.GCLeader:
-    return gc_pb2.GCLeader(uuid=leader.uuid, desc=leader.desc, lease=leader.lease, is_self=leader.uuid == me)
-
-
-def _round(it: Round) -> gc_pb2.GCRound:
-    return gc_pb2.GCRound(
-        safe_point=it.safe_point,
-        started=format_instant(it.started_ms),
-        phase=it.phase.label,
-        regions=it.regions,
-        resolved_locks=it.resolved_locks,
-        deleted_ranges=it.deleted_ranges,
-        result=it.result,
-    )
+    async def ListDeleteRanges(  # noqa: N802 - the protocol's name
+        self, _request: gc_pb2.ListDeleteRangesRequest, _context: Any
+    ) -> gc_pb2.ListDeleteRangesResponse:
+        """What waits to be destroyed, and what was within the last day."""
+        return gc_pb2.ListDeleteRangesResponse(ranges=[listed_message(it) for it in await list_ranges(self._records)])

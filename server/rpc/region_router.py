@@ -112,13 +112,13 @@ class RegionRouter:
         return answer
 
     async def call_region(
-        self, key: bytes, method: Method[Q, R], make: Callable[[RegionRoute], Q]
+        self, key: bytes, method: Method[Q, R], make: Callable[[RegionRoute], Q], *, attempt_s: float = _ATTEMPT_S
     ) -> tuple[RegionRoute, R]:
         """Send `make(region of key)` to that region; returns the region that answered, too. Raises as `call`."""
 
         async def attempt() -> tuple[RegionRoute, R]:
             route = await self.locate(key)
-            return route, await self.ask(route, method, make(route))
+            return route, await self.ask(route, method, make(route), timeout_s=attempt_s)
 
         return await self._repeat(attempt, Backoff(self._timeout_s))
 
@@ -132,7 +132,7 @@ class RegionRouter:
         """
         return await self._fan_out(sorted(set(keys)), method, make, Backoff(self._timeout_s))
 
-    async def ask(self, route: RegionRoute, method: Method[Q, R], request: Q) -> R:
+    async def ask(self, route: RegionRoute, method: Method[Q, R], request: Q, *, timeout_s: float = _ATTEMPT_S) -> R:
         """One attempt at exactly this region.
 
         Raises:
@@ -144,7 +144,7 @@ class RegionRouter:
         outgoing: Any = request
         outgoing.context.CopyFrom(context)
         try:
-            answer: Any = await self.ask_store(route.address, method, request)
+            answer: Any = await self.ask_store(route.address, method, request, timeout_s=timeout_s)
         except RegionError:
             self._cache.drop(region)
             raise

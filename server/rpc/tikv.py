@@ -18,6 +18,7 @@ from server.rpc.region_router import Placement, RegionRouter, StoreRefusedError
 from storage.codec import decode_bytes
 
 _DESTROY_S = 300.0
+_GC_S = 300.0  # of one region; the store may hold itself to a write rate
 _CHECKED = kvrpcpb.PrewriteRequest.DO_PESSIMISTIC_CHECK
 _UNCHECKED = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
 Pairs = list[tuple[bytes, bytes]]
@@ -306,17 +307,17 @@ class KvClient:
         request = kvrpcpb.ResolveLockRequest(txn_infos=infos)
         _check(await self.router.ask(route, lambda s: s.KvResolveLock, request))
 
-    async def gc(self, start_key: bytes, safe_point: int) -> bytes | None:
-        """Have `start_key`'s region collect its old versions; returns the next region's start key, None after the last.
+    async def gc(self, start_key: bytes, end_key: bytes, safe_point: int) -> bytes | None:
+        """Have `start_key`'s region collect its old versions; returns where `[start_key, end_key)` goes on, if it does.
 
         Raises:
             StoreRefusedError: the store collects by itself only.
         """
         route, answer = await self.router.call_region(
-            start_key, lambda s: s.KvGC, lambda _: kvrpcpb.GCRequest(safe_point=safe_point)
+            start_key, lambda s: s.KvGC, lambda _: kvrpcpb.GCRequest(safe_point=safe_point), attempt_s=_GC_S
         )
         _check(answer)
-        return _after(route, b"")
+        return _after(route, end_key)
 
     async def unsafe_destroy_range(self, address: str, start_key: bytes, end_key: bytes) -> None:
         """Delete all versions and locks of `[start_key, end_key)` from one store, in all its regions at once.

@@ -81,9 +81,8 @@ class Cluster:
         self.client = await self._stack.enter_async_context(TransactionClient.open(self.coordinator))
 
     async def worker(self) -> Daemon:
-        return await self._daemon(
-            "gc-worker", *self._to, "--tick-seconds", str(TICK_S), "--lease-seconds", str(LEASE_S)
-        )
+        pace = ("--tick-seconds", str(TICK_S), "--lease-seconds", str(LEASE_S), "--min-gc-time", "1ms")
+        return await self._daemon("gc-worker", *self._to, *pace)
 
     async def service(self, worker: Daemon) -> Any:
         channel = await self._stack.enter_async_context(connect(worker.endpoints["gc-worker"]))

@@ -1,14 +1,22 @@
 """A metadata store and a cluster in memory: the oracles that the worker's rules are checked against."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage
+from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService
+from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.election import Election
+from gcsafepoint.worker.listener import Stage
 from gcsafepoint.worker.records import Record
+from gcsafepoint.worker.round import Round
+from gcsafepoint.worker.variables import UNBOUND
+from gcsafepoint.worker.worker import GCWorker
 from storage.model.errors import TidemarkError, UnavailableError
-from storage.model.ts import compose
+from storage.model.ts import compose, physical_ms
 
 
 class MemoryRecords:
@@ -45,6 +53,7 @@ class MemoryCluster:
     committed: dict[bytes, int] = field(default_factory=dict)
     failing: dict[str, TidemarkError] = field(default_factory=dict)
     moving: int = 0
+    held: int = 0
     published: int = 0
     central: bool = True
     diary: list[str] = field(default_factory=list)
@@ -58,11 +67,19 @@ class MemoryCluster:
             raise self.failing[request]
 
     async def now_ts(self) -> int:
+        self.now_ms += 1
         return compose(self.now_ms)
 
-    async def hold_safe_point(self, safe_point: int) -> int:
+    async def hold_safe_point(self, safe_point: int) -> LowestService:
         self._note("hold", safe_point)
-        return safe_point if self.service_min is None else min(safe_point, self.service_min)
+        self.held = max(self.held, safe_point)
+        return min((LowestService("gc_worker", safe_point), *self._services()), key=lambda it: it.safe_point)
+
+    async def lowest_service(self) -> LowestService | None:
+        return min(self._services(), key=lambda it: it.safe_point, default=None)
+
+    def _services(self) -> list[LowestService]:
+        return [] if self.service_min is None else [LowestService("ticdc-default-feed", self.service_min)]
 
     async def publish_safe_point(self, safe_point: int) -> int:
         self._note("publish", safe_point)
@@ -82,10 +99,10 @@ class MemoryCluster:
         inside = [
             lock
             for key, lock in sorted(self.locks.items())
-            if within.start_key <= key and (not within.end_key or key < within.end_key) and lock.start_ts <= safe_point
+            if within.start_key <= key and (not within.end_key or key < within.end_key) and lock.start_ts < safe_point
         ]
         page, rest = inside[:2], inside[2:]
-        return LockPage(page, page[-1].key + b"\0" if rest else None, within)
+        return LockPage(page, page[-1].key + b"\0" if rest else None, within, more=bool(rest))
 
     async def decide(self, lock: Lock) -> int:
         self._note("decide", lock.start_ts)
@@ -109,10 +126,89 @@ class MemoryCluster:
     async def destroy_range(self, address: str, within: KeyRange) -> None:
         self._note(f"destroy on {address}", within.start_key)
 
-    async def collect(self, start_key: bytes, safe_point: int) -> bytes | None:
-        self._note("collect", start_key, safe_point)
-        later = [border for border in self.borders if border > start_key]
-        return later[0] if later else None
+    async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
+        self._note("collect", within.start_key, safe_point)
+        later = [border for border in self.borders if border > within.start_key]
+        return later[0] if later and (not within.end_key or later[0] < within.end_key) else None
+
+
+class Diary:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.skipped: list[str] = []
+        self.failed: list[str] = []
+        self.ended: list[Round] = []
+        self.stages: list[Stage] = []
+        self.blockers: list[tuple[str, bool]] = []
+        self.raised: list[int] = []
+        self.forgotten: list[str] = []
+        self.first_ended = asyncio.Event()
+
+    def led(self, *, leads: bool) -> None: ...
+
+    def tick_failed(self, err: TidemarkError) -> None:
+        self.failed.append(err.code)
+
+    def configured(self, config: Any) -> None: ...
+
+    def life_time_raised(self, found_ms: int, least_ms: int) -> None:
+        self.raised.append(found_ms)
+
+    def round_skipped(self, err: TidemarkError) -> None:
+        self.skipped.append(err.message)
+
+    def held_back(self, it: Round, asked_ts: int, *, moved: bool) -> None:
+        self.blockers.append((it.blocker, moved))
+
+    def stage_began(self, stage: Stage, it: Round) -> None: ...
+
+    def stage_ended(self, stage: Stage, it: Round, seconds: float, err: TidemarkError | None) -> None:
+        if err is None:
+            self.stages.append(stage)
+
+    def page_resolved(self, locks: int, *, more: bool) -> None: ...
+
+    def range_deleted(self, it: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None: ...
+
+    def region_collected(self, err: TidemarkError | None) -> None: ...
+
+    def round_ended(self, it: Round) -> None:
+        self.ended.append(it)
+        self.first_ended.set()
+
+    def not_remembered(self, it: Round, err: TidemarkError) -> None:
+        self.forgotten.append(err.code)
+
+
+class Bench:
+    """A worker, and all that it stands on."""
+
+    def __init__(self, cluster: MemoryCluster, records: MemoryRecords, name: str = "me", bounds: Any = UNBOUND) -> None:
+        self.cluster, self.records, self.diary = cluster, records, Diary()
+        self.election = Election(records, uuid=name, desc="", lease_ms=120_000, monotonic_s=self.monotonic_s)
+        self.worker = GCWorker(cluster, records, self.election, self.diary, monotonic_s=self.monotonic_s, bounds=bounds)
+
+    def monotonic_s(self) -> float:
+        return float(self.cluster.now_ms) / 1000
+
+    async def run_round(self) -> Round:
+        """A whole round in this task."""
+        number = await self.cluster.now_ts()
+        self.worker.rounds.admit(number, physical_ms(number))
+        return await self.worker.conductor.conduct(number)
+
+
+@pytest.fixture(scope="session")
+def bench_of() -> type[Bench]:
+    return Bench
+
+
+@pytest.fixture
+async def bench(cluster: MemoryCluster, records: MemoryRecords) -> Bench:
+    made = Bench(cluster, records)
+    assert await made.worker.tick()
+    return made
 
 
 @pytest.fixture

@@ -4,16 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.config import GCConfig, GCConfigError
+from gcsafepoint.worker.config import COMMENTS, MAX_WRITE_BYTES, STATE_VARIABLES, GCConfig
+from gcsafepoint.worker.variables import UNBOUND, Bounds, GCConfigError, shown_size, size_bytes
 
 configs = st.builds(
     GCConfig,
     enable=st.booleans(),
-    run_interval_ms=st.integers(1, 2**40),
-    life_time_ms=st.integers(1, 2**40),
+    run_interval_ms=st.integers(600_000, 2**34),
+    life_time_ms=st.integers(600_000, 2**34),
     mode=st.sampled_from(["distributed", "central"]),
     auto_concurrency=st.booleans(),
     concurrency=st.integers(1, 128),
+    max_write_bytes_per_s=st.integers(0, 2**40),
 )
 
 
@@ -25,12 +27,20 @@ def test_the_defaults_are_the_seeds() -> None:
         "tikv_gc_mode": "distributed",
         "tikv_gc_auto_concurrency": "true",
         "tikv_gc_concurrency": "2",
+        "gc.max-write-bytes-per-sec": "0",
     }
+
+
+def test_every_variable_has_a_comment_and_only_state_is_not_for_setting() -> None:
+    assert set(COMMENTS) == {*GCConfig().variables(), *STATE_VARIABLES}
+    assert {name for name, text in COMMENTS.items() if "not for setting" in text} == set(STATE_VARIABLES)
 
 
 @given(configs)
 def test_every_configuration_survives_being_shown(config: GCConfig) -> None:
     assert GCConfig().updated(config.variables()) == config
+    assert GCConfig().updated(config.stored()) == config
+    assert int(config.stored()[MAX_WRITE_BYTES]) == config.max_write_bytes_per_s
 
 
 def test_a_day_is_set_as_the_seed_does() -> None:
@@ -44,8 +54,13 @@ def test_a_day_is_set_as_the_seed_does() -> None:
         ("tikv_gc_safe_point", "now", "not for setting"),
         ("tikv_gc_leader_uuid", "me", "not for setting"),
         ("tikv_gc_life_time", "10", "write it like 10m"),
-        ("tikv_gc_life_time", "0s", "too short"),
-        ("tikv_gc_run_interval", "-1m", "too short"),
+        ("tikv_gc_life_time", "9m59s", "at least 10m0s and at most 8760h0m0s"),
+        ("tikv_gc_life_time", "0s", "at least 10m0s"),
+        ("tikv_gc_run_interval", "-1m", "at least 10m0s"),
+        ("tikv_gc_run_interval", "8761h", "at most 8760h0m0s"),
+        ("gc.max-write-bytes-per-sec", "-1", "write it like 10MB"),
+        ("gc.max-write-bytes-per-sec", "10 parsecs", "write it like 10MB"),
+        ("gc.max-write-bytes-per-sec", "2000GB", "up to 1TiB"),
         ("tikv_gc_enable", "maybe", "neither true nor false"),
         ("tikv_gc_mode", "sharded", "neither distributed nor central"),
         ("tikv_gc_concurrency", "0", "from 1 to 128"),
@@ -55,6 +70,29 @@ def test_a_day_is_set_as_the_seed_does() -> None:
 def test_bad_values_are_refused_with_the_reason(name: str, text: str, reason: str) -> None:
     with pytest.raises(GCConfigError, match=reason):
         GCConfig().updated({name: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "shown"),
+    [
+        ("10MB", 10 << 20, "10MiB"),
+        ("10mib", 10 << 20, "10MiB"),
+        ("512 KB", 512 << 10, "512KiB"),
+        ("1G", 1 << 30, "1GiB"),
+        ("1536", 1536, "1536"),
+        ("0", 0, "0"),
+        ("0MB", 0, "0"),
+    ],
+)
+def test_sizes_are_read_as_tikv_reads_them(text: str, size: int, shown: str) -> None:
+    assert size_bytes(text) == size
+    assert shown_size(size) == shown
+
+
+def test_a_shorter_least_time_can_be_agreed_on_for_a_cluster_without_history() -> None:
+    assert GCConfig().updated({"tikv_gc_life_time": "1ms"}, UNBOUND).life_time_ms == 1
+    with pytest.raises(GCConfigError, match="at least 1s"):
+        GCConfig().updated({"tikv_gc_life_time": "1ms"}, Bounds(least_ms=1000))
 
 
 def test_all_faults_are_named_at_once() -> None:

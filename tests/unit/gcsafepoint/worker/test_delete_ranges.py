@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gcsafepoint.worker.delete_range import KEPT_MS, DeleteRange, due, due_again
 from gcsafepoint.worker.delete_ranges import (
-    KEPT_MS,
-    DeleteRange,
     DeleteRangeError,
-    delete_ranges,
-    due,
-    due_again,
+    delete_again,
+    delete_first,
     load,
+    load_due,
     register,
 )
 from gcsafepoint.worker.election import LeaseLostError
@@ -29,6 +28,8 @@ ranges = st.builds(
     end_key=st.binary(max_size=12),
     ts=st.integers(1, 2**63),
     done_ms=st.integers(0, 2**45),
+    attempts=st.integers(0, 9),
+    error=st.text(max_size=9),
 )
 
 
@@ -36,13 +37,15 @@ def table(number: int, *, ts: int = 50) -> DeleteRange:
     return DeleteRange(number, 1, b"t%d" % number, b"t%d" % (number + 1), ts)
 
 
-async def run(cluster: Any, records: Any, safe_point: int = 100) -> list[tuple[int, bool]]:
+async def run(cluster: Any, records: Any, safe_point: int = 100, fence: Any = dict) -> list[tuple[int, bool]]:
     seen: list[tuple[int, bool]] = []
 
     def report(it: DeleteRange, err: TidemarkError | None) -> None:
         seen.append((it.job_id, err is None))
 
-    await delete_ranges(cluster, records, dict, safe_point, report)
+    ranges = await load_due(records, safe_point, cluster.now_ms)
+    await delete_first(cluster, records, fence, ranges.first, cluster.now_ms, report)
+    await delete_again(cluster, records, fence, ranges.again, report)
     return seen
 
 
@@ -96,9 +99,36 @@ async def test_a_range_that_fails_stays_and_does_not_hold_up_the_others(
         await destroy(address, within)
 
     cluster.destroy_range = fails_for_one
-    assert await run(cluster, records) == [(1, False), (2, True)]
+    for attempts in (1, 2):
+        assert (1, False) in await run(cluster, records)
+        [left] = await load(records, PENDING)
+        assert (left.job_id, left.attempts, left.error) == (1, attempts, str(unavailable))
     cluster.destroy_range = destroy
     assert await run(cluster, records) == [(1, True)]
+    assert {it.job_id: (it.attempts, it.error) for it in await load(records, DONE)} == {1: (3, ""), 2: (1, "")}
+
+
+async def test_a_redo_that_fails_is_seen_and_tried_again(cluster: Any, records: Any, unavailable: Any) -> None:
+    await register(records, table(1))
+    await run(cluster, records)
+    cluster.now_ms += KEPT_MS
+    cluster.failing = {"destroy on two": unavailable}
+    assert await run(cluster, records) == [(1, False)]
+    [left] = await load(records, DONE)
+    assert (left.attempts, left.error) == (2, str(unavailable))
+    cluster.failing = {}
+    assert await run(cluster, records) == [(1, True)]
+    assert await load(records, DONE) == []
+
+
+async def test_a_record_that_cannot_be_read_is_shown_and_never_due(cluster: Any, records: Any) -> None:
+    await register(records, table(1))
+    await records.write({f"{PENDING}7/-8": "garbage", f"{DONE}x": "{}"}, {})
+    cluster.now_ms += KEPT_MS
+    assert await run(cluster, records) == [(1, True)]
+    [left] = await load(records, PENDING)
+    assert (left.job_id, left.element_id) == (7, -8)
+    assert "cannot be read: 'garbage'" in left.error
 
 
 async def test_after_a_day_it_is_destroyed_once_more_and_forgotten(cluster: Any, records: Any) -> None:
@@ -121,7 +151,7 @@ async def test_losing_the_lease_stops_before_the_next_range(cluster: Any, record
 
 async def test_a_fenced_leader_moves_no_record(cluster: Any, records: Any) -> None:
     await register(records, table(1))
-    await delete_ranges(cluster, records, lambda: {"leader": 7}, 100, lambda *_: None)
+    await run(cluster, records, fence=lambda: {"leader": 7})
     assert len(await load(records, PENDING)) == 1
 
 

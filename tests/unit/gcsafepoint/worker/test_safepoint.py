@@ -1,4 +1,4 @@
-"""How far a round may go."""
+"""How far a round may go, and who keeps it from going further."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,24 +9,21 @@ from storage.model.ts import MAX_TS, compose, physical_ms
 timestamps = st.integers(1, MAX_TS)
 
 
-@given(timestamps, st.integers(1, 2**45), st.none() | timestamps)
-def test_nothing_younger_than_life_time_or_seen_by_a_running_transaction_goes(
-    now_ts: int, life_time_ms: int, running_ts: int | None
+@given(timestamps, st.integers(1, 2**45), st.none() | st.tuples(timestamps, st.just("tidb-0")))
+def test_nothing_younger_than_life_time_or_needed_by_a_running_transaction_goes(
+    now_ts: int, life_time_ms: int, running: tuple[int, str] | None
 ) -> None:
-    wanted = safepoint.wanted(now_ts, life_time_ms, running_ts)
-    assert wanted == 0 or physical_ms(wanted) <= physical_ms(now_ts) - life_time_ms
-    assert running_ts is None or wanted < running_ts
+    wanted = safepoint.wanted(now_ts, life_time_ms, running)
+    assert wanted.ts == 0 or physical_ms(wanted.ts) <= physical_ms(now_ts) - life_time_ms
+    assert running is None or wanted.ts <= running[0]
+    assert bool(wanted.blocker) == (wanted.ts < compose(max(0, physical_ms(now_ts) - life_time_ms)))
 
 
 @given(timestamps, timestamps)
-def test_the_smallest_service_decides(asked: int, service_min: int) -> None:
-    assert safepoint.granted(asked, service_min) == min(asked, service_min)
-
-
-def test_a_longer_life_time_gives_no_new_safepoint() -> None:
-    last = safepoint.wanted(compose(1_000_000), 1000, None)
-    assert not safepoint.is_new(safepoint.wanted(compose(1_000_500), 2000, None), last)
-    assert safepoint.is_new(safepoint.wanted(compose(1_000_500), 1000, None), last)
+def test_the_smallest_service_decides_and_is_named(asked: int, service_min: int) -> None:
+    bound = safepoint.granted(safepoint.Bound(asked, "a transaction"), service_min, "feed")
+    assert bound.ts == min(asked, service_min)
+    assert bound.blocker == ("the service feed" if service_min < asked else "a transaction")
 
 
 def test_the_first_round_is_due_at_once_and_the_next_after_the_interval() -> None:

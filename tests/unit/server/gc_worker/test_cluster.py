@@ -11,15 +11,17 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 from kvproto import tikvpb_pb2 as tikvpb
 
-from gcsafepoint.worker.cluster import KeyRange
+from gcsafepoint.worker.cluster import KeyRange, LowestService
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
+from gcsafepoint.worker.records import Record
 from server.gc_worker.cluster import TikvCluster
+from server.gc_worker.services import lowest_service
 from server.rpc.pd import MinSafePoint, RegionRoute
 from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
-from storage.model.ts import MAX_TS
+from storage.model.ts import MAX_TS, compose
 
 BORDERS = [b"", *(encode_bytes(b"%03d" % number) for number in range(1, 300)), b""]
 REGIONS = [
@@ -46,6 +48,11 @@ class Coordinator:
 
     async def stores(self) -> list[metapb.Store]:
         return [metapb.Store(id=number, address=self.address) for number in (1, 2)]
+
+    cluster_id = 7
+
+    async def tso(self) -> int:
+        return compose(1_000_000)
 
     async def update_service_gc_safe_point(self, service_id: str, ttl_s: int, safe_point: int) -> MinSafePoint:
         self.held.append((service_id, ttl_s, safe_point))
@@ -81,6 +88,19 @@ class Store:
         return kvrpcpb.UnsafeDestroyRangeResponse(error="disk full" if request.start_key == b"x" else "")
 
 
+class Held:
+    """A metadata store with these records."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    async def read(self, prefix: str) -> dict[str, Record]:
+        return {key: Record(text, 1) for key, text in self.texts.items() if key.startswith(prefix)}
+
+    async def write(self, changes: Any, expect: Any) -> int:
+        raise NotImplementedError
+
+
 @asynccontextmanager
 async def opened() -> AsyncIterator[tuple[TikvCluster, Store, Coordinator]]:
     store, server = Store(), RpcServer()
@@ -88,7 +108,7 @@ async def opened() -> AsyncIterator[tuple[TikvCluster, Store, Coordinator]]:
     async with server.listen("127.0.0.1:0") as address:
         pd: Any = Coordinator(address)
         async with KvClient.open(pd) as kv:
-            yield TikvCluster(pd, kv), store, pd
+            yield TikvCluster(pd, kv, Held()), store, pd
 
 
 async def test_every_region_is_under_its_store_however_many_pages_there_are() -> None:
@@ -102,7 +122,7 @@ async def test_every_region_is_under_its_store_however_many_pages_there_are() ->
 
 async def test_the_safepoint_is_held_for_ever_under_the_workers_name() -> None:
     async with opened() as (cluster, _, pd):
-        assert await cluster.hold_safe_point(9) == 7
+        assert await cluster.hold_safe_point(9) == LowestService("ticdc-default-feed", 7)
         assert pd.held == [("gc_worker", 2**63 - 1, 9)]
 
 
@@ -117,7 +137,7 @@ async def test_locks_are_scanned_decided_and_resolved_as_gc_does() -> None:
         assert await cluster.decide(page.locks[0]) == 9
         assert await cluster.resolve(page, {5: 9})
     scan, status, resolve = store.asked
-    assert (scan.max_version, scan.limit, scan.end_key) == (100, 1024, b"001")
+    assert (scan.max_version, scan.limit, scan.end_key) == (99, 1024, b"001")
     assert (status.current_ts, status.caller_start_ts, status.rollback_if_not_exist) == (MAX_TS, 0, True)
     assert [(info.txn, info.status) for info in resolve.txn_infos] == [(5, 9)]
 
@@ -133,7 +153,7 @@ async def test_a_region_that_moved_is_told_instead_of_raised() -> None:
 async def test_stores_without_kvgc_refuse_mode_central_with_what_to_do() -> None:
     async with opened() as (cluster, _, _pd):
         with pytest.raises(CollectUnsupportedError, match="central needs stores that take KvGC; use distributed"):
-            await cluster.collect(b"", 0)
+            await cluster.collect(KeyRange(b"", b""), 0)
 
 
 async def test_a_range_that_a_store_does_not_destroy_says_which_and_why() -> None:
@@ -141,3 +161,17 @@ async def test_a_range_that_a_store_does_not_destroy_says_which_and_why() -> Non
         await cluster.destroy_range(pd.address, KeyRange(b"a", b"b"))
         with pytest.raises(StoreRefusedError, match=f"{pd.address} did not destroy a range: disk full"):
             await cluster.destroy_range(pd.address, KeyRange(b"x", b"y"))
+
+
+async def test_the_lowest_living_service_or_barrier_is_found_without_asking_anybody() -> None:
+    services, barriers = "/pd/7/gc/safe_point/service/", "/pd/7/gc/global_gc_barriers/"
+    held = Held()
+    assert await lowest_service(held, 7, 1000) is None
+    held.texts = {
+        services + "gc_worker": '{"service_id":"gc_worker","expired_at":9223372036854775807,"safe_point":1}',
+        services + "gone": '{"service_id":"gone","expired_at":999,"safe_point":2}',
+        services + "feed": '{"service_id":"feed","expired_at":1000,"safe_point":4}',
+        barriers + "native_br": '{"barrier_id":"native_br","barrier_ts":5}',
+    }
+    assert await lowest_service(held, 7, 1000) == LowestService("feed", 4)
+    assert await lowest_service(held, 7, 1001) == LowestService("native_br", 5)

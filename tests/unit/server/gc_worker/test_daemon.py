@@ -15,3 +15,14 @@ def test_the_defaults_are_tidbs_tick_and_lease() -> None:
 def test_a_lease_that_would_run_out_between_ticks_is_refused(tick_s: float, lease_s: float) -> None:
     with pytest.raises(ConfigError, match=r"--lease-seconds \(.*\) must be at least 2, and two --tick-seconds"):
         GCWorkerConfig(tick_seconds=tick_s, lease_seconds=lease_s).checked()
+
+
+def test_the_shortest_times_are_tidbs_unless_told_otherwise() -> None:
+    assert GCWorkerConfig().bounds().least_ms == 600_000
+    assert GCWorkerConfig(min_gc_time="1ms").bounds().least_ms == 1
+
+
+@pytest.mark.parametrize("text", ["10", "0s", "9000h"])
+def test_a_shortest_time_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--min-gc-time"):
+        GCWorkerConfig(min_gc_time=text).checked()

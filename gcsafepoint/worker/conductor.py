@@ -1,0 +1,243 @@
+"""A round, from its safepoint to its end: prepare → resolve locks → delete ranges → do gc, one after the other.
+
+1. Before anything else the leader records that a round begins, on condition that it still leads and that no setting
+   changed since it was read. What is asked, destroyed or collected afterwards was approved by that; it may arrive late,
+   even from a worker that leads no more, and takes only what the cluster had given up already.
+2. The safepoint is saved before anything is done in its name (seed: "update the safepoint first, delete ranges after").
+3. A safepoint counts as collected only when a round went through all of its phases; until then the next one does them.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gcsafepoint.worker import history, safepoint
+from gcsafepoint.worker.clock import Clock
+from gcsafepoint.worker.cluster import Cluster, LockPage
+from gcsafepoint.worker.config import GCConfig
+from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.delete_ranges import DueRanges, Report, delete_again, delete_first, load_due
+from gcsafepoint.worker.do_gc import CentralGC
+from gcsafepoint.worker.election import Election, LeaseLostError
+from gcsafepoint.worker.listener import Listener, Stage
+from gcsafepoint.worker.records import (
+    COLLECTED_TS,
+    LAST_RUN_TIME,
+    SAFE_POINT,
+    SAFE_POINT_TS,
+    Records,
+    oldest_running,
+    read_settings,
+    read_ts,
+)
+from gcsafepoint.worker.resolve_locks import resolve_locks
+from gcsafepoint.worker.round import Phase, Result, Round, Rounds
+from gcsafepoint.worker.times import format_instant
+from gcsafepoint.worker.variables import CENTRAL
+from storage.model.errors import ConflictError, InvalidError, TidemarkError
+from storage.model.ts import physical_ms
+
+_ATTEMPTS = 3
+
+
+class GCDisabledError(InvalidError):
+    """GC is switched off."""
+
+    code = "ErrGCDisabled"
+
+
+class SettingsChangedError(ConflictError):
+    """Settings changed again and again while a round began."""
+
+    code = "ErrGCSettingsChanged"
+
+
+class Conductor:
+    """Takes rounds of one worker through their phases; `cluster` looks at the lease before each request."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        records: Records,
+        election: Election,
+        rounds: Rounds,
+        clock: Clock,
+        listener: Listener,
+        *,
+        least_life_time_ms: int,
+    ) -> None:
+        self._least_life_time_ms = least_life_time_ms
+        self._cluster = cluster
+        self._records = records
+        self._election = election
+        self._rounds = rounds
+        self._clock = clock
+        self._listener = listener
+
+    async def conduct(self, number: int) -> Round:
+        """Run the admitted round `number` (the timestamp it began at); returns it when it has ended.
+
+        Raises:
+            GCDisabledError: nothing may be collected.
+            LeaseLostError: this worker does not lead, or not any longer.
+            TidemarkError: whatever ended the round early.
+        """
+        try:
+            async with self._election.held(), self._stage(Stage.TOTAL, number):
+                result = await self._phases(number)
+        except TidemarkError as err:
+            lost = isinstance(err, LeaseLostError)
+            await self._end(number, Result.LOST if lost else Result.FAILED, err)
+            raise
+        except BaseException:
+            await self._end(number, Result.STOPPED, None)
+            raise
+        return await self._end(number, result, None)
+
+    async def _phases(self, number: int) -> Result:
+        await history.tidy(self._records, self._rounds.running, self._clock.now_ms(), self._election.fence)
+        await self._remember(self._rounds[number])
+        async with self._stage(Stage.PREPARE, number):
+            config, fresh = await self._prepare(number)
+        resolved_ts = self._rounds[number].safe_point if fresh else await read_ts(self._records, COLLECTED_TS)
+        ranges = await load_due(self._records, resolved_ts, physical_ms(number))
+        if not fresh and not ranges:
+            return Result.NOTHING_NEW
+        await self._enter(number, Phase.RESOLVE_LOCKS)
+        if fresh:
+            await self._resolve_locks(number, config)
+        await self._enter(number, Phase.DELETE_RANGES)
+        await self._delete_ranges(number, ranges)
+        if not fresh:
+            return Result.NOTHING_NEW
+        await self._enter(number, Phase.DO_GC)
+        return await self._do_gc(number, config)
+
+    async def _prepare(self, number: int) -> tuple[GCConfig, bool]:
+        """Decide the safepoint and save it; returns the settings, and whether that safepoint was not collected yet."""
+        config, asked = await self._approve(number)
+        saved = await read_ts(self._records, SAFE_POINT_TS)
+        bound = asked
+        if asked.ts >= saved:
+            lowest = await self._cluster.hold_safe_point(asked.ts)
+            bound = safepoint.granted(asked, lowest.safe_point, lowest.service_id)
+        moved = bound.ts > saved
+        self._rounds.aim(number, max(saved, bound.ts), bound.blocker)
+        if bound.blocker or not moved:
+            self._listener.held_back(self._rounds[number], asked.ts, moved=moved)
+        if moved:
+            saved_time = format_instant(physical_ms(bound.ts))
+            await self._write({SAFE_POINT: saved_time, SAFE_POINT_TS: str(bound.ts)})
+        return config, saved <= bound.ts != await read_ts(self._records, COLLECTED_TS)
+
+    async def _approve(self, number: int) -> tuple[GCConfig, safepoint.Bound]:
+        """Record the round's beginning under the settings it read; returns them, and the safepoint to ask for."""
+        for _ in range(_ATTEMPTS):
+            settings = await read_settings(self._records)
+            config = settings.config
+            self._listener.configured(config)
+            if not config.enable:
+                raise GCDisabledError("gc is switched off; set tikv_gc_enable to true to run a round")
+            if config.life_time_ms < self._least_life_time_ms:
+                self._listener.life_time_raised(config.life_time_ms, self._least_life_time_ms)
+            life_time_ms = max(config.life_time_ms, self._least_life_time_ms)
+            asked = safepoint.wanted(number, life_time_ms, await oldest_running(self._records))
+            began: dict[str, str | None] = {LAST_RUN_TIME: format_instant(physical_ms(number))}
+            self._election.check()
+            if await self._records.write(began, {**self._election.fence, **settings.revisions}):
+                return config, asked
+        await self._write({})
+        raise SettingsChangedError("the GC settings changed again and again while a round began; it begins anew later")
+
+    async def _resolve_locks(self, number: int, config: GCConfig) -> None:
+        stores = await self._cluster.ranges_by_store()
+        self._rounds.expect(number, sum(map(len, stores.values())))
+
+        def count(page: LockPage) -> None:
+            self._rounds.count(number, regions=int(not page.more), resolved_locks=len(page.locks))
+            self._listener.page_resolved(len(page.locks), more=page.more)
+
+        async with self._stage(Stage.RESOLVE_LOCKS, number):
+            await resolve_locks(self._cluster, config, stores, self._rounds[number].safe_point, count)
+
+    async def _delete_ranges(self, number: int, ranges: DueRanges) -> None:
+        self._rounds.expect(number, len(ranges))
+        async with self._stage(Stage.DELETE_RANGES, number):
+            await delete_first(
+                self._cluster,
+                self._records,
+                lambda: self._election.fence,
+                ranges.first,
+                physical_ms(number),
+                self._range_report(number, redo=False),
+            )
+        async with self._stage(Stage.REDO_DELETE_RANGES, number):
+            await delete_again(
+                self._cluster,
+                self._records,
+                lambda: self._election.fence,
+                ranges.again,
+                self._range_report(number, redo=True),
+            )
+
+    def _range_report(self, number: int, *, redo: bool) -> Report:
+        def report(it: DeleteRange, err: TidemarkError | None) -> None:
+            self._rounds.count(number, deleted_ranges=int(err is None), failed_ranges=int(err is not None))
+            self._listener.range_deleted(it, err, redo=redo)
+
+        return report
+
+    async def _do_gc(self, number: int, config: GCConfig) -> Result:
+        async with self._stage(Stage.UPLOAD_SAFE_POINT, number):
+            await self._cluster.publish_safe_point(self._rounds[number].safe_point)
+        if config.mode == CENTRAL and not await self._collect(number, config):
+            return Result.GAVE_WAY
+        await self._write({COLLECTED_TS: str(self._rounds[number].safe_point)})
+        return Result.DONE
+
+    async def _collect(self, number: int, config: GCConfig) -> bool:
+        central = CentralGC(
+            self._cluster, self._records, lambda: self._election.fence, lambda: self._rounds.superseded(number)
+        )
+        course = await central.course(await self._cluster.ranges_by_store(), self._rounds[number].safe_point)
+        self._rounds.expect(number, len(course.legs))
+
+        def report(err: TidemarkError | None) -> None:
+            self._rounds.count(number, collected_regions=int(err is None))
+            self._listener.region_collected(err)
+
+        async with self._stage(Stage.DO_GC, number):
+            return await central.run(course, config, report)
+
+    async def _enter(self, number: int, phase: Phase) -> None:
+        await self._remember(self._rounds.enter(number, phase, self._clock.now_ms()))
+
+    async def _end(self, number: int, result: Result, err: TidemarkError | None) -> Round:
+        ended = self._rounds.end(number, result, self._clock.now_ms(), str(err or ""))
+        self._listener.round_ended(ended)
+        await self._remember(ended)
+        return ended
+
+    async def _remember(self, it: Round) -> None:
+        """Write the round to the history; that this fails ends no round."""
+        try:
+            await self._records.write({history.key_of(it): history.to_json(it)}, self._election.fence)
+        except TidemarkError as err:
+            self._listener.not_remembered(it, err)
+
+    async def _write(self, changes: dict[str, str | None]) -> None:
+        if not await self._records.write(changes, self._election.fence):
+            raise LeaseLostError("another worker became GC leader while this one was in a round")
+
+    @asynccontextmanager
+    async def _stage(self, stage: Stage, number: int) -> AsyncIterator[None]:
+        self._listener.stage_began(stage, self._rounds[number])
+        began_s = self._clock.monotonic_s()
+        error: TidemarkError | None = None
+        try:
+            yield
+        except TidemarkError as err:
+            error = err
+            raise
+        finally:
+            seconds = self._clock.monotonic_s() - began_s
+            self._listener.stage_ended(stage, self._rounds[number], seconds, error)
