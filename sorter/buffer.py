@@ -1,5 +1,7 @@
 """A table's rows in memory: pending batches as they came, and resolved rows, sorted. Pure.
 
+Every row is booked in the table's ledger when it comes, and again when it turns out to have come twice.
+
 Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the runs in `ready`
 follow one another without overlap. Rows above it wait in `pending` in the order of their arrival.
 """
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sorter import order
+from sorter.checksum import by_bucket
+from sorter.ledger import BUCKET_SHIFT, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class Rows:
 class Buffer:
     """The unwritten rows of one table; the caller serialises the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self.pending: list[Rows] = []
         self.ready: list[Rows] = []
         self.pending_bytes = 0
@@ -42,6 +47,7 @@ class Buffer:
 
     def add(self, rows: Rows) -> None:
         """Take rows above the resolved_ts."""
+        self._ledger.add(rows.batch)
         self.pending.append(rows)
         self.pending_bytes += rows.batch.nbytes
 
@@ -61,7 +67,7 @@ class Buffer:
         if complete:
             self.pending = waiting
             self.pending_bytes = _size(waiting)
-            self._append_ready(order.sort(complete))
+            self._append_ready(self._sorted(complete))
 
     def take_ready(self) -> pa.RecordBatch | None:
         """Take out the resolved rows, sorted."""
@@ -78,7 +84,7 @@ class Buffer:
             size += taken[-1].nbytes
         del self.pending[: len(taken)]
         self.pending_bytes -= size
-        return order.sort(taken) if taken else None
+        return self._sorted(taken) if taken else None
 
     def put_back_ready(self, batch: pa.RecordBatch) -> None:
         """Undo `take_ready`, for the rows that could not be written."""
@@ -93,6 +99,13 @@ class Buffer:
         """Forget ready runs without a row above `commit_ts`."""
         self.ready = [rows for rows in self.ready if rows.max_commit_ts > commit_ts]
         self.ready_bytes = _size(self.ready)
+
+    def _sorted(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        rows = order.sort(batches)
+        if rows.num_rows < sum(batch.num_rows for batch in batches):
+            before = by_bucket(pa.concat_batches(batches), BUCKET_SHIFT)
+            self._ledger.drop(before, by_bucket(rows, BUCKET_SHIFT))
+        return rows
 
     def _append_ready(self, batch: pa.RecordBatch) -> None:
         self.ready.append(Rows.of(batch))

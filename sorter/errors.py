@@ -59,6 +59,12 @@ class BlockCorruptError(CorruptError):
     code = "ErrSorterBlockCorrupt"
 
 
+class RowsLostError(CorruptError):
+    """What comes out of a range is not what was added to it."""
+
+    code = "ErrSorterRowsLost"
+
+
 class SorterDiskError(UnavailableError):
     """The disk refuses to take rows (full, or broken); no row was lost."""
 

@@ -70,15 +70,21 @@ class _Opened:
         return block
 
 
-def merge(runs: Iterable[Run], window_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows of all runs, sorted, without duplicates and without empty batches."""
+def merge(runs: Iterable[Run], window_bytes: int, seen: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
+    """The rows of all runs, sorted, without duplicates and without empty batches.
+
+    `seen` is called with the rows as they are taken from the runs, duplicates included.
+    """
     waiting = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_Opened] = []
     while waiting or opened:
         if waiting and all(run.first[0] >= waiting[0].min_commit_ts for run in opened):
             opened.append(_Opened(waiting.popleft()))
         else:
-            yield from _windows(_complete(opened, waiting), window_bytes)
+            parts = _complete(opened, waiting)
+            for part in parts:
+                seen(part)
+            yield from _windows(parts, window_bytes)
         opened = [run for run in opened if run.rows.num_rows]
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sorter import order
 from sorter.buffer import Buffer, Rows
+from sorter.checksum import Checksum, by_bucket
 from sorter.errors import (
     EventBelowResolvedError,
     NotResolvedError,
@@ -21,6 +22,7 @@ from sorter.errors import (
     TableNotFoundError,
 )
 from sorter.index import Entry
+from sorter.ledger import BUCKET_SHIFT, Ledger
 from sorter.merge import Run, merge
 from sorter.stats import Counters
 from sorter.store import BlockStore, Reader
@@ -52,7 +54,8 @@ class Table:
         self._lock = threading.Lock()
         self._store = store
         self._counters = counters
-        self._buffer = Buffer()
+        self._ledger = Ledger(span.table_id, start_ts)
+        self._buffer = Buffer(self._ledger)
         self._index = store.index(unique_id, span.table_id)
         self._forgotten_ts = start_ts
         self._forgotten_at_s = float("-inf")
@@ -115,7 +118,7 @@ class Table:
         with self._lock:
             self._check_range(lower, upper)
             runs = self._runs(lower, upper) if lower <= upper else []
-        return self._counted(merge(runs, window_bytes))
+        return self._checked(lower, upper, runs, window_bytes)
 
     def extents(self, lower_ts: int, upper_ts: int) -> list[Extent]:
         """See `Sorter.extents`."""
@@ -149,7 +152,8 @@ class Table:
         with self._lock:
             self._removed = True
             self._counters.memory(-self._buffer.bytes)
-            self._buffer = Buffer()
+            self._ledger = Ledger(self.span.table_id, self.resolved_ts)
+            self._buffer = Buffer(self._ledger)
             self._store.forget(self._index, MAX_TS)
 
     def _forget(self, now_s: float, interval_s: float) -> None:
@@ -162,6 +166,7 @@ class Table:
         self._counters.memory(self._buffer.bytes - before)
         if self._index.blocks:
             self._store.forget(self._index, dead_ts)
+        self._ledger.forget(dead_ts)
         self._forgotten_ts, self._forgotten_at_s = dead_ts, now_s
 
     def _runs(self, lower: Position, upper: Position) -> list[Run]:
@@ -205,10 +210,23 @@ class Table:
         size = entry.pointer.length
         return Extent(meta.min_commit_ts, meta.max_commit_ts, meta.rows, size, lambda: order.commit_ts(read()))
 
-    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+    def _checked(
+        self, lower: Position, upper: Position, runs: list[Run], window_bytes: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The merged rows; at their end, what was read is compared with what had been added."""
+        found: dict[int, Checksum] = {}
+
+        def seen(batch: pa.RecordBatch) -> None:
+            for bucket, checksum in by_bucket(batch, BUCKET_SHIFT).items():
+                found[bucket] = found.get(bucket, Checksum()) + checksum
+
+        for batch in merge(runs, window_bytes, seen):
             self._counters.gave(batch)
             yield batch
+        with self._lock:
+            whole = not lower.start_ts and upper.is_commit_fence and lower <= upper
+            if whole and lower > self.cleaned and not self._removed:
+                self._ledger.check(lower.commit_ts, upper.commit_ts, found)
 
     def _check_present(self) -> None:
         if self._removed:

@@ -18,11 +18,13 @@ from sorter.errors import (
     NotResolvedError,
     RangeCleanedError,
     ResolvedRegressedError,
+    RowsLostError,
     SorterClosedError,
     SorterDiskError,
     TableExistsError,
     TableNotFoundError,
 )
+from storage.kv import WriteBatch
 from storage.leveldb import DirectoryLockedError
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
@@ -268,6 +270,20 @@ def test_nothing_survives_a_restart(tmp_path: Path) -> None:
     assert segments(second, tmp_path) == 0
     assert [list(store._kv.scan(b"")) for store in second._stores] == [[]] * len(second._stores)
     second.close()
+
+
+def test_a_block_that_vanished_from_the_index_is_noticed(sorter: Sorter) -> None:
+    sorter.add(SPAN, rows(1, 100))
+    sorter.resolve(SPAN, 100)
+    sorter.add(SPAN, rows(101, 100))
+    sorter.resolve(SPAN, 200)
+    assert len(fetched(sorter, 1, 200)) == 200
+    (kv,) = [store._kv for store in sorter._stores if any(store._kv.scan(b""))]
+    lost = WriteBatch()
+    lost.delete(next(kv.scan(b""))[0])
+    kv.write(lost, sync=False)
+    with pytest.raises(RowsLostError, match="commit_ts 1 to 200: 200 rows were added"):
+        fetched(sorter, 1, 200)
 
 
 def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""Rows that are lost, doubled or changed between `add` and `fetch` are noticed, whatever ranges are read."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorter.checksum import Checksum, by_bucket
+from sorter.errors import RowsLostError
+from sorter.ledger import BUCKET_SHIFT, Ledger
+from storage.model.event import raw_batch
+
+SECOND = 1 << BUCKET_SHIFT
+
+timestamps = st.integers(1, 4 * SECOND)
+changes = st.tuples(
+    timestamps,
+    st.integers(0, 9),
+    st.integers(1, 3),
+    st.binary(max_size=20),
+    st.none() | st.binary(max_size=9),
+    st.none(),
+)
+
+
+def batch_of(rows: list[tuple]) -> pa.RecordBatch:
+    return raw_batch(*(zip(*rows, strict=True) if rows else [[]] * 6))
+
+
+def sums(rows: list[tuple]) -> dict[int, Checksum]:
+    return by_bucket(batch_of(rows), BUCKET_SHIFT)
+
+
+@given(st.lists(changes, max_size=30), st.randoms(use_true_random=False))
+def test_a_checksum_knows_neither_order_nor_batches(rows: list[tuple], random) -> None:
+    shuffled = random.sample(rows, len(rows))
+    cut = random.randint(0, len(rows))
+    parts: Counter[int] = Counter()
+    total: dict[int, Checksum] = {}
+    for part in (shuffled[:cut], shuffled[cut:]):
+        for bucket, checksum in sums(part).items():
+            total[bucket] = total.get(bucket, Checksum()) + checksum
+            parts[bucket] += checksum.rows
+    assert total == sums(rows)
+    assert parts == Counter(row[0] >> BUCKET_SHIFT for row in rows)
+
+
+@given(changes, changes, st.integers(0, 5))
+def test_a_changed_row_changes_the_checksum_unless_only_its_blocks_crc_can_tell(row, other, field) -> None:
+    changed = (*row[:field], other[field], *row[field + 1 :])
+
+    def seen(change: tuple) -> tuple:
+        key, value, old_value = change[3:]
+        return (*change[:3], key[-8:], len(key), len(value or b""), len(old_value or b""))
+
+    assert (sums([changed]) == sums([row])) == (seen(changed) == seen(row))
+
+
+@given(st.lists(changes, max_size=40), st.lists(timestamps, max_size=8), st.data())
+def test_ranges_read_one_after_another_pass_and_a_lost_row_does_not(rows, cuts, data) -> None:
+    ledger = Ledger(1, 0)
+    ledger.add(batch_of(rows))
+    ends = sorted({*cuts, 5 * SECOND - 1})
+    lost = data.draw(st.sampled_from(rows)) if rows and data.draw(st.booleans()) else None
+    kept = [row for row in rows if row is not lost]
+
+    def read() -> None:
+        lower = 1
+        for end in ends:
+            ledger.check(lower, end, sums([row for row in kept if lower <= row[0] <= end]))
+            lower = end + 1
+
+    if lost is None:
+        read()
+        read()
+    else:
+        with pytest.raises(RowsLostError):
+            read()
+
+
+def test_a_range_read_again_must_be_as_before() -> None:
+    first, second = (10, 9, 3, b"key-no-1", b"v", None), (20, 9, 3, b"key-no-2", b"v", None)
+    ledger = Ledger(1, 5)
+    ledger.add(batch_of([first, second]))
+    ledger.check(6, 15, sums([first]))
+    ledger.check(6, 15, sums([first]))
+    with pytest.raises(RowsLostError, match="commit_ts 6 to 15: 1 rows were added"):
+        ledger.check(1, 15, {})
+    ledger.check(16, 20, sums([second]))
+    ledger.add(batch_of([(30, 9, 3, b"key-no-3", b"v", None)]))
+    with pytest.raises(RowsLostError):
+        ledger.check(21, SECOND - 1, {})
+
+
+def test_a_bucket_entered_where_nothing_ended_cannot_be_checked() -> None:
+    ledger = Ledger(1, 0)
+    ledger.add(batch_of([(10, 9, 3, b"k", b"v", None), (20, 9, 3, b"k", b"v", None)]))
+    ledger.check(15, SECOND - 1, {})
+    with pytest.raises(RowsLostError):
+        ledger.check(1, SECOND - 1, {})
+
+
+def test_rows_that_nobody_added_are_noticed() -> None:
+    with pytest.raises(RowsLostError, match="0 rows were added"):
+        Ledger(1, 0).check(1, SECOND - 1, sums([(10, 9, 3, b"k", b"v", None)]))
+
+
+def test_forgotten_buckets_take_no_memory() -> None:
+    ledger = Ledger(1, 0)
+    ledger.add(batch_of([(bucket * SECOND + 1, 0, 3, b"k", None, None) for bucket in range(10)]))
+    ledger.forget(4 * SECOND + 5)
+    assert len(ledger) == 6
+    ledger.forget(5 * SECOND - 1)
+    assert len(ledger) == 5
