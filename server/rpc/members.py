@@ -62,7 +62,7 @@ class Members:
         self._security = security
         self._stack = stack
         self._stubs: dict[str, PDAsyncStub] = {}
-        self._leader = ""
+        self._leader = self._reported = ""
         self._asking = asyncio.Lock()
 
     async def leader(self) -> "PDAsyncStub":
@@ -74,13 +74,18 @@ class Members:
         async with self._asking:
             if not self._leader:
                 self._leader = await self._found()
-                _log.info("coordinator found", leader=self._leader, cluster_id=self.cluster_id)
+                self._report()
         return self._stub(self._leader)
 
     def forget(self, leader: "PDAsyncStub | None") -> None:
         """Ask anew before the next call, unless that happened since `leader` was asked for."""
         if leader is not None and self._stubs.get(self._leader) is leader:
             self._leader = ""
+
+    def _report(self) -> None:
+        if self._leader != self._reported:
+            _log.info("coordinator found", leader=self._leader, cluster_id=self.cluster_id)
+            self._reported = self._leader
 
     async def _found(self) -> str:
         failures: list[str] = []

@@ -7,6 +7,7 @@ caller is cancelled, puts its callers back in front: a timestamp that was handed
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,8 @@ class TsoStream:
         try:
             if self._call is None:
                 self._call = await self._connect()
-            await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
+            with suppress(asyncio.InvalidStateError):  # the stream ended meanwhile: reading tells why
+                await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
             last = _last_ts(await self._call.read()) - total
         except BaseException:
             self.close()
