@@ -80,8 +80,9 @@ def _worker(holder: Holder, next_ts: int, situation: Situation, *, late: bool) -
     if not worker.enabled:
         state, reason = "disabled", "GC is switched off (tikv_gc_enable)"
         commands = ("tidemark cli gc config set tikv_gc_enable=true",)
-    elif not worker.leader:
-        state, reason, commands = "absent", "no GC worker leads", ("tidemark gc-worker --coordinator HOST:PORT",)
+    elif late and not worker.leader:
+        state, commands = "absent", ("tidemark gc-worker --coordinator HOST:PORT",)
+        reason = "no GC worker of ours leads (TiDB's keeps its records in mysql.tidb)"
     elif late:
         state, commands = "late", ("tidemark cli gc run", "tidemark cli gc status")
         reason = f"its last round was at {shown(worker.last_run) or 'no time yet'}"

@@ -5,29 +5,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A command's result: the document, and the columns (title, path of members) to show of a list."""
+    """A command's result: the document, and how people see it.
+
+    A list is shown by `columns` (title, path of members), a document as lines, unless `shown` is the text to print.
+    """
 
     document: Any
     columns: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    shown: str | None = None
 
     def text(self, *, as_json: bool) -> str:
         """What goes to stdout."""
         if as_json:
             return json.dumps(self.document, ensure_ascii=False)
+        if self.shown is not None:
+            return self.shown
         if isinstance(self.document, list):
-            return _table(self.document, self.columns)
+            return table(self.document, self.columns)
         return "\n".join(_lines(self.document, ""))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]]) -> str:
+def plain(message: Message) -> dict[str, Any]:
+    """A protobuf message with all its members, numbers as numbers; what is unset and could be told so is None."""
+    return {field.name: _member_of(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]]) -> str:
+    """Rows under titles, as wide as needed."""
     cells = [[title for title, _ in columns]]
     cells += [[_shown(_member(row, path)) for _, path in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _member_of(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    is_message = field.type == FieldDescriptor.TYPE_MESSAGE
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(part) for part in value] if is_message else list(value)
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return plain(value) if is_message else value
 
 
 def _member(row: Mapping[str, Any], path: str) -> Any:

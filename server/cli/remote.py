@@ -10,7 +10,7 @@ import grpc.aio
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
-from storage.model.errors import TidemarkError, UnavailableError
+from storage.model.errors import InvalidError, TidemarkError, UnavailableError
 
 CALL_S = 30.0
 
@@ -19,6 +19,12 @@ class CaptureUnavailableError(UnavailableError):
     """No capture answers."""
 
     code = "ErrCaptureUnavailable"
+
+
+class NotServedError(InvalidError):
+    """The daemon does not know the call: it is a real PD, or of another version."""
+
+    code = "ErrNotServed"
 
 
 class RemoteError(TidemarkError):
@@ -64,3 +70,23 @@ class Remote:
         """A coordinator's client for the block; raises PdUnavailableError if none answers."""
         async with PdClient.open(self.pd, self.security) as pd:
             yield pd
+
+    @asynccontextmanager
+    async def leader(self) -> AsyncIterator[tuple[PdClient, grpc.aio.Channel]]:
+        """A coordinator's client and a channel to the one that leads, for the block.
+
+        Raises:
+            PdUnavailableError: none answers.
+            NotServedError: it is of another kind or version.
+            RemoteError: it refused, and says why.
+        """
+        async with self.coordinator() as pd:
+            address = await pd.leader_address()
+            try:
+                async with connect(address, self.security) as channel:
+                    yield pd, channel
+            except grpc.aio.AioRpcError as err:
+                details = err.details() or err.code().name
+                if err.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    raise NotServedError(f"the coordinator at {address} does not have this call: {details}") from err
+                raise RemoteError(details) from err

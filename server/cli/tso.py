@@ -1,28 +1,42 @@
-"""`tidemark cli tso query`."""
+"""`tidemark cli tso query` and `tidemark cli tso TS`."""
 
 import argparse
-from datetime import UTC, datetime
 from typing import Any
 
+from gcsafepoint.explain.document import time_of
 from server.cli.output import Output
 from server.cli.remote import Remote
-from storage.model.ts import logical, physical_ms
+from storage.model.ts import MAX_TS, logical, physical_ms
+
+_QUERY = "query"
+
+__all__ = ["add_commands", "time_of"]
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `tso`."""
-    verbs = groups.add_parser("tso", help="timestamps").add_subparsers(required=True)
-    query = verbs.add_parser("query", help="take a new timestamp from the coordinator", parents=[shared])
-    query.set_defaults(command=query_tso)
+    verb = groups.add_parser("tso", help="timestamps: a new one, or what one means", parents=[shared])
+    verb.add_argument("ts", type=ts_or_query, metavar="query|TS", help="take a new one, or decode this one")
+    verb.set_defaults(command=show_tso)
 
 
-async def query_tso(remote: Remote, _: argparse.Namespace) -> Output:
-    """A new timestamp, and what it says."""
-    async with remote.coordinator() as pd:
-        ts = await pd.tso()
+def ts_or_query(text: str) -> int | str:
+    """`query`, or a timestamp in decimal or 0x hexadecimal; raises ArgumentTypeError."""
+    if text == _QUERY:
+        return text
+    try:
+        ts = int(text, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `query` nor a number") from None
+    if not 0 <= ts <= MAX_TS:
+        raise argparse.ArgumentTypeError(f"{text} does not fit into 64 bits")
+    return ts
+
+
+async def show_tso(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """A timestamp and what it says; only `query` asks the coordinator."""
+    ts = arguments.ts
+    if ts == _QUERY:
+        async with remote.coordinator() as pd:
+            ts = await pd.tso()
     return Output({"tso": ts, "time": time_of(ts), "physical_ms": physical_ms(ts), "logical": logical(ts)})
-
-
-def time_of(ts: int) -> str:
-    """The wall clock of `ts`, RFC 3339 in UTC; empty for 0."""
-    return datetime.fromtimestamp(physical_ms(ts) / 1e3, UTC).isoformat(timespec="milliseconds") if ts else ""

@@ -77,6 +77,11 @@ class Members:
                 self._report()
         return self._stub(self._leader)
 
+    async def address(self) -> str:
+        """The leader's address; raises as `leader`."""
+        await self.leader()
+        return self._leader
+
     def forget(self, leader: "PDAsyncStub | None") -> None:
         """Ask anew before the next call, unless that happened since `leader` was asked for."""
         if leader is not None and self._stubs.get(self._leader) is leader:

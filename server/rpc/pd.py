@@ -226,6 +226,10 @@ class PdClient:
         request = pdpb_pb2.GetGCSafePointRequest(header=self._header)
         return int((await self._call("GetGCSafePoint", request)).safe_point)
 
+    async def leader_address(self) -> str:
+        """Where the leader listens now: for its services that this client does not speak."""
+        return await self._repeat(lambda _: self._members.address())
+
     async def _call(self, method: str, request: Any) -> Any:
         answer = await self._repeat(lambda leader: getattr(leader, method)(request))
         _check(answer)

@@ -1,0 +1,85 @@
+"""`tidemark cli unsafe resolve-lock`: end a transaction that holds changefeeds or GC back, alive or not."""
+
+import argparse
+import sys
+from typing import Any
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from gcsafepoint.explain.document import time_of
+from server.cli.changefeed import NotConfirmedError
+from server.cli.output import Output
+from server.cli.remote import Remote
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.tikv import KvClient
+from storage.model.errors import NotFoundError
+
+
+class LockUnknownError(NotFoundError):
+    """The key is not locked by that transaction."""
+
+    code = "ErrLockUnknown"
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `unsafe`."""
+    verbs = groups.add_parser("unsafe", help="what can take somebody's work away").add_subparsers(required=True)
+    verb = verbs.add_parser("resolve-lock", help="end the transaction that holds a lock", parents=[shared])
+    verb.add_argument("--key", type=hexadecimal, required=True, help="the locked key, raw, in hexadecimal")
+    verb.add_argument("--start-ts", type=int, required=True, help="the transaction")
+    verb.add_argument("--dry-run", action="store_true", help="only show the lock")
+    verb.add_argument("--yes", action="store_true", help="do not ask")
+    verb.set_defaults(command=resolve_lock)
+
+
+def hexadecimal(text: str) -> bytes:
+    """Bytes of a hexadecimal text; raises ArgumentTypeError."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(f"{text!r} is not hexadecimal") from err
+
+
+async def resolve_lock(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Decide at the primary, then commit or roll back this key; the other keys are resolved by whoever meets them."""
+    async with remote.coordinator() as pd, KvClient.open(pd, remote.security) as kv:
+        lock = await _lock(kv, arguments.key, arguments.start_ts)
+        shown = {
+            "key": lock.key.hex(),
+            "primary": lock.primary_lock.hex(),
+            "start_ts": lock.lock_version,
+            "start_time": time_of(lock.lock_version),
+            "ttl_ms": lock.lock_ttl,
+            "kind": kvrpcpb.Op.Name(lock.lock_type).lower(),
+        }
+        if arguments.dry_run:
+            return Output({"dry_run": True} | shown)
+        _confirm(arguments, lock)
+        resolver = LockResolver(pd, kv)
+        commit_ts = await resolver.decide(lock)
+        if lock.lock_type == kvrpcpb.PessimisticLock:
+            await resolver.rollback_pessimistic(lock)
+        else:
+            await kv.resolve_lock([lock.key], lock.lock_version, commit_ts)
+    return Output({"outcome": "committed" if commit_ts else "rolled back", "commit_ts": commit_ts} | shown)
+
+
+async def _lock(kv: KvClient, key: bytes, start_ts: int) -> kvrpcpb.LockInfo:
+    page = await kv.scan_lock(key, key + b"\0", start_ts, 1)
+    for lock in page.locks:
+        if lock.key == key and lock.lock_version == start_ts:
+            return lock
+    raise LockUnknownError(
+        f"key {key.hex()} is not locked by transaction {start_ts}: it has ended, or the key is wrong"
+    )
+
+
+def _confirm(arguments: argparse.Namespace, lock: kvrpcpb.LockInfo) -> None:
+    if arguments.yes:
+        return
+    question = f"transaction {lock.lock_version} of {time_of(lock.lock_version)} is rolled back unless it has committed"
+    if not sys.stdin.isatty():
+        raise NotConfirmedError(f"{question}. Pass --yes to say yes where nobody can be asked")
+    print(f"{question}. Go on? [Y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise NotConfirmedError("nothing was changed")
