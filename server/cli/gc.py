@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from server.cli import gc_explain
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.client import connect
@@ -13,6 +14,7 @@ from storage.meta.client import open_meta
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `gc`."""
     verbs = groups.add_parser("gc", help="garbage collection of the upstream").add_subparsers(required=True)
+    gc_explain.add_verb(verbs, shared)
     safepoint = verbs.add_parser("safepoint", help="the GC safe point and the services' safe points", parents=[shared])
     safepoint.set_defaults(command=show_safepoint)
 
