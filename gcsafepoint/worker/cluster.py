@@ -92,6 +92,10 @@ class Cluster(Protocol):
         """Delete everything in the range from one store, all versions at once."""
         ...
 
+    async def limit_writes(self, address: str, bytes_per_s: int) -> None:
+        """Have one store hold Do GC to a write rate, 0: to none, from now on and after its restarts."""
+        ...
+
     async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         """Have the first region of `within` drop its old versions; returns where the next begins, None at the end.
 

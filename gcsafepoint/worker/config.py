@@ -5,7 +5,7 @@ read anew at every round.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -110,6 +110,10 @@ def _field(name: str, bounds: Bounds) -> tuple[str, Callable[[str], Any]]:
         MAX_WRITE_BYTES: ("max_write_bytes_per_s", read.size_bytes),
     }
     if name not in fields:
-        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.0)[0]
-        raise GCConfigError(f"no such variable, did you mean {near}?")
+        raise GCConfigError(f"no such variable, did you mean {nearest(name, fields)}?")
     return fields[name]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that looks most like `name`."""
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]

@@ -67,6 +67,11 @@ class GuardedCluster:
         self._check()
         await self._inner.destroy_range(address, within)
 
+    async def limit_writes(self, address: str, bytes_per_s: int) -> None:
+        """See `Cluster`."""
+        self._check()
+        await self._inner.limit_writes(address, bytes_per_s)
+
     async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         """See `Cluster`."""
         self._check()

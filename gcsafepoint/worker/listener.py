@@ -40,6 +40,10 @@ class Listener(Protocol):
         """Somebody wrote a shorter life time than may be set; the least one is used."""
         ...
 
+    def store_not_limited(self, address: str, err: TidemarkError) -> None:
+        """A store could not be told its write rate."""
+        ...
+
     def round_skipped(self, err: TidemarkError) -> None:
         """A round came while another one was in its first phases."""
         ...

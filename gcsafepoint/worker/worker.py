@@ -14,10 +14,11 @@ from gcsafepoint.worker.conductor import Conductor
 from gcsafepoint.worker.election import Election
 from gcsafepoint.worker.guarded import GuardedCluster
 from gcsafepoint.worker.listener import Listener
-from gcsafepoint.worker.records import LAST_RUN_TIME, Records, read_config
+from gcsafepoint.worker.records import LAST_RUN_TIME, Records, read_settings
 from gcsafepoint.worker.round import GCRunningError, Round, Rounds
 from gcsafepoint.worker.times import DurationError, parse_instant_ms
 from gcsafepoint.worker.variables import BOUNDS, Bounds
+from gcsafepoint.worker.write_rate import WriteRate
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
 
@@ -57,6 +58,7 @@ class GCWorker:
         self.conductor = Conductor(
             self._cluster, records, election, self.rounds, self.clock, listener, least_life_time_ms=bounds.least_ms
         )
+        self._write_rate = WriteRate(self._cluster, listener)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, tick_s: float) -> None:
@@ -88,6 +90,11 @@ class GCWorker:
         except TidemarkError as err:
             self._listener.tick_failed(err)
             return False
+
+    async def settings_changed(self) -> None:
+        """Put in force at once what need not wait for the next tick; a follower leaves it to the leader's."""
+        if self.election.leads:
+            await self._write_rate.bring(await read_settings(self._records))
 
     async def begin_round(self) -> "tuple[Round, asyncio.Task[Outcome]]":
         """Start a round now, due or not; it goes on whatever becomes of the caller. Returns it, and its end.
@@ -133,8 +140,10 @@ class GCWorker:
             self._listener.tick_failed(err)
 
     async def _is_due(self, now_ms: int) -> bool:
-        config = await read_config(self._records)
+        settings = await read_settings(self._records)
+        config = settings.config
         self._listener.configured(config)
+        await self._write_rate.bring(settings)
         held = await self._records.read(LAST_RUN_TIME)
         last_ms = _last_run_ms(held[LAST_RUN_TIME].value) if held else None
         return config.enable and safepoint.is_due(now_ms, last_ms, config.run_interval_ms)

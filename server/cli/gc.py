@@ -1,10 +1,10 @@
-"""`tidemark cli gc safepoint`: who holds GC back, as PD's `/pd/api/v1/gc/safepoint` says it."""
+"""`tidemark cli gc …`: the group, and `gc safepoint`: the safe points as PD's `/pd/api/v1/gc/safepoint` says them."""
 
 import argparse
 import json
 from typing import Any
 
-from server.cli import gc_explain
+from server.cli import gc_config, gc_explain, gc_ranges, gc_run, gc_status
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.client import connect
@@ -17,6 +17,8 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     gc_explain.add_verb(verbs, shared)
     safepoint = verbs.add_parser("safepoint", help="the GC safe point and the services' safe points", parents=[shared])
     safepoint.set_defaults(command=show_safepoint)
+    for module in (gc_status, gc_run, gc_config, gc_ranges):
+        module.add_verbs(verbs, shared)
 
 
 async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:

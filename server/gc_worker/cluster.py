@@ -3,28 +3,43 @@
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+import grpc.aio
+from kvproto import debugpb_pb2 as debugpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
+from kvproto.debugpb_pb2_grpc import DebugStub
 
 from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService
+from gcsafepoint.worker.config import MAX_WRITE_BYTES
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Records
 from server.gc_worker.services import OWN_ID, lowest_service
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient, RegionRoute
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient, region_end
 from storage.codec import decode_bytes
+from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms
 
 _FOREVER_S = (1 << 63) - 1
 _LOCKS_PER_PAGE = 1024
 _REGIONS_PER_PAGE = 128
+_SETTING_S = 10.0
+
+
+class StoreSettingError(UnavailableError):
+    """A store did not take a setting."""
+
+    code = "ErrStoreSetting"
 
 
 class TikvCluster:
     """See `gcsafepoint.worker.cluster.Cluster`."""
 
-    def __init__(self, pd: PdClient, kv: KvClient, records: Records) -> None:
+    def __init__(self, pd: PdClient, kv: KvClient, records: Records, security: SecurityConfig | None = None) -> None:
+        self._security = security
         self._pd = pd
         self._kv = kv
         self._records = records
@@ -88,6 +103,21 @@ class TikvCluster:
     async def destroy_range(self, address: str, within: KeyRange) -> None:
         """See `Cluster`."""
         await self._kv.unsafe_destroy_range(address, within.start_key, within.end_key)
+
+    async def limit_writes(self, address: str, bytes_per_s: int) -> None:
+        """See `Cluster`; as `tikv-ctl modify-tikv-config` does it.
+
+        Raises:
+            StoreSettingError: the store did not take the setting.
+        """
+        request = debugpb.ModifyTikvConfigRequest(
+            module=debugpb.SERVER, config_name=MAX_WRITE_BYTES, config_value=str(bytes_per_s)
+        )
+        try:
+            async with connect(address, self._security) as channel:
+                await DebugStub(channel).ModifyTikvConfig(request, timeout=_SETTING_S)
+        except grpc.aio.AioRpcError as err:
+            raise StoreSettingError(f"the store at {address} answered {err.code().name}: {err.details()}") from err
 
     async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         """See `Cluster`."""

@@ -86,7 +86,7 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
         asyncio.TaskGroup() as tasks,
     ):
         records = MetaRecords(meta)
-        cluster, server = TikvCluster(pd, kv, records), RpcServer(security)
+        cluster, server = TikvCluster(pd, kv, records, security), RpcServer(security)
         started_ts = await pd.tso()
         election = Election(
             records,

@@ -82,6 +82,11 @@ class LogAndCount:
         """See `Listener`."""
         self._log.warning("invalid gc life time", found=shown(found_ms), used=shown(least_ms))
 
+    def store_not_limited(self, address: str, err: TidemarkError) -> None:
+        """See `Listener`."""
+        metrics.FAILURES.labels("limit_writes").inc()
+        self._log.warning("a store could not be told its gc write rate", store=address, error=str(err))
+
     def round_skipped(self, err: TidemarkError) -> None:
         """See `Listener`."""
         metrics.SKIPPED.labels("running").inc()

@@ -126,6 +126,9 @@ class MemoryCluster:
     async def destroy_range(self, address: str, within: KeyRange) -> None:
         self._note(f"destroy on {address}", within.start_key)
 
+    async def limit_writes(self, address: str, bytes_per_s: int) -> None:
+        self._note(f"limit {address}", bytes_per_s)
+
     async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         self._note("collect", within.start_key, safe_point)
         later = [border for border in self.borders if border > within.start_key]
@@ -154,6 +157,9 @@ class Diary:
 
     def life_time_raised(self, found_ms: int, least_ms: int) -> None:
         self.raised.append(found_ms)
+
+    def store_not_limited(self, address: str, err: TidemarkError) -> None:
+        self.failed.append(f"{address} {err.code}")
 
     def round_skipped(self, err: TidemarkError) -> None:
         self.skipped.append(err.message)

@@ -101,3 +101,28 @@ async def stopped(bench: Any) -> bool:
     with pytest.raises(WorkerStoppedError, match="ask again"):
         await bench.worker.demand_round()
     return True
+
+
+async def test_a_write_rate_is_brought_to_every_store_once_per_change_until_it_arrives(
+    bench: Any, unavailable: Any
+) -> None:
+    def told() -> list[str]:
+        notes = [note for note in bench.cluster.diary if note.startswith("limit")]
+        bench.cluster.diary.clear()
+        return notes
+
+    await bench.worker.tick()
+    assert told() == []  # nobody ever set it: the stores' own settings hold
+    bench.cluster.failing = {"limit two": unavailable}
+    await write_config(bench.records, {"gc.max-write-bytes-per-sec": "10MB"})
+    await bench.worker.settings_changed()
+    assert told() == ["limit one 10485760", "limit two 10485760"]
+    assert bench.diary.failed == ["two ErrUnavailable"]
+    bench.cluster.failing = {}
+    await bench.worker.tick()
+    assert told() == ["limit two 10485760"]
+    await bench.worker.tick()
+    assert told() == []
+    await write_config(bench.records, {"gc.max-write-bytes-per-sec": "0"})
+    await bench.worker.tick()
+    assert told() == ["limit one 0", "limit two 0"]

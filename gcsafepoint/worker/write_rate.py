@@ -1,0 +1,32 @@
+"""gc.max-write-bytes-per-sec, brought from the metadata store to the stores, which hold Do GC to it by themselves.
+
+Each store is told once per change, and keeps what it was told over restarts. A limit that nobody ever set here is left
+to the stores' own settings.
+"""
+
+from gcsafepoint.worker.cluster import Cluster
+from gcsafepoint.worker.listener import Listener
+from gcsafepoint.worker.records import MAX_WRITE_BYTES_KEY, Settings
+from storage.model.errors import TidemarkError
+
+
+class WriteRate:
+    """What one leader told which store."""
+
+    def __init__(self, cluster: Cluster, listener: Listener) -> None:
+        self._cluster = cluster
+        self._listener = listener
+        self._told: dict[str, int] = {}
+
+    async def bring(self, settings: Settings) -> None:
+        """Tell the stores that do not know yet; one that cannot be told is tried again at the next tick."""
+        revision = settings.revisions[MAX_WRITE_BYTES_KEY]
+        for address in await self._cluster.store_addresses() if revision else ():
+            if self._told.get(address) == revision:
+                continue
+            try:
+                await self._cluster.limit_writes(address, settings.config.max_write_bytes_per_s)
+            except TidemarkError as err:
+                self._listener.store_not_limited(address, err)
+            else:
+                self._told[address] = revision

@@ -1,0 +1,126 @@
+"""`tidemark cli gc run [--wait | --dry-run]` and `gc history`."""
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tidemarkpb.v1 import gc_pb2
+
+from gcsafepoint.worker import history
+from server.cli.gc_leader import add_address, gc_leader, gc_records
+from server.cli.gc_round import COLUMNS, document, has_ended, line
+from server.cli.output import Output
+from server.cli.remote import CALL_S, Remote
+from server.cli.tso import time_of
+from server.gc_worker.messages import round_message
+from storage.model.errors import ConflictError
+from storage.model.ts import physical_ms
+
+if TYPE_CHECKING:
+    from tidemarkpb.v1.gc_pb2_grpc import GCServiceAsyncStub
+
+_POLL_S = 0.3
+_PLAN_S = 600.0
+_GOOD = ("done", "no new safepoint", "gave way to the next round")
+
+
+class GCRoundFailedError(ConflictError):
+    """The round that was waited for did not do its work."""
+
+    code = "ErrGCRoundFailed"
+
+
+def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add `run` and `history`."""
+    run = verbs.add_parser("run", help="start a round now, due or not", parents=[shared])
+    run.add_argument("--wait", action="store_true", help="show its progress, and fail if it fails")
+    run.add_argument("--dry-run", action="store_true", help="only say what a round would do")
+    add_address(run)
+    run.set_defaults(command=run_round)
+    past = verbs.add_parser("history", help=f"the last rounds, at most {history.KEPT}", parents=[shared])
+    past.add_argument("-n", "--limit", type=int, default=20, help="how many (default: 20)")
+    past.set_defaults(command=show_history)
+
+
+async def run_round(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """A round, begun or ended or only thought of.
+
+    Raises:
+        GCRoundFailedError: with --wait: it failed, or its worker lost the lease.
+    """
+    async with gc_leader(remote, arguments.gc_worker) as leader:
+        if arguments.dry_run:
+            answer = await leader.RunGC(gc_pb2.RunGCRequest(dry_run=True), timeout=_PLAN_S)
+            return Output(_plan(answer.plan))
+        it = (await leader.RunGC(gc_pb2.RunGCRequest(no_wait=True), timeout=CALL_S)).round
+        if arguments.wait:
+            it = await _ended(leader, it)
+    if it.result and it.result not in _GOOD:
+        raise GCRoundFailedError(f"the round {it.id} ended as {it.result!r}: {it.error}")
+    return Output(document(it))
+
+
+async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """The last rounds, newest first."""
+    async with gc_records(remote) as records, remote.coordinator() as pd:
+        now_ms = physical_ms(await pd.tso())
+        rounds = await history.load(records, max(1, arguments.limit))
+    return Output([document(round_message(it, now_ms)) for it in rounds], COLUMNS)
+
+
+async def _ended(leader: "GCServiceAsyncStub", it: gc_pb2.GCRound) -> gc_pb2.GCRound:
+    """The round once it has ended; until then its progress goes to stderr."""
+    said = ""
+    while not has_ended(it):
+        if line(it) != said:
+            said = line(it)
+            print(said, file=sys.stderr, flush=True)
+        await asyncio.sleep(_POLL_S)
+        newest = (await leader.GetGCStatus(gc_pb2.GetGCStatusRequest(), timeout=CALL_S)).last_round
+        it = newest if newest.id == it.id else await _remembered(leader, it)
+    return it
+
+
+async def _remembered(leader: "GCServiceAsyncStub", it: gc_pb2.GCRound) -> gc_pb2.GCRound:
+    rounds = (await leader.ListRounds(gc_pb2.ListRoundsRequest(), timeout=CALL_S)).rounds
+    return next((known for known in rounds if known.id == it.id), it)
+
+
+def _plan(plan: gc_pb2.GCPlan) -> dict[str, Any]:
+    return {
+        "would": _would(plan),
+        "safe_point": plan.safe_point,
+        "safe_point_time": time_of(plan.safe_point),
+        "last_safe_point": plan.saved_safe_point,
+        "last_safe_point_time": time_of(plan.saved_safe_point),
+        "blocker": plan.blocker,
+        "mode": plan.mode,
+        "regions": plan.regions,
+        "locks": plan.locks,
+        "transactions": plan.transactions,
+        "ranges": [
+            {
+                "job_id": it.job_id,
+                "element_id": it.element_id,
+                "start_key": it.start_key.hex(),
+                "end_key": it.end_key.hex(),
+                "ts": it.ts,
+                "state": it.state,
+            }
+            for it in plan.ranges
+        ],
+    }
+
+
+def _would(plan: gc_pb2.GCPlan) -> str:
+    if not plan.enabled:
+        return "refuse: gc is switched off (tikv_gc_enable)"
+    ranges = f"destroy {len(plan.ranges)} ranges"
+    if not plan.fresh:
+        held = f", held back by {plan.blocker}" if plan.blocker else ""
+        return f"{ranges} and nothing else: the safepoint does not move{held}"
+    collect = "collect region by region" if plan.mode == "central" else "let the stores collect"
+    return (
+        f"resolve {plan.locks} locks of {plan.transactions} transactions in {plan.regions} regions, {ranges}, {collect}"
+    )
