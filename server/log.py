@@ -19,6 +19,20 @@ class LogConfig:
     log_format: str = setting("json", "json or text")
 
 
+def configure_command(level: str) -> None:
+    """Set up structlog for a command: only what its user must know, as text, and never where its output goes.
+
+    Raises:
+        ConfigError: an unknown level.
+    """
+    if level not in _LEVELS:
+        raise ConfigError(f"--log-level is one of {', '.join(_LEVELS)}; got {level!r}")
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+
+
 def configure(config: LogConfig, daemon: str) -> None:
     """Set up structlog for this process.
 

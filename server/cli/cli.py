@@ -9,6 +9,7 @@ from server.cli import captures, changefeed, gc, gc_state, service_safepoint, ts
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.daemon import EXIT_OK
+from server.log import configure_command
 from server.rpc.credentials import SecurityConfig
 
 Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
@@ -19,12 +20,14 @@ _GLOBAL = {
     "--ca-path": ("", "file with the CA certificates that daemons are checked against"),
     "--cert-path": ("", "file with the client's certificate chain"),
     "--key-path": ("", "file with the client's private key"),
+    "--log-level": ("warning", "what is logged to standard error: debug, info, warning or error"),
 }
 
 
 def run(argv: Sequence[str]) -> int:
     """Run one command; prints its output and returns the exit code."""
     arguments = _parser().parse_args(list(argv))
+    configure_command(arguments.log_level)
     security = SecurityConfig(ca_path=arguments.ca_path, cert_path=arguments.cert_path, key_path=arguments.key_path)
     remote = Remote(arguments.server, arguments.pd, security)
     command: Command = arguments.command
