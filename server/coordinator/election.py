@@ -64,5 +64,12 @@ class Election:
 
 
 async def _end_with(lease: Lease, leadership: Leadership) -> None:
-    await lease.lost.wait()
+    """End it when the lease is lost, and by the clock even if nothing says so."""
+    while leadership.held:
+        try:
+            async with asyncio.timeout_at(lease.deadline):
+                await lease.lost.wait()
+                break
+        except TimeoutError:
+            continue
     leadership.end()

@@ -25,8 +25,8 @@ class EtcdApi(Protocol):
         """End a lease and delete its keys."""
         ...
 
-    async def keep_alive(self, lease: int) -> int:
-        """Renew a lease; returns its TTL in seconds, 0 if it is over."""
+    async def keep_alive(self, lease: int, within_s: float) -> int:
+        """Renew a lease; returns its TTL in seconds, 0 if it is over. A server silent for `within_s` is left."""
         ...
 
     def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[rpc_pb2.WatchResponse]:

@@ -150,7 +150,7 @@ class EmbeddedEtcd:
         leases = [rpc_pb2.LeaseStatus(ID=lease) for lease in self._leases.all()]
         return rpc_pb2.LeaseLeasesResponse(header=self._header(), leases=leases)
 
-    async def keep_alive(self, lease: int) -> int:
+    async def keep_alive(self, lease: int, within_s: float = 0.0) -> int:  # noqa: ARG002 - memory is never silent
         """Renew a lease in memory; returns its TTL in seconds, 0 if it is over."""
         return self._leases.renew(lease, self._clock())
 

@@ -62,9 +62,11 @@ class _Stream:
                     if not answer.done():
                         self._check()
                         self._take(await self._call.read())
-        except BaseException:
+        except BaseException as err:
             answer.cancel()  # nobody looks at it any more
             self.give_up()
+            if isinstance(err, asyncio.CancelledError) and not _is_cancelled():
+                raise MetaUnavailableError("another waiter gave the stream of lease renewals up; try again") from err
             raise
         return answer.result()
 
@@ -84,3 +86,9 @@ class _Stream:
     def give_up(self) -> None:
         self.broken = True
         self._call.cancel()
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is; gRPC raises the same error in whoever reads a call that somebody else cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,4 +1,7 @@
-"""A lease that renews itself: every third of its TTL, and `lost` when that fails for a whole TTL."""
+"""A lease that renews itself: every third of its TTL, and `lost` when that fails for a whole TTL.
+
+A server that is silent for a third of it is left for another one: there is time for two more attempts.
+"""
 
 import asyncio
 from types import TracebackType
@@ -47,16 +50,18 @@ class KeptLease:
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        while loop.time() < self.deadline:
-            asked_at = loop.time()
-            try:
-                async with asyncio.timeout_at(self.deadline):
-                    ttl_s = await self._api.keep_alive(self.id)
-            except (TimeoutError, MetaUnavailableError):
-                await asyncio.sleep(min(0.2, max(0.0, self.deadline - loop.time())))
-                continue
-            if ttl_s <= 0:
-                break
-            self.deadline = asked_at + ttl_s
-            await asyncio.sleep(ttl_s / 3)
-        self.lost.set()
+        try:
+            while loop.time() < self.deadline:
+                asked_at = loop.time()
+                try:
+                    async with asyncio.timeout_at(self.deadline):
+                        ttl_s = await self._api.keep_alive(self.id, self.ttl_s / 3)
+                except (TimeoutError, MetaUnavailableError):
+                    await asyncio.sleep(min(0.2, max(0.0, self.deadline - loop.time())))
+                    continue
+                if ttl_s <= 0:
+                    break
+                self.deadline = asked_at + ttl_s
+                await asyncio.sleep(ttl_s / 3)
+        finally:
+            self.lost.set()  # however it ended: nobody renews any more

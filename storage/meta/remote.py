@@ -106,11 +106,11 @@ class RemoteEtcd:
             lambda channel, has: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(asked, metadata=has), repeat=False
         )
 
-    async def keep_alive(self, lease: int) -> int:
+    async def keep_alive(self, lease: int, within_s: float) -> int:
         """See `EtcdApi.keep_alive`."""
         address = self._endpoints.current
         try:
-            async with asyncio.timeout(_ATTEMPT_SECONDS):
+            async with asyncio.timeout(min(within_s, _ATTEMPT_SECONDS)):
                 return await self._keep_alives.renew(lease)
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
