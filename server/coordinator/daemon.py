@@ -39,6 +39,7 @@ from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaUnavailableError
+from storage.meta.history import Retention
 from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
 
@@ -59,7 +60,7 @@ async def opened(
     """
     if config.addr.startswith(_WILDCARDS) and not config.advertise_addr:
         raise ConfigError(f"--addr {config.addr} is no address clients can use; give one with --advertise-addr")
-    async with _open_metadata(config.metadata, security) as api:
+    async with _open_metadata(config, security) as api:
         meta = EtcdMeta(api)
         keys = ClusterKeys(await _cluster_id(meta, config.cluster_id))
         coordinator = _Coordinator(api, keys, config, security, routes or Routes())
@@ -143,7 +144,7 @@ class _Coordinator:
         if isinstance(self._api, EmbeddedEtcd):
             EtcdService(self._api, self._keys.cluster_id, self._members, tasks).add_to(server)
         else:
-            server.add_proxy(EtcdProxy(self._api))
+            server.add_proxy(EtcdProxy(self._api, self._members))
 
 
 async def _cluster_id(meta: Meta, wanted: int) -> int:
@@ -156,12 +157,17 @@ async def _cluster_id(meta: Meta, wanted: int) -> int:
 
 
 def _open_metadata(
-    url: str, security: SecurityConfig
+    config: CoordinatorConfig, security: SecurityConfig
 ) -> AbstractAsyncContextManager[EmbeddedEtcd] | AbstractAsyncContextManager[RemoteEtcd]:
-    scheme, _, rest = url.partition(":")
+    scheme, _, rest = config.metadata.partition(":")
     if scheme == "leveldb" and rest:
-        return EmbeddedEtcd.open(Path(rest))
+        kept = Retention(
+            revisions=config.metadata_keep_revisions,
+            age_s=config.metadata_keep_s,
+            quota_bytes=config.metadata_quota_bytes,
+        )
+        return EmbeddedEtcd.open(Path(rest), kept)
     endpoints = [endpoint for endpoint in rest.removeprefix("//").split(",") if endpoint]
     if scheme == "etcd" and endpoints:
         return RemoteEtcd.open(endpoints, lambda endpoint: connect(endpoint, security))
-    raise MetadataUrlError(f"--metadata {url!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY")
+    raise MetadataUrlError(f"--metadata {config.metadata!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY")

@@ -103,8 +103,8 @@ class Unsupported(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic 
         async def refuse(_requests: object, context: Any) -> None:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"etcdserver: the embedded metadata has no {method.lstrip('/')}; for users, several members and "
-                "snapshots run etcd and give the coordinator --metadata etcd://host:port (etcdctl make-mirror copies)",
+                f"etcdserver: embedded metadata has no {method.lstrip('/')}; for users, members and snapshots run etcd "
+                "and start the coordinator with --metadata etcd://host:port (etcdctl make-mirror copies the keys)",
             )
 
         return grpc.stream_stream_rpc_method_handler(refuse)

@@ -194,13 +194,11 @@ class EmbeddedEtcd:
 
     async def defragment(self) -> None:
         """Give the space of overwritten and forgotten records back to the disk."""
-        await asyncio.get_running_loop().run_in_executor(
-            self._sweeper, self._kv.delete_range, *record.events_before(self._swept)
-        )
+        await asyncio.get_running_loop().run_in_executor(self._sweeper, self._kv.compact, b"", b"")
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes of all that is kept, and of the pairs of now."""
-        return self._state.live_bytes + self._state.log_bytes, self._state.live_bytes
+        """Bytes on disk, about, and of the pairs of now."""
+        return self._kv.approximate_bytes(b"", b"\xff"), self._state.live_bytes
 
     async def _write(self, asked: Message, apply: Callable[[], R]) -> R:
         def change(batch: WriteBatch) -> R:

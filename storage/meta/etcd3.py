@@ -15,9 +15,18 @@ from etcdpb import kv_pb2, rpc_pb2, rpc_pb2_grpc
 _STUB_MODULE = "etcd3.etcdrpc"
 
 
-def client(host: str, port: int, timeout_s: float = 5.0) -> Any:
-    """An `etcd3.Etcd3Client` to one endpoint; close it after use."""
-    return _library().client(host=host, port=port, timeout=timeout_s)
+def client(
+    host: str, port: int, timeout_s: float = 5.0, *, ca_path: str = "", cert_path: str = "", key_path: str = ""
+) -> Any:
+    """An `etcd3.Etcd3Client` to one endpoint, with TLS if PEM files are given; close it after use."""
+    return _library().client(
+        host=host,
+        port=port,
+        timeout=timeout_s,
+        ca_cert=ca_path or None,
+        cert_cert=cert_path or None,
+        cert_key=key_path or None,
+    )
 
 
 def _library() -> ModuleType:

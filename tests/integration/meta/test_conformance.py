@@ -22,14 +22,14 @@ Range, Event = rpc_pb2.RangeRequest, kv_pb2.Event
 
 
 @pytest.fixture
-async def channel(etcd_api: str) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(etcd_api) as opened:
+async def channel(etcd_api: Any) -> AsyncIterator[grpc.aio.Channel]:
+    async with etcd_api.channel(etcd_api.addresses[0]) as opened:
         yield opened
 
 
 @pytest.fixture
-async def meta(etcd_api: str) -> AsyncIterator[EtcdMeta]:
-    async with open_meta(f"etcd://{etcd_api}", grpc.aio.insecure_channel) as opened:
+async def meta(etcd_api: Any) -> AsyncIterator[EtcdMeta]:
+    async with open_meta(etcd_api.url, etcd_api.channel) as opened:
         yield opened
 
 
@@ -274,7 +274,7 @@ async def test_a_campaign_is_won_by_one_and_then_by_the_next(meta: EtcdMeta, pre
 
 async def test_members_and_status_are_told(channel: grpc.aio.Channel) -> None:
     members = await rpc_pb2_grpc.ClusterStub(channel).MemberList(rpc_pb2.MemberListRequest())
-    assert members.members[0].clientURLs[0].startswith("http://127.0.0.1:")
+    assert members.members[0].clientURLs[0].startswith(("http://127.0.0.1:", "https://127.0.0.1:"))
     status = await rpc_pb2_grpc.MaintenanceStub(channel).Status(rpc_pb2.StatusRequest())
     assert status.version.startswith("3.")
     assert status.leader == status.header.member_id

@@ -1,22 +1,35 @@
 """The etcd3 library, through our stubs, finds what it knows at every server of the etcd API."""
 
+import json
+import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.meta import etcd3
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture
-def client(etcd_api: str) -> Iterator[Any]:
-    host, _, port = etcd_api.rpartition(":")
-    opened = etcd3.client(host, int(port))
+def client(etcd_api: Any) -> Iterator[Any]:
+    opened = etcd3.client(*place(etcd_api), **certificates(etcd_api))
     yield opened
     opened.close()
+
+
+def place(api: Any) -> tuple[str, int]:
+    host, _, port = api.addresses[0].rpartition(":")
+    return host, int(port)
+
+
+def certificates(api: Any) -> dict[str, str]:
+    return {name: getattr(api.security, name) for name in ("ca_path", "cert_path", "key_path")}
 
 
 @pytest.fixture
@@ -64,26 +77,32 @@ def test_leases(client: Any, prefix: str) -> None:
 
 
 WATCH = """
-import os, sys, threading
+import json, os, sys, threading
 from storage.meta import etcd3
-client = etcd3.client(sys.argv[1], int(sys.argv[2]))
-events, cancel = client.watch_prefix(sys.argv[3])
-threading.Timer(0.1, client.put, (sys.argv[3] + "a", "1")).start()
+host, port, prefix, certificates = json.loads(sys.argv[1])
+client = etcd3.client(host, port, **certificates)
+events, cancel = client.watch_prefix(prefix)
+threading.Timer(0.1, client.put, (prefix + "a", "1")).start()
 event = next(iter(events))
-print(event.key.decode().removeprefix(sys.argv[3]), event.value.decode(), flush=True)
+print(event.key.decode().removeprefix(prefix), event.value.decode(), flush=True)
 os._exit(0)
 """
 
 
-def test_a_watch_sees_a_put(etcd_api: str, prefix: str, environment: dict[str, str]) -> None:
+def test_a_watch_sees_a_put(etcd_api: Any, prefix: str) -> None:
     """In a process of its own: the library's watch thread dies with an exception when its client is closed."""
-    host, _, port = etcd_api.rpartition(":")
     done = subprocess.run(
-        [sys.executable, "-c", WATCH, host, port, prefix],
-        env=environment,
+        [sys.executable, "-c", WATCH, json.dumps([*place(etcd_api), prefix, certificates(etcd_api)])],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"},
         capture_output=True,
         text=True,
         timeout=30,
         check=True,
     )
     assert done.stdout == "a 1\n"
+
+
+def test_maintenance(client: Any) -> None:
+    assert list(client.list_alarms()) == []
+    assert isinstance(client.hash(), int)
+    client.defragment()
