@@ -1,4 +1,7 @@
-"""What GC waits for, as numbers, gathered when asked for; only the lowest services are named, to bound the labels."""
+"""What GC waits for, as numbers, gathered when asked for; only the lowest barriers are named, to bound the labels.
+
+`pd_gc_…` are PD's names, so that PD's dashboards and alerts hold.
+"""
 
 import heapq
 from collections.abc import Iterator
@@ -7,43 +10,95 @@ from prometheus_client import REGISTRY, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gcsafepoint.rules import SafePoints
+from gcsafepoint.barrier import ServiceSafePoint
+from gcsafepoint.go_text import valid_text
+from gcsafepoint.states import NULL_KEYSPACE, GcStates
+from storage.model.ts import physical_ms
 
 _NAMED = 20
 _LABEL_CHARACTERS = 64
+_BARRIER_LABELS = ("scope", "keyspace_id", "keyspace_name", "barrier_id")
 
 UPDATES_TOTAL = Counter("tidemark_gcsafepoint_updates_total", "Service safe point updates answered")
 TRANSACTIONS_TOTAL = Counter("tidemark_gcsafepoint_transactions_total", "Metadata transactions written")
 
 
 class SafePointCollector(Collector):
-    """Gauges of one state; nothing until `state` is set."""
+    """Gauges of one state; nothing until `states` is set. Called in the HTTP thread, so barriers are copied first."""
 
     def __init__(self) -> None:
-        self.state: SafePoints | None = None
+        self.states: GcStates | None = None
+
+    def forget(self, states: GcStates | None) -> None:
+        """Show `states` no longer: who published them leads no more."""
+        if self.states is states:
+            self.states = None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The numbers of now; called in the HTTP thread, so services are copied first."""
-        state = self.state
-        if state is None:
+        """The numbers of now."""
+        states = self.states
+        if states is None:
             return
-        services = list(state.services.values())
-        lowest = heapq.nsmallest(_NAMED - 1, services, key=lambda service: service.safe_point)
-        named = [state.gc_worker, *lowest]
+        null = states.null
+        services = null.barriers.copied()
+        named = [null.gc_worker, *_lowest(services, _NAMED - 1)]
+        lowest = min(service.safe_point for service in [*named, *states.global_barriers.copied()])
+        yield _safe_points(null.gc_safe_point, null.txn_safe_point, lowest)
+        yield _barriers(states)
         for name, text, number in (
-            ("gc_safe_point_ts", "What stores collect up to", state.gc_safe_point),
-            ("txn_safe_point_ts", "Below it no reader may start", state.txn_safe_point),
-            ("min_service_safe_point_ts", "The minimum over services", min(service.safe_point for service in named)),
+            ("gc_safe_point_ts", "What stores collect up to", null.gc_safe_point),
+            ("txn_safe_point_ts", "Below it no reader may start", null.txn_safe_point),
+            ("min_service_safe_point_ts", "The minimum over services", lowest),
             ("services", "Services that hold GC back", len(services) + 1),
         ):
             yield GaugeMetricFamily(f"tidemark_gcsafepoint_{name}", text, value=number)
-        safe_points = GaugeMetricFamily(
-            "tidemark_gcsafepoint_service_safe_point_ts", "Safe points of the lowest services", labels=["service"]
-        )
-        shown = {service.service_id[:_LABEL_CHARACTERS]: service.safe_point for service in reversed(named)}
-        for service_id, safe_point in shown.items():
-            safe_points.add_metric([service_id], safe_point)
-        yield safe_points
+        yield _services(named)
+
+
+def _safe_points(gc_safe_point: int, txn_safe_point: int, lowest: int) -> GaugeMetricFamily:
+    family = GaugeMetricFamily("pd_gc_gc_safepoint", "Timestamps GC goes by", labels=["type"])
+    family.add_metric(["gc_safepoint"], gc_safe_point)
+    family.add_metric(["txn_safe_point"], txn_safe_point)
+    family.add_metric(["min_service_safe_point"], lowest)
+    return family
+
+
+def _barriers(states: GcStates) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "pd_gc_barrier_timestamp_seconds", "Unix time of what the lowest barriers hold back", labels=_BARRIER_LABELS
+    )
+    lowest = heapq.nsmallest(_NAMED, _all_barriers(states), key=lambda held: held[1].safe_point)
+    shown = {(*scope, _label(barrier)): physical_ms(barrier.safe_point) / 1000 for scope, barrier in reversed(lowest)}
+    for labels, seconds in shown.items():
+        family.add_metric(labels, seconds)
+    return family
+
+
+def _all_barriers(states: GcStates) -> Iterator[tuple[tuple[str, ...], ServiceSafePoint]]:
+    for barrier in states.global_barriers.copied():
+        yield ("global", "", ""), barrier
+    for keyspace_id, state in states.scopes():
+        name = "" if keyspace_id == NULL_KEYSPACE else states.keyspaces[keyspace_id].name
+        for barrier in state.barriers.copied():
+            yield ("keyspace", str(keyspace_id), name), barrier
+
+
+def _services(named: list[ServiceSafePoint]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "tidemark_gcsafepoint_service_safe_point_ts", "Safe points of the lowest services", labels=["service"]
+    )
+    shown = {_label(service): service.safe_point for service in reversed(named)}
+    for service_id, safe_point in shown.items():
+        family.add_metric([service_id], safe_point)
+    return family
+
+
+def _lowest(services: list[ServiceSafePoint], count: int) -> list[ServiceSafePoint]:
+    return heapq.nsmallest(count, services, key=lambda service: service.safe_point)
+
+
+def _label(barrier: ServiceSafePoint) -> str:
+    return valid_text(barrier.service_id[:_LABEL_CHARACTERS])
 
 
 SAFE_POINTS = SafePointCollector()

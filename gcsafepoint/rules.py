@@ -1,58 +1,50 @@
-"""The safepoint rules (pure: the clock is an argument, in whole Unix seconds).
+"""The safepoint rules of one keyspace (pure: the clock is an argument, in Unix seconds).
 
-Services are peers (seed 000): each says below which timestamp it needs no history, and for how long it says so.
-`gc_worker` stands for GC itself. With B the live services but `gc_worker`, w the safe point of `gc_worker`, t the txn
-safe point (no reader may start below it), g the GC safe point (stores collect below it):
+Two families of calls work on one state. Services are peers (seed 000): each says below which timestamp it needs no
+history, and for how long; a GC barrier is the same thing. With B the live barriers, G the live global barriers (they
+hold in every keyspace), M the start_ts of the oldest transaction of each TiDB server, w the safe point of `gc_worker`
+(GC itself), t the txn safe point (no reader may start below it), g the GC safe point (stores collect below it):
 
-1. g <= t <= w, and t <= min(B): nothing that a live service still needs is collected.
-2. t and g never go back; nor does min(B + w), for what would lie below it is refused.
-3. An update of a service is stored iff its safe point >= min(B + w); the answer is the minimum after it. Whoever is
-   answered more than it asked for was refused: the history may be gone.
-4. A service is dropped with the first update after `expired_at`; a TTL <= 0 removes it at once; a huge TTL never ends.
-5. `gc_worker` never expires, cannot be removed, and is there from the first update on. Its update moves t to
-   min(w, min(B)).
-6. An update of g moves it to at most min(B), never back, and takes t and w along; the answer is what holds.
+1. g <= t <= min(B + G), and t <= w: nothing that a live service still needs is collected.
+2. t and g never go back; nor does w.
+3. Advancing t to a target moves it to max(t, min(target, B + G + M)): being blocked is no error, and what blocks is
+   named; only a target below t is refused. Of what lies below t already (M is not checked when it is written, nor is
+   what an operator writes) t keeps its place.
+4. Advancing g to a target moves it there iff g <= target <= t; anything else is refused.
+5. A barrier is stored iff its timestamp is >= t: above it, it may go back. It may be set for ever, and be removed.
+6. A barrier blocks until its TTL, rounded up to a whole second, is over; and only what removes it in the same
+   transaction ignores it, so that no clock brings it back. An operator sees it, with no TTL left, until then.
+7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there is a record of it.
 
-Source: seed 000; PD's classic service safe points (before #9292), with t of today's PD.
+The old calls: `gcsafepoint.classic` (rules 8 to 11) and `gcsafepoint.pd9`. Keyspaces: `gcsafepoint.states`.
+Source: seed 000; PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its code).
 """
 
-import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from storage.model.errors import InvalidError
+from gcsafepoint import refusal
+from gcsafepoint.barrier import GC_WORKER, NEVER_S, Barriers, ServiceSafePoint, expiry
+from gcsafepoint.go_text import quoted
+from gcsafepoint.refusal import SafePointRequestError
 from storage.model.ts import MAX_TS
 
-GC_WORKER = "gc_worker"
-NEVER_S = (1 << 63) - 1
-
-
-class SafePointRequestError(InvalidError):
-    """The update can never be accepted as it is; the texts are PD's."""
-
-    code = "ErrSafePointRequest"
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSafePoint:
-    """What one service holds back; `expired_at` in Unix seconds, `NEVER_S` for ever."""
-
-    service_id: str
-    expired_at: int
-    safe_point: int
-
-    def ttl_s(self, now_s: int) -> int:
-        """Seconds left, at least 0."""
-        return max(0, self.expired_at - now_s)
-
-    def expired(self, now_s: float) -> bool:
-        """Whether its TTL is over: it blocks through the whole second `expired_at`."""
-        return self.expired_at < now_s
+__all__ = [  # with the words the rules are told in, so that other rooms need no other module
+    "GC_WORKER",
+    "NEVER_S",
+    "Advance",
+    "Blocker",
+    "Changes",
+    "SafePointRequestError",
+    "SafePoints",
+    "ServiceSafePoint",
+    "check_barrier_id",
+]
 
 
 @dataclass(slots=True)
 class Changes:
-    """What updates changed since the last look; a service of None was removed."""
+    """What calls changed since the last look; a service of None was removed."""
 
     services: dict[str, ServiceSafePoint | None] = field(default_factory=dict)
     txn_safe_point: int | None = None
@@ -62,126 +54,165 @@ class Changes:
         return len(self.services) + (self.txn_safe_point is not None) + (self.gc_safe_point is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What keeps t from a target: its timestamp, PD's text for it, and the service id old calls are told."""
+
+    ts: int
+    description: str
+    service_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What became of t; `blocker` is None when nothing lies below the target."""
+
+    old: int
+    new: int
+    blocker: Blocker | None
+
+
 class SafePoints:
-    """The state the rules hold of; updates answer at once, and `take_changes` says what to make durable."""
+    """The state the rules hold of; calls answer at once, and `take_changes` says what to make durable."""
 
     def __init__(
         self, services: Iterable[ServiceSafePoint] = (), txn_safe_point: int = 0, gc_safe_point: int = 0
     ) -> None:
         """Take over a stored state; what an older PD left is lifted to rule 1 as far as t and w go."""
+        by_id = {service.service_id: service for service in services}
+        stored = by_id.pop(GC_WORKER, None)
         self.gc_safe_point = gc_safe_point
         self.txn_safe_point = max(txn_safe_point, gc_safe_point)
-        self.services = {service.service_id: service for service in services}
-        stored = self.services.pop(GC_WORKER, None)
-        self._has_gc_worker = stored is not None
+        self.has_gc_worker = stored is not None
         lowest = stored.safe_point if stored else 0
         self.gc_worker = ServiceSafePoint(GC_WORKER, NEVER_S, max(lowest, self.txn_safe_point))
+        self.barriers = Barriers(by_id.values())
+        self.global_barriers = Barriers()
+        """Shared by all keyspaces: `GcStates` sets it."""
+        self.min_start_ts: Mapping[str, int] = {}
+        """TiDB server to start_ts; read by whoever is about to advance."""
         self._changes = Changes()
-        self._by_safe_point = [(service.safe_point, service.service_id) for service in self.services.values()]
-        self._by_expiry = [(service.expired_at, service.service_id) for service in self.services.values()]
-        heapq.heapify(self._by_safe_point)
-        heapq.heapify(self._by_expiry)
 
-    def minimum(self) -> ServiceSafePoint:
-        """The service that holds GC back most; of equals the first by name."""
-        lowest = self._lowest_service()
-        if lowest is None:
-            return self.gc_worker
-        return min(lowest, self.gc_worker, key=lambda service: (service.safe_point, service.service_id))
-
-    def update_service(self, service_id: str, ttl_s: int, safe_point: int, now_s: int) -> ServiceSafePoint:
-        """Rules 3 to 5; returns the minimum after it.
+    def advance_txn_safe_point(self, target: int, now_s: float) -> Advance:
+        """Rule 3.
 
         Raises:
-            SafePointRequestError: no service id, or a TTL that `gc_worker` cannot have.
+            SafePointRequestError: the target lies below the txn safe point.
         """
-        if not service_id:
-            raise SafePointRequestError("[PD:common:ErrInvalidArgument]invalid argument for barrierID: ")
-        if service_id == GC_WORKER:
-            _check_gc_worker(ttl_s)
-        self._drop_expired(now_s)
-        self._keep_gc_worker()
-        if ttl_s <= 0:
-            self._remove(service_id)
-        elif safe_point >= self.minimum().safe_point:
-            if service_id == GC_WORKER:
-                self._move_gc_worker(safe_point)
-            else:
-                self._set(ServiceSafePoint(service_id, min(now_s + ttl_s, NEVER_S), safe_point))
-        return self.minimum()
+        old = self.txn_safe_point
+        if target < old:
+            raise refusal.txn_safe_point_goes_back(old, target)
+        self.drop_expired(now_s)
+        blocker = self.blocker(target)
+        self.lift_txn_safe_point(blocker.ts if blocker else target)
+        return Advance(old, self.txn_safe_point, blocker)
 
-    def update_gc_safe_point(self, safe_point: int, now_s: int) -> int:
-        """Rule 6; returns the GC safe point that holds."""
-        self._drop_expired(now_s)
-        wanted = min(safe_point, self._lowest_needed())
-        if wanted > self.gc_safe_point:
-            self.gc_safe_point = self._changes.gc_safe_point = wanted
-            self._lift_txn_safe_point(wanted)
-        return self.gc_safe_point
+    def advance_gc_safe_point(self, target: int) -> int:
+        """Rule 4; returns what it was.
+
+        Raises:
+            SafePointRequestError: the target lies below the GC safe point, or above the txn safe point.
+        """
+        old = self.gc_safe_point
+        if target < old:
+            raise refusal.gc_safe_point_goes_back(old, target)
+        if target > self.txn_safe_point:
+            raise refusal.gc_safe_point_too_large(old, target, self.txn_safe_point)
+        self.lift_gc_safe_point(target)
+        return old
+
+    def set_barrier(self, barrier_id: str, barrier_ts: int, ttl_s: int, now_s: float) -> ServiceSafePoint:
+        """Rule 5; `ttl_s` > 0.
+
+        Raises:
+            BehindTxnSafePointError: the timestamp lies below the txn safe point.
+            SafePointRequestError: no id, or a reserved one.
+        """
+        check_barrier_id(barrier_id)
+        if barrier_ts < self.txn_safe_point:
+            raise refusal.barrier_behind(barrier_ts, self.txn_safe_point)
+        barrier = ServiceSafePoint(barrier_id, expiry(now_s, ttl_s), barrier_ts)
+        self.barriers.put(barrier)
+        return barrier
+
+    def delete_barrier(self, barrier_id: str) -> ServiceSafePoint | None:
+        """Remove a barrier; returns what it was, None if there was none.
+
+        Raises:
+            SafePointRequestError: no id, or a reserved one.
+        """
+        check_barrier_id(barrier_id)
+        return self.barriers.remove(barrier_id)
+
+    def minimum(self) -> ServiceSafePoint:
+        """What holds GC back most, `gc_worker` included; of equals the first by name."""
+        lowest = (self.barriers.lowest(), self.global_barriers.lowest())
+        peers = [self.gc_worker, *(barrier for barrier in lowest if barrier is not None)]
+        return min(peers, key=lambda service: (service.safe_point, service.service_id))
+
+    def blocker(self, target: int) -> Blocker | None:
+        """What lies lowest below `target`; of equals a barrier before a TiDB server before a global barrier."""
+        found: Blocker | None = None
+        lowest = self.barriers.lowest()
+        if lowest and lowest.safe_point < target:
+            found = Blocker(lowest.safe_point, lowest.describe(), lowest.service_id)
+        running = [(start_ts, owner) for owner, start_ts in self.min_start_ts.items() if start_ts]
+        start_ts, owner = min(running, default=(MAX_TS, ""))
+        if start_ts < (found.ts if found else target):
+            shown = max(start_ts, self.txn_safe_point)  # PD prints where t stays, not where the transaction began
+            text = f"TiDBMinStartTS {{ Key: {quoted(owner)}, MinStartTS: {shown} }}"
+            found = Blocker(start_ts, text, f"tidb_min_start_ts_{owner}")
+        lowest = self.global_barriers.lowest()
+        if lowest and lowest.safe_point < (found.ts if found else target):
+            found = Blocker(lowest.safe_point, lowest.describe("GlobalGCBarrier"), lowest.service_id)
+        return found
+
+    def lowest_needed(self) -> int:
+        """The lowest timestamp somebody still needs, `gc_worker` not asked."""
+        blocker = self.blocker(MAX_TS)
+        return blocker.ts if blocker else MAX_TS
+
+    def drop_expired(self, now_s: float) -> None:
+        """Rule 6: forget whose TTL is over."""
+        self.barriers.drop_expired(now_s)
+        self.global_barriers.drop_expired(now_s)
+
+    def lift_txn_safe_point(self, safe_point: int) -> None:
+        """Move t up to `safe_point` if it is below, and w with it; the caller keeps rule 1."""
+        if safe_point > self.txn_safe_point:
+            self.txn_safe_point = self._changes.txn_safe_point = safe_point
+        if safe_point > self.gc_worker.safe_point:
+            self.gc_worker = ServiceSafePoint(GC_WORKER, NEVER_S, safe_point)
+            if self.has_gc_worker:
+                self._changes.services[GC_WORKER] = self.gc_worker
+
+    def lift_gc_safe_point(self, safe_point: int) -> None:
+        """Move g up to `safe_point` if it is below; the caller keeps rule 1."""
+        if safe_point > self.gc_safe_point:
+            self.gc_safe_point = self._changes.gc_safe_point = safe_point
+
+    def lift_gc_worker(self, safe_point: int) -> None:
+        """Move w up to `safe_point` if it is below; afterwards there is a record of it."""
+        if safe_point > self.gc_worker.safe_point or not self.has_gc_worker:
+            self.has_gc_worker = True
+            lifted = max(safe_point, self.gc_worker.safe_point)
+            self.gc_worker = self._changes.services[GC_WORKER] = ServiceSafePoint(GC_WORKER, NEVER_S, lifted)
 
     def take_changes(self) -> Changes:
-        """What changed since the last call."""
+        """What changed since the last call; global barriers have their own."""
         changes, self._changes = self._changes, Changes()
+        changes.services |= self.barriers.take_changes()
         return changes
 
     @property
     def pending(self) -> int:
         """How many records `take_changes` would return."""
-        return len(self._changes)
-
-    def _move_gc_worker(self, safe_point: int) -> None:
-        self.gc_worker = self._changes.services[GC_WORKER] = ServiceSafePoint(GC_WORKER, NEVER_S, safe_point)
-        self._lift_txn_safe_point(min(safe_point, self._lowest_needed()))
-
-    def _lift_txn_safe_point(self, safe_point: int) -> None:
-        if safe_point > self.txn_safe_point:
-            self.txn_safe_point = self._changes.txn_safe_point = safe_point
-        if self.txn_safe_point > self.gc_worker.safe_point:
-            self.gc_worker = ServiceSafePoint(GC_WORKER, NEVER_S, self.txn_safe_point)
-            self._changes.services[GC_WORKER] = self.gc_worker
-
-    def _keep_gc_worker(self) -> None:
-        if not self._has_gc_worker:
-            self._has_gc_worker = True
-            self._changes.services[GC_WORKER] = self.gc_worker
-
-    def _set(self, service: ServiceSafePoint) -> None:
-        self.services[service.service_id] = self._changes.services[service.service_id] = service
-        heapq.heappush(self._by_safe_point, (service.safe_point, service.service_id))
-        heapq.heappush(self._by_expiry, (service.expired_at, service.service_id))
-        if len(self._by_safe_point) > 2 * len(self.services) + 64:
-            self._by_safe_point = [(kept.safe_point, kept.service_id) for kept in self.services.values()]
-            self._by_expiry = [(kept.expired_at, kept.service_id) for kept in self.services.values()]
-            heapq.heapify(self._by_safe_point)
-            heapq.heapify(self._by_expiry)
-
-    def _remove(self, service_id: str) -> None:
-        if self.services.pop(service_id, None) is not None:
-            self._changes.services[service_id] = None
-
-    def _drop_expired(self, now_s: int) -> None:
-        while self._by_expiry and self._by_expiry[0][0] < now_s:
-            expired_at, service_id = heapq.heappop(self._by_expiry)
-            service = self.services.get(service_id)
-            if service is not None and service.expired_at == expired_at:
-                self._remove(service_id)
-
-    def _lowest_service(self) -> ServiceSafePoint | None:
-        while self._by_safe_point:
-            safe_point, service_id = self._by_safe_point[0]
-            service = self.services.get(service_id)
-            if service is not None and service.safe_point == safe_point:
-                return service
-            heapq.heappop(self._by_safe_point)
-        return None
-
-    def _lowest_needed(self) -> int:
-        lowest = self._lowest_service()
-        return lowest.safe_point if lowest else MAX_TS
+        return len(self._changes) + self.barriers.pending
 
 
-def _check_gc_worker(ttl_s: int) -> None:
-    if ttl_s <= 0:
-        raise SafePointRequestError("cannot remove service safe point of gc_worker")
-    if ttl_s != NEVER_S:
-        raise SafePointRequestError("TTL of gc_worker's service safe point must be infinity")
+def check_barrier_id(barrier_id: str) -> None:
+    """Raises: SafePointRequestError: no id, or a reserved one."""
+    if barrier_id == GC_WORKER:
+        raise refusal.reserved_id(barrier_id)
+    if not barrier_id:
+        raise refusal.bad_argument("barrierID", "")

@@ -1,53 +1,48 @@
-"""The safepoints as a service: the rules in memory, etcd as the only truth.
+"""The safepoints as a service: both families of calls over one state.
 
-Concurrent updates share one transaction. It is guarded by `<gc>/gc_state_revision`, which every writer raises: when
-somebody else wrote first, or a write may or may not have happened, the state is read again before the next answer.
+The rules are in `gcsafepoint.rules`, `.classic` and `.pd9`; how it is kept, in `gcsafepoint.stored`.
 """
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
-from gcsafepoint import metrics, record
-from gcsafepoint.record import GcKeys
-from gcsafepoint.rules import Changes, SafePointRequestError, SafePoints, ServiceSafePoint
-from gcsafepoint.view import GcView
-from storage.meta.errors import CompactedError, MetaUnavailableError
-from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult, WatchEvent
-from storage.model.errors import ConflictError, TidemarkError
-
-R = TypeVar("R")
-_MAX_CHANGES = 90
-_ATTEMPTS = 10
+from gcsafepoint import classic, metrics, pd9, refusal, view
+from gcsafepoint.barrier import GC_WORKER, ServiceSafePoint
+from gcsafepoint.clock import steady_clock
+from gcsafepoint.keys import GcKeys
+from gcsafepoint.refusal import SafePointRequestError
+from gcsafepoint.rules import Advance, SafePoints
+from gcsafepoint.states import NULL_KEYSPACE, GcStates, Keyspace
+from gcsafepoint.stored import MAX_CHANGES, Store, StoredStates
+from gcsafepoint.view import GcView, KeyspaceState
+from storage.model.errors import InvalidError, TidemarkError
 
 _log = structlog.get_logger(__name__)
 
 
-class SafePointConflictError(ConflictError):
-    """Other writers of the safepoints were always first."""
+class Compat(enum.StrEnum):
+    """Whose answers the old calls get: the seed's, or those of today's PD."""
 
-    code = "ErrSafePointConflict"
+    CLASSIC = "classic"
+    PD_9 = "pd-9"
 
 
-class Store(Protocol):
-    """The part of the metadata the service needs; fenced by whoever provides it."""
+class CompatError(InvalidError):
+    """The setting names no such answers."""
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
-        """See `Meta.txn`."""
-        ...
+    code = "ErrGcCompat"
 
-    async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
-        """See `Meta.get_prefix`."""
-        ...
-
-    def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
-        """See `Meta.watch`."""
-        ...
+    @classmethod
+    def check(cls, text: str) -> Compat:
+        """The setting's value. Raises: CompatError."""
+        if text not in tuple(Compat):
+            raise cls(f"--gc-compat {text!r} must be one of {', '.join(Compat)}")
+        return Compat(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,140 +52,178 @@ class ServiceUpdate:
     service_id: str
     ttl_s: int
     safe_point: int
+    keyspace_id: int = NULL_KEYSPACE
 
 
 Outcome = ServiceSafePoint | TidemarkError
 
 
-class SafePointService:
-    """All safepoints of a cluster; calls may overlap."""
+class OldCalls(Protocol):
+    """The two old calls that change something, as one of the two modules answers them."""
 
-    def __init__(self, store: Store, keys: GcKeys, clock: Callable[[], float] | None = None) -> None:
-        self._store = store
-        self._keys = keys
-        self._clock = clock or _steady_clock()
-        self._lock = asyncio.Lock()
-        self._state: SafePoints | None = None
-        self._guard = (0, 0)
-        self.gc_safe_point = 0
-        """The GC safe point; durable. Reading it costs nothing; `load` once before."""
+    def update_service(
+        self, states: GcStates, keyspace_id: int, service_id: str, ttl_s: int, safe_point: int, now_s: float, /
+    ) -> ServiceSafePoint:
+        """See `gcsafepoint.classic`."""
+        ...
+
+    def update_gc_safe_point(self, state: SafePoints, safe_point: int, now_s: float, /) -> int:
+        """See `gcsafepoint.classic`."""
+        ...
+
+
+class SafePointService:
+    """All safepoints of a cluster for one term of leadership; calls may overlap.
+
+    Every call raises SafePointConflictError or MetaUnavailableError when its answer is not certain: try again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: GcKeys,
+        clock: Callable[[], float] | None = None,
+        *,
+        compat: Compat = Compat.CLASSIC,
+        keyspace_of: Callable[[bytes], Keyspace] | None = None,
+    ) -> None:
+        """`keyspace_of` reads a stored keyspace's record; without it only the null keyspace is known."""
+        self.compat = compat
+        self._clock = clock or steady_clock()
+        self._stored = StoredStates(store, keys, self._clock, keyspace_of)
+        self._old_calls: OldCalls = classic if compat is Compat.CLASSIC else pd9
+
+    @property
+    def gc_safe_point(self) -> int:
+        """The null keyspace's GC safe point; durable. Reading it costs nothing; `load` once before."""
+        return self._stored.gc_safe_point
 
     def now_s(self) -> int:
         """Unix seconds, which jumps of the wall clock do not move."""
         return int(self._clock())
 
-    async def view(self) -> GcView:
-        """What holds GC back now; O(n log n) in the number of services, so not for hot paths.
+    def ttl_s(self, barrier: ServiceSafePoint) -> int:
+        """Whole seconds the barrier has left now; see `ServiceSafePoint.ttl_s`."""
+        return barrier.ttl_s(self._clock())
 
-        Raises:
-            MetaUnavailableError: the state has to be read again, and cannot be.
-        """
-        async with self._lock:
-            state = self._state or await self.load()
-        lowest_first = sorted(state.services.values(), key=lambda service: (service.safe_point, service.service_id))
-        return GcView(
-            now_s=self.now_s(),
-            gc_safe_point=state.gc_safe_point,
-            txn_safe_point=state.txn_safe_point,
-            minimum=state.minimum(),
-            gc_worker=state.gc_worker,
-            services=tuple(lowest_first),
-        )
-
-    async def load(self) -> SafePoints:
+    async def load(self) -> GcStates:
         """Read the state from the metadata."""
-        self._state = None
-        pairs = await self._store.get_prefix(self._keys.prefix)
-        pairs += await self._store.get_prefix(self._keys.txn_safe_point)
-        state = record.parse(pairs, self._keys)
-        self._guard = record.parse_guard(pairs, self._keys)
-        self._publish(state)
-        return state
+        return await self._stored.load()
 
     async def run(self) -> None:
         """Follow what others write (an operator with etcdctl, TiDB itself), until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for prefix in (self._keys.prefix, self._keys.txn_safe_point):
-                tasks.create_task(self._follow(prefix), name=f"safepoints-{prefix.decode()}")
+        await self._stored.run()
+
+    async def view(self) -> GcView:
+        """What holds GC back now; O(n log n) in the number of services, so not for hot paths."""
+        return await self._stored.read(lambda states: view.gc_view(states, self.now_s()), NULL_KEYSPACE)
+
+    async def gc_state(self, keyspace_id: int, *, with_barriers: bool) -> KeyspaceState:
+        """The state the users of a keyspace share. Raises: KeyspaceNotFoundError."""
+        return await self._stored.read(partial(_state_of, keyspace_id=keyspace_id, with_barriers=with_barriers))
+
+    async def all_gc_states(self, *, with_barriers: bool) -> list[KeyspaceState]:
+        """Every keyspace's state, the null keyspace's first."""
+        return await self._stored.read(partial(view.all_states, with_barriers=with_barriers))
+
+    async def global_barriers(self) -> tuple[ServiceSafePoint, ...]:
+        """The barriers that hold in every keyspace."""
+        return await self._stored.read(view.global_barriers)
 
     async def update_services(self, updates: Sequence[ServiceUpdate]) -> list[Outcome]:
         """Apply the updates in order, in as few transactions as they fit into; durable when it returns.
 
-        Each outcome is the minimum after its update, or what was wrong with it.
-
-        Raises:
-            SafePointConflictError, MetaUnavailableError: none of the answers is certain; try again.
+        Each outcome is what PD tells the service after its update (`gcsafepoint.classic`, `gcsafepoint.pd9`), or what
+        was wrong with it.
         """
         outcomes: list[Outcome] = []
-        async with self._lock:
-            while len(outcomes) < len(updates):
-                outcomes += await self._commit(partial(self._apply, updates[len(outcomes) :]))
+        while len(outcomes) < len(updates):
+            rest = updates[len(outcomes) :]
+            advances = next((update.keyspace_id for update in rest if update.service_id == GC_WORKER), None)
+            outcomes += await self._stored.change(partial(self._apply, rest), advances)
         metrics.UPDATES_TOTAL.inc(len(updates))
         return outcomes
 
-    async def update_gc_safe_point(self, safe_point: int) -> int:
-        """Move the GC safe point as far as the rules allow; durable when it returns what holds."""
-        async with self._lock:
-            return await self._commit(lambda state: state.update_gc_safe_point(safe_point, self.now_s()))
+    async def update_gc_safe_point(self, safe_point: int, keyspace_id: int = NULL_KEYSPACE) -> int:
+        """Move the GC safe point as the old call does; returns what holds.
 
-    async def _follow(self, prefix: bytes) -> None:
-        revision = self._guard[1] + 1
-        while True:
-            try:
-                async for events in self._store.watch(prefix, revision):
-                    await self._heard(events[-1].pair.mod_revision)
-                    revision = events[-1].pair.mod_revision + 1
-            except CompactedError as err:
-                revision = err.compact_revision
-                await self._heard(revision)
-            except MetaUnavailableError as err:
-                _log.warning("safepoints cannot be read", reason=err.message)  # the next update reads them
+        Raises:
+            SafePointRequestError: as PD 9, above the txn safe point; no such keyspace, or no GC of its own.
+        """
+        return await self._stored.change(
+            lambda states: self._old_calls.update_gc_safe_point(
+                states.of_manager(keyspace_id), safe_point, self._clock()
+            ),
+            keyspace_id,
+        )
 
-    async def _heard(self, revision: int) -> None:
-        async with self._lock:
-            if revision > self._guard[1]:
-                _log.info("safepoints were written by somebody else", revision=revision)
-                await self.load()
+    async def held_gc_safe_point(self, keyspace_id: int) -> int:
+        """The GC safe point of a keyspace that has GC of its own. Raises: SafePointRequestError."""
+        return await self._stored.read(lambda states: states.of_manager(keyspace_id).gc_safe_point)
 
-    async def _commit(self, change: Callable[[SafePoints], R]) -> R:
-        for _ in range(_ATTEMPTS):
-            state = self._state or await self.load()
-            answer = change(state)
-            changes = state.take_changes()
-            if not len(changes) or await self._save(state, changes):
-                return answer
-        raise SafePointConflictError(f"other writers of the safepoints were first {_ATTEMPTS} times; try again later")
+    async def advance_txn_safe_point(self, keyspace_id: int, target: int) -> Advance:
+        """Rule 3; durable when it returns. Raises: SafePointRequestError."""
+        return await self._stored.change(
+            lambda states: states.of_manager(keyspace_id).advance_txn_safe_point(target, self._clock()), keyspace_id
+        )
 
-    async def _save(self, state: SafePoints, changes: Changes) -> bool:
-        number, mod_revision = self._guard
-        guard = Compare.unchanged(self._keys.revision, mod_revision)
-        ops = [*record.operations(changes, self._keys), Put(self._keys.revision, b"%d" % (number + 1))]
-        self._state = None  # whatever interrupts the write, the next call reads what became of it
-        result = await self._store.txn([guard], ops)
-        if result.succeeded:
-            self._guard = (number + 1, result.revision)
-            self._publish(state)
-            metrics.TRANSACTIONS_TOTAL.inc()
-        return result.succeeded
+    async def advance_gc_safe_point(self, keyspace_id: int, target: int) -> int:
+        """Rule 4; returns what it was. Raises: SafePointRequestError."""
+        return await self._stored.change(lambda states: states.of_manager(keyspace_id).advance_gc_safe_point(target))
 
-    def _publish(self, state: SafePoints) -> None:
-        self._state = state
-        self.gc_safe_point = state.gc_safe_point
-        metrics.SAFE_POINTS.state = state
+    async def set_barrier(self, keyspace_id: int, barrier_id: str, barrier_ts: int, ttl_s: int) -> ServiceSafePoint:
+        """Rule 5; durable when it returns. Raises: SafePointRequestError."""
+        _check_ttl(ttl_s)
+        return await self._stored.change(
+            lambda states: states.of_user(keyspace_id).set_barrier(barrier_id, barrier_ts, ttl_s, self._clock())
+        )
 
-    def _apply(self, updates: Sequence[ServiceUpdate], state: SafePoints) -> list[Outcome]:
+    async def delete_barrier(self, keyspace_id: int, barrier_id: str) -> ServiceSafePoint | None:
+        """Remove a barrier; returns what it was. Raises: SafePointRequestError."""
+        return await self._stored.change(lambda states: states.of_user(keyspace_id).delete_barrier(barrier_id))
+
+    async def set_global_barrier(self, barrier_id: str, barrier_ts: int, ttl_s: int) -> ServiceSafePoint:
+        """Hold every keyspace back; durable when it returns. Raises: SafePointRequestError."""
+        _check_ttl(ttl_s)
+        return await self._stored.change(
+            lambda states: states.set_global_barrier(barrier_id, barrier_ts, ttl_s, self._clock())
+        )
+
+    async def delete_global_barrier(self, barrier_id: str) -> ServiceSafePoint | None:
+        """Remove a global barrier; returns what it was. Raises: SafePointRequestError."""
+        return await self._stored.change(lambda states: states.delete_global_barrier(barrier_id))
+
+    def _apply(self, updates: Sequence[ServiceUpdate], states: GcStates) -> list[Outcome]:
         outcomes: list[Outcome] = []
+        now_s = self._clock()
         for update in updates:
-            try:
-                outcomes.append(state.update_service(update.service_id, update.ttl_s, update.safe_point, self.now_s()))
-            except SafePointRequestError as err:
-                outcomes.append(err)
-            if state.pending >= _MAX_CHANGES:
+            outcomes.append(self._applied(update, states, now_s))
+            if states.null.pending + states.global_barriers.pending >= MAX_CHANGES:
                 break
         return outcomes
 
+    def _applied(self, update: ServiceUpdate, states: GcStates, now_s: float) -> Outcome:
+        try:
+            told = self._old_calls.update_service(
+                states, update.keyspace_id, update.service_id, update.ttl_s, update.safe_point, now_s
+            )
+        except SafePointRequestError as err:
+            return err
+        if update.ttl_s > 0 and told.safe_point > update.safe_point:
+            _log.warning(
+                "safe point below the minimum refused",
+                service=update.service_id[:128],
+                safe_point=update.safe_point,
+                minimum=told.safe_point,
+            )
+        return told
 
-def _steady_clock() -> Callable[[], float]:
-    """Unix time that runs with the monotonic clock: a jump of the wall clock expires nobody."""
-    offset = time.time() - time.monotonic()
-    return lambda: time.monotonic() + offset
+
+def _state_of(states: GcStates, *, keyspace_id: int, with_barriers: bool) -> KeyspaceState:
+    scope = states.scope_of_user(keyspace_id)
+    return view.keyspace_state(scope, states.of_user(scope), with_barriers=with_barriers)
+
+
+def _check_ttl(ttl_s: int) -> None:
+    if ttl_s <= 0:
+        raise refusal.bad_argument("ttl", "0s")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gcsafepoint.record import GcKeys
+from gcsafepoint.keys import GcKeys
 
 CLUSTER_ID = b"/pd/cluster_id"
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gcsafepoint.record import GcKeys, SafePointRecordError
-from gcsafepoint.rules import GC_WORKER, NEVER_S, SafePointRequestError, SafePoints, ServiceSafePoint
-from gcsafepoint.service import SafePointService, ServiceUpdate
+from gcsafepoint.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
+from gcsafepoint.keys import GcKeys
+from gcsafepoint.record import SafePointRecordError
+from gcsafepoint.refusal import KeyspaceNotFoundError, SafePointRequestError
+from gcsafepoint.service import Compat, CompatError, SafePointService, ServiceUpdate
+from gcsafepoint.states import NULL_KEYSPACE, GcStates, Keyspace
+from gcsafepoint.stored import StoredStates
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaUnavailableError
@@ -23,10 +27,16 @@ class CountedMeta(EtcdMeta):
 
     transactions = 0
     fails: str = ""
+    after = 0
+    """How many more transactions succeed first."""
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
         self.transactions += 1
-        fails, self.fails = self.fails, ""
+        fails = ""
+        if self.after:
+            self.after -= 1
+        else:
+            fails, self.fails = self.fails, ""
         if fails == "before":
             raise MetaUnavailableError("cut off")
         result = await super().txn(compares, success, failure)
@@ -56,6 +66,7 @@ async def test_what_is_stored_is_what_pd_stores(meta: CountedMeta) -> None:
     await service.update_services([update("ticdc-0", 470606398860820488), update(GC_WORKER, 500, NEVER_S)])
     await service.update_gc_safe_point(100)
     stored = {pair.key: pair.value for pair in await meta.get_prefix(b"/")}
+    assert stored.pop(KEYS.clock) == b"1000"
     assert json.loads(stored.pop(b"/pd/7/gc/safe_point/service/ticdc-0")) == {
         "service_id": "ticdc-0",
         "expired_at": 1060,
@@ -76,7 +87,7 @@ async def test_a_batch_shares_transactions_and_one_bad_update_fails_alone(meta: 
     assert len(outcomes) == 202
     assert isinstance(outcomes[200], SafePointRequestError)
     assert meta.transactions == 3
-    assert len((await (await opened(meta)).load()).services) == 200
+    assert len((await (await opened(meta)).view()).services) == 200
 
 
 async def test_a_refused_update_writes_nothing(meta: CountedMeta) -> None:
@@ -111,7 +122,7 @@ async def test_after_an_uncertain_write_the_state_is_read_again(meta: CountedMet
 
 
 async def test_an_unreadable_record_stops_the_start(meta: CountedMeta) -> None:
-    await meta.put(KEYS.service("broken"), b"{")
+    await meta.put(KEYS.null.service("broken"), b"{")
     with pytest.raises(SafePointRecordError, match="correct it with etcdctl"):
         await opened(meta)
 
@@ -137,31 +148,114 @@ async def test_a_view_is_frozen_and_has_the_lowest_first(meta: CountedMeta) -> N
     assert view.minimum.expired(1061)
 
 
-class ToldService(SafePointService):
-    """Tells when it has read the state again."""
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[GcStates]:
+    """Filled whenever states are read again."""
+    queue: asyncio.Queue[GcStates] = asyncio.Queue()
+    load = StoredStates.load
 
-    def __init__(self, meta: EtcdMeta) -> None:
-        super().__init__(meta, KEYS, lambda: 1000.0)
-        self.loads: asyncio.Queue[SafePoints] = asyncio.Queue()
+    async def told(self: StoredStates) -> GcStates:
+        states = await load(self)
+        queue.put_nowait(states)
+        return states
 
-    async def load(self) -> SafePoints:
-        state = await super().load()
-        self.loads.put_nowait(state)
-        return state
+    monkeypatch.setattr(StoredStates, "load", told)
+    return queue
 
 
-async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta) -> None:
-    service = ToldService(meta)
+async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta, loads: asyncio.Queue[GcStates]) -> None:
+    service = await opened(meta)
     await service.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S)])
-    await service.loads.get()
+    await loads.get()
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
         following = tasks.create_task(service.run())
-        await meta.put(KEYS.gc_safe_point, b"28")
-        await service.loads.get()
+        await meta.put(KEYS.null.gc_safe_point, b"28")
+        await loads.get()
         assert service.gc_safe_point == 40
-        await meta.delete(KEYS.service("a"))
-        assert "a" not in (await service.loads.get()).services
+        await meta.delete(KEYS.null.service("a"))
+        assert (await loads.get()).null.barriers.get("a") is None
         await service.update_gc_safe_point(60)
         following.cancel()
     assert service.gc_safe_point == 60
-    assert service.loads.empty()
+    assert loads.empty()
+
+
+async def test_tidbs_oldest_transactions_are_read_before_an_advance(meta: CountedMeta) -> None:
+    service = await opened(meta)
+    await meta.put(b"/tidb/server/minstartts/tidb-1:10080", b"60")
+    advance = await service.advance_txn_safe_point(NULL_KEYSPACE, 100)
+    assert (advance.new, advance.blocker and advance.blocker.description) == (
+        60,
+        'TiDBMinStartTS { Key: "tidb-1:10080", MinStartTS: 60 }',
+    )
+    assert [(running.owner, running.start_ts) for running in (await service.view()).min_start_ts] == [
+        ("tidb-1:10080", 60)
+    ]
+    await meta.delete(b"/tidb/server/minstartts/tidb-1:10080")
+    assert (await service.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 100
+
+
+async def test_an_unreadable_min_start_ts_stops_the_advance_and_nothing_else(meta: CountedMeta) -> None:
+    service = await opened(meta)
+    await meta.put(b"/tidb/server/minstartts/tidb-1", b"soon")
+    with pytest.raises(SafePointRecordError, match=r"tidb-1.*correct it with etcdctl"):
+        await service.advance_txn_safe_point(NULL_KEYSPACE, 100)
+    assert await service.set_barrier(NULL_KEYSPACE, "a", 50, 60) == ServiceSafePoint("a", 1060, 50)
+
+
+async def test_more_services_than_a_transaction_takes_expire_at_once(meta: CountedMeta) -> None:
+    now = [1000.0]
+    service = SafePointService(meta, KEYS, lambda: now[0])
+    await service.update_services([update(f"s{number}", 10) for number in range(300)])
+    now[0] = 1061.5
+    await service.update_services([update("new", 20)])
+    assert [barrier.service_id for barrier in (await (await opened(meta, 1061.5)).view()).services] == ["new"]
+
+
+@pytest.mark.parametrize("jump_s", [-900, 86_400])
+async def test_no_jump_of_the_clock_between_two_leaders_expires_a_live_service(meta: CountedMeta, jump_s: int) -> None:
+    first = await opened(meta)
+    await first.update_services([update(f"s{number}", 50) for number in range(200)])
+    after = 1003.0 + jump_s
+    second = await opened(meta, after)
+    assert {barrier.expired_at for barrier in (await second.view()).services} == {int(after) + 60}
+    assert (await second.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 50
+    third = await opened(meta, after + 61)
+    assert (await third.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 50, "the outage's seconds do not count"
+
+
+async def test_what_is_put_off_is_put_off_once_even_after_a_crash_in_the_middle(meta: CountedMeta) -> None:
+    first = await opened(meta)
+    await first.update_services([update(f"s{number:03}", 50) for number in range(200)])
+    second = SafePointService(meta, KEYS, lambda: 1100.0)
+    meta.after, meta.fails = 1, "before"
+    with pytest.raises(MetaUnavailableError):
+        await second.load()
+    third = await opened(meta, 1100.0)
+    assert {barrier.expired_at for barrier in (await third.view()).services} == {1160}
+
+
+async def test_keyspaces_with_gc_of_their_own_have_their_own_records(meta: CountedMeta) -> None:
+    await meta.put(KEYS.keyspace_metas + b"00000007", b"seven")
+    service = SafePointService(meta, KEYS, lambda: 1000.0, keyspace_of=lambda _: Keyspace(7, "seven", level_gc=True))
+    await service.load()
+    await service.set_barrier(7, "a", 50, 60)
+    await service.advance_txn_safe_point(7, 100)
+    await service.advance_gc_safe_point(7, 40)
+    stored = {pair.key: pair.value for pair in await meta.get_prefix(b"/")}
+    assert stored[b"/pd/7/keyspaces/service_safe_point/00000007/a"] == (
+        b'{"service_id":"a","expired_at":1060,"safe_point":50,"keyspace_id":7}'
+    )
+    assert stored[b"/pd/7/keyspaces/gc_safe_point/00000007"] == b'{"keyspace_id":7,"safe_point":40}'
+    assert stored[b"/keyspaces/tidb/7/tidb/store/gcworker/saved_safe_point"] == b"50"
+    assert KEYS.null.txn_safe_point not in stored
+    await service.load()
+    assert (await service.gc_state(7, with_barriers=True)).gc_safe_point == 40
+    with pytest.raises(KeyspaceNotFoundError):
+        await service.gc_state(8, with_barriers=False)
+
+
+def test_the_compatibility_is_one_of_two() -> None:
+    assert CompatError.check("pd-9") is Compat.PD_9
+    with pytest.raises(CompatError, match="'pd-8' must be one of classic, pd-9"):
+        CompatError.check("pd-8")

@@ -1,0 +1,234 @@
+"""GC states in memory, with etcd as the only truth.
+
+1. A call is applied in memory, and answered when its changes are durable; calls that change nothing write nothing.
+2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when somebody else wrote first,
+   or a write may or may not have happened, the states are read again before the next answer.
+3. What others write (an operator with etcdctl, TiDB itself) is followed; TiDB's min start ts are read by whoever is
+   about to advance, as PD does.
+One object serves one term of leadership; its first `load` gives services back what an outage took
+(`gcsafepoint.clock`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol, TypeVar
+
+import structlog
+
+from gcsafepoint import metrics, record
+from gcsafepoint.clock import BEAT_S, Outage
+from gcsafepoint.keys import KEYSPACES_OF_TIDB, TXN_SAFE_POINT_TAIL, GcKeys
+from gcsafepoint.rules import SafePoints
+from gcsafepoint.states import GcStates, Keyspace
+from storage.meta.errors import CompactedError, MetaUnavailableError
+from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult, WatchEvent
+from storage.model.errors import ConflictError
+
+R = TypeVar("R")
+MAX_CHANGES = 90
+_ATTEMPTS = 10
+
+_log = structlog.get_logger(__name__)
+
+
+class SafePointConflictError(ConflictError):
+    """Other writers of the safepoints were always first."""
+
+    code = "ErrSafePointConflict"
+
+
+class Store(Protocol):
+    """The part of the metadata the states need; fenced by whoever provides it."""
+
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
+        """See `Meta.txn`."""
+        ...
+
+    async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
+        """See `Meta.get_prefix`."""
+        ...
+
+    def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
+        """See `Meta.watch`."""
+        ...
+
+
+class StoredStates:
+    """The states of a cluster; calls may overlap."""
+
+    def __init__(
+        self, store: Store, keys: GcKeys, clock: Callable[[], float], keyspace_of: Callable[[bytes], Keyspace] | None
+    ) -> None:
+        """`keyspace_of` reads a stored keyspacepb.KeyspaceMeta; without it only the null keyspace is known."""
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._keyspace_of = keyspace_of
+        self._lock = asyncio.Lock()
+        self._states: GcStates | None = None
+        self._guard = (0, 0)
+        self._led = False
+        self._read_at_s = 0
+        self.gc_safe_point = 0
+        """Of the null keyspace; durable. Reading it costs nothing; `load` once before."""
+
+    async def load(self) -> GcStates:
+        """Read the states from the metadata; the first time, also make durable what an outage puts off.
+
+        Raises:
+            SafePointRecordError: a record cannot be read.
+            MetaUnavailableError, SafePointConflictError.
+        """
+        states = await self._read(Outage() if self._led else await self._outage())
+        if not self._led and await self._write(states, record.operations(states.take_changes(), self._keys)) is False:
+            raise SafePointConflictError("somebody else writes safepoints while this coordinator begins to lead")
+        self._led = True
+        return states
+
+    async def run(self) -> None:
+        """Follow what others write, and leave readings of the clock, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for prefix in (self._keys.prefix, self._keys.null.txn_safe_point, self._keys.keyspaces):
+                    tasks.create_task(self._follow(prefix), name=f"safepoints-{prefix.decode()}")
+                following = self._follow(KEYSPACES_OF_TIDB, TXN_SAFE_POINT_TAIL)
+                tasks.create_task(following, name="safepoints-of-keyspaces")
+                tasks.create_task(self._beat(), name="safepoints-clock")
+        finally:
+            metrics.SAFE_POINTS.forget(self._states)
+
+    async def read(self, ask: Callable[[GcStates], R], advances: int | None = None) -> R:
+        """What `ask` answers on the states of now; `advances`: the keyspace whose min start ts it wants."""
+        async with self._lock:
+            return ask(await self._current(advances))
+
+    async def change(self, change: Callable[[GcStates], R], advances: int | None = None) -> R:
+        """Apply `change`; durable when it returns its answer. `advances`: the keyspace whose t it may move.
+
+        Raises:
+            SafePointConflictError, MetaUnavailableError: the answer is not certain; try again.
+        """
+        async with self._lock:
+            for _ in range(_ATTEMPTS):
+                states = await self._current(advances)
+                answer = change(states)
+                if await self._write(states, record.operations(states.take_changes(), self._keys)):
+                    return answer
+        raise SafePointConflictError(f"other writers of the safepoints were first {_ATTEMPTS} times; try again later")
+
+    async def _current(self, advances: int | None) -> GcStates:
+        states = self._states or await self.load()
+        if advances is not None:
+            scope = states.scope_of_user(advances)
+            keys = self._keys.scope(scope)
+            running = record.parse_min_start_ts(await self._store.get_prefix(keys.min_start_ts), keys)
+            states.of_user(scope).min_start_ts = running
+        return states
+
+    async def _read(self, outage: Outage) -> GcStates:
+        self._states = None
+        pairs = await self._store.get_prefix(self._keys.prefix)
+        self._guard = record.parse_guard(pairs, self._keys)
+        global_barriers = record.parse_global_barriers(pairs, self._keys, outage)
+        pairs += await self._store.get_prefix(self._keys.null.txn_safe_point)
+        keyspaces = await self._keyspaces()
+        states = GcStates(
+            record.parse_scope(pairs, self._keys.null, outage),
+            global_barriers,
+            keyspaces,
+            {keyspace.id: await self._read_scope(keyspace.id, outage) for keyspace in keyspaces if keyspace.level_gc},
+        )
+        if outage.seconds:
+            _log.info("what was left of each TTL is given back", outage_s=outage.seconds)
+            states.mark_all()
+        self._publish(states)
+        return states
+
+    async def _read_scope(self, keyspace_id: int, outage: Outage) -> SafePoints:
+        keys = self._keys.scope(keyspace_id)
+        pairs: list[KeyValue] = []
+        for prefix in (keys.gc_safe_point, keys.txn_safe_point, keys.services):
+            pairs += await self._store.get_prefix(prefix)
+        return record.parse_scope(pairs, keys, outage)
+
+    async def _keyspaces(self) -> list[Keyspace]:
+        if self._keyspace_of is None:
+            return []
+        found: list[Keyspace] = []
+        for pair in await self._store.get_prefix(self._keys.keyspace_metas):
+            try:
+                found.append(self._keyspace_of(pair.value))
+            except ValueError as err:
+                raise record.SafePointRecordError(pair, err) from err
+        return found
+
+    async def _outage(self) -> Outage:
+        readings = await self._store.get_prefix(self._keys.clock)
+        return record.parse_outage(readings[0] if readings else None, self._clock())
+
+    async def _write(self, states: GcStates, ops: list[Op]) -> bool:
+        """In as few transactions as they fit into; False: somebody else was first."""
+        if not ops:
+            return True
+        self._states = None  # whatever interrupts the write, the next call reads what became of it
+        parts = list(_parts(ops))
+        for part in parts:
+            number, mod_revision = self._guard
+            own: list[Op] = [Put(self._keys.revision, b"%d" % (number + 1))]
+            if part is parts[-1]:
+                own.append(self._reading())
+            guard = Compare.unchanged(self._keys.revision, mod_revision)
+            result = await self._store.txn([guard], [*part, *own])
+            if not result.succeeded:
+                return False
+            self._guard = (number + 1, result.revision)
+            metrics.TRANSACTIONS_TOTAL.inc()
+        self._publish(states)
+        return True
+
+    def _reading(self) -> Put:
+        self._read_at_s = int(self._clock())
+        return Put(self._keys.clock, b"%d" % self._read_at_s)
+
+    def _publish(self, states: GcStates) -> None:
+        self._states = states
+        self.gc_safe_point = states.null.gc_safe_point
+        metrics.SAFE_POINTS.states = states
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            states = self._states
+            if states is None or not states.has_barriers() or self._clock() < self._read_at_s + BEAT_S:
+                continue
+            try:
+                await self._store.txn([], [self._reading()])
+            except MetaUnavailableError as err:
+                _log.warning("the clock of safepoints cannot be kept", reason=err.message)
+
+    async def _follow(self, prefix: bytes, tail: bytes = b"") -> None:
+        revision = self._guard[1] + 1
+        while True:
+            try:
+                async for events in self._store.watch(prefix, revision):
+                    if any(event.pair.key.endswith(tail) for event in events):
+                        await self._heard(events[-1].pair.mod_revision)
+                    revision = events[-1].pair.mod_revision + 1
+            except CompactedError as err:
+                revision = err.compact_revision
+                await self._heard(revision)
+            except MetaUnavailableError as err:
+                _log.warning("safepoints cannot be read", reason=err.message)  # the next call reads them
+
+    async def _heard(self, revision: int) -> None:
+        async with self._lock:
+            if revision > self._guard[1]:
+                _log.info("safepoints were written by somebody else", revision=revision)
+                await self.load()
+
+
+def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    rest = iter(ops)
+    while part := list(islice(rest, MAX_CHANGES)):
+        yield part
