@@ -15,6 +15,7 @@ import structlog
 from kvproto import meta_storagepb_pb2, pdpb_pb2
 from tidemarkpb.v1 import explain_pb2
 
+from gcsafepoint.service import CompatError
 from server.config import ConfigError
 from server.coordinator.cluster import load_cluster_id
 from server.coordinator.config import CoordinatorConfig
@@ -83,6 +84,7 @@ class _Coordinator:
         self._api = api
         self._keys = keys
         self._config = config
+        self._compat = CompatError.check(config.gc_compat)
         self._security = security
         self._routes = routes
         self._members = Members(self._me(config.addr))
@@ -127,7 +129,7 @@ class _Coordinator:
         return HttpApi(self._seat, self._members, explainer).handlers()
 
     async def _load(self, meta: Meta, leadership: Leadership) -> Term:
-        return await Term.load(leadership, meta, self._keys, self._security)
+        return await Term.load(leadership, meta, self._keys, self._security, self._compat)
 
     def _me(self, address: str) -> pdpb_pb2.Member:
         return member_at(self._config.advertise_addr or address, tls=self._security.enabled)

@@ -13,7 +13,7 @@ from server.coordinator.members import Members
 from server.coordinator.term import Seat
 from server.rpc.errors import status_of
 
-_LED = ("/pdpb.PD/",)
+_LED = ("/pdpb.PD/", "/keyspacepb.Keyspace/")
 
 
 class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

@@ -11,9 +11,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from kvproto import pdpb_pb2
+from kvproto import keyspacepb_pb2, pdpb_pb2
 
-from gcsafepoint.service import SafePointService
+from gcsafepoint.service import Compat, SafePointService
 from server.coordinator import metrics
 from server.coordinator.cluster import Cluster
 from server.coordinator.cluster_service import ClusterService
@@ -24,6 +24,7 @@ from server.coordinator.global_config import GlobalConfigService
 from server.coordinator.guarded import while_leading
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
+from server.coordinator.keyspace_service import KeyspaceService, keyspace_of
 from server.coordinator.leader import Leadership
 from server.coordinator.ledger import Ledger
 from server.coordinator.members import Members
@@ -62,7 +63,9 @@ class Term:
         self._add_pd(ledger, security)
 
     @classmethod
-    async def load(cls, leadership: Leadership, meta: Meta, keys: ClusterKeys, security: SecurityConfig) -> "Term":
+    async def load(
+        cls, leadership: Leadership, meta: Meta, keys: ClusterKeys, security: SecurityConfig, compat: Compat
+    ) -> "Term":
         """Read it all from the metadata; `security` is for calls to stores.
 
         Raises:
@@ -72,7 +75,7 @@ class Term:
         ledger = Ledger(meta, leadership)
         cluster = Cluster(ledger, keys)
         await cluster.load()
-        safe_points = SafePointService(ledger, keys.gc)
+        safe_points = SafePointService(ledger, keys.gc, compat=compat, keyspace_of=keyspace_of)
         await safe_points.load()
         oracle = await TimestampOracle.load(ledger, keys.path("timestamp"))
         return cls(ledger, cluster, oracle, safe_points, security)
@@ -108,6 +111,8 @@ class Term:
         for part in parts:
             calls |= part.calls()
         self._add(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), gc.batches())
+        keyspaces = KeyspaceService(self.headers, ledger, ClusterKeys(self.cluster.id).gc)
+        self._add(keyspacepb_pb2.DESCRIPTOR.services_by_name["Keyspace"], SimpleNamespace(**keyspaces.calls()), {})
 
     def _add(self, service: Any, servicer: object, batch: Mapping[str, Any]) -> None:
         handlers, routes = method_handlers(service, servicer, batch)
