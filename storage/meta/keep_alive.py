@@ -62,6 +62,9 @@ class _Stream:
                     if not answer.done():
                         self._check()
                         self._take(await self._call.read())
+        except asyncio.InvalidStateError as err:  # gRPC's word for a call that ended while nobody read
+            self.give_up()
+            raise MetaUnavailableError("the stream of lease renewals had ended; try again") from err
         except BaseException as err:
             answer.cancel()  # nobody looks at it any more
             self.give_up()

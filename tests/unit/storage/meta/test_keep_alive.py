@@ -1,0 +1,70 @@
+"""Lease renewals over one stream: however the stream ends, each waiter hears of it as one error it can act on."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from etcdpb import rpc_pb2
+
+from storage.meta.errors import MetaUnavailableError
+from storage.meta.keep_alive import KeepAlives
+
+
+class Call:
+    """A stream as grpc.aio has it: a cancelled one raises CancelledError in its reader, an ended one refuses writes."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._reader: asyncio.Future[Any] | None = None
+
+    async def write(self, _request: rpc_pb2.LeaseKeepAliveRequest) -> None:
+        if self.ended:
+            raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def read(self) -> Any:
+        self._reader = asyncio.ensure_future(self.answers.get())
+        return await self._reader
+
+    def cancel(self) -> None:
+        self.ended = True
+        if self._reader is not None:
+            self._reader.cancel()
+
+
+def answer(lease: int, ttl_s: int) -> rpc_pb2.LeaseKeepAliveResponse:
+    return rpc_pb2.LeaseKeepAliveResponse(ID=lease, TTL=ttl_s)
+
+
+async def test_a_stream_that_ended_between_two_renewals_is_opened_anew() -> None:
+    calls: list[Call] = []
+
+    async def connect() -> Call:
+        calls.append(Call())
+        calls[-1].answers.put_nowait(answer(7, 3))
+        return calls[-1]
+
+    keep_alives = KeepAlives(connect)
+    assert await keep_alives.renew(7) == 3
+    calls[0].ended = True
+    with pytest.raises(MetaUnavailableError):
+        await keep_alives.renew(7)
+    assert await keep_alives.renew(7) == 3
+    assert len(calls) == 2
+
+
+async def test_a_stream_that_one_waiter_gives_up_is_an_error_to_the_others_and_cancels_nobody() -> None:
+    call = Call()
+
+    async def connect() -> Call:
+        return call
+
+    keep_alives = KeepAlives(connect)
+    reading = asyncio.ensure_future(keep_alives.renew(7))
+    waiting = asyncio.ensure_future(keep_alives.renew(8))
+    while call._reader is None:
+        await asyncio.sleep(0)
+    keep_alives.close()
+    for renewal in (reading, waiting):
+        with pytest.raises(MetaUnavailableError):
+            await renewal
