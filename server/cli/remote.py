@@ -81,6 +81,7 @@ class Remote:
             RemoteError: it refused, and says why.
         """
         async with self.coordinator() as pd:
+            await pd.tso()  # only the leader has one: whoever is wrongly believed to lead is asked no more
             address = await pd.leader_address()
             try:
                 async with connect(address, self.security) as channel:
