@@ -36,6 +36,7 @@ from server.coordinator.term import Seat, Term
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.limits import Limits
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
@@ -46,6 +47,7 @@ from storage.meta.remote import RemoteEtcd
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
 _RETRY_S = 1.0
+_LIMITS = Limits(message_bytes=16 << 20)  # etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
 
 _log = structlog.get_logger(__name__)
 
@@ -114,7 +116,7 @@ class _Coordinator:
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[str]:
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as channels:
-            server = RpcServer(self._security)
+            server = RpcServer(self._security, _LIMITS)
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
             with self._routes.serving(self._explaining(server)):

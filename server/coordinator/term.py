@@ -35,7 +35,7 @@ from server.coordinator.tso_service import TsoService
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route
-from server.rpc.server import method_handlers
+from server.rpc.handlers import method_handlers
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Meta
 

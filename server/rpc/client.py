@@ -3,7 +3,7 @@
 import grpc.aio
 
 from server.rpc.credentials import SecurityConfig, channel_credentials
-from server.rpc.server import MAX_MESSAGE_BYTES
+from server.rpc.limits import MAX_MESSAGE_BYTES
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -9,7 +9,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from storage.model.errors import ClosedError, TidemarkError
+import grpc
+
+from server.rpc.errors import StatusError
+from storage.model.errors import TidemarkError
 
 Answer = bytes | TidemarkError
 BatchHandler = Callable[[Sequence[bytes]], Awaitable[Sequence[Answer]]]
@@ -17,12 +20,14 @@ BatchHandler = Callable[[Sequence[bytes]], Awaitable[Sequence[Answer]]]
 MAX_ITEMS = 1024
 MAX_BYTES = 1 << 20
 MAX_WAITING = 16_384
+MAX_WAITING_BYTES = 64 << 20
 
 
-class OverloadedError(ClosedError):
-    """More calls wait on this route than the daemon will hold."""
+class OverloadedError(StatusError):
+    """More calls, or bytes of them, wait on this route than the daemon will hold."""
 
-    code = "ErrServerBusy"
+    def __init__(self, message: str) -> None:
+        super().__init__(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
 class Route:
@@ -32,14 +37,17 @@ class Route:
         self.name = name
         self._handler = handler
         self._waiting: deque[tuple[bytes, asyncio.Future[Answer]]] = deque()
+        self._bytes = 0
         self._wake = asyncio.Event()
 
     async def call(self, request: bytes) -> Answer:
-        """Queue one request and wait for its answer."""
-        if len(self._waiting) >= MAX_WAITING:
-            return OverloadedError(f"{MAX_WAITING} calls of {self.name} are waiting; slow down and try again")
+        """Queue one request and wait for its answer; who stops waiting before it is worked on has asked nothing."""
+        if self._waiting and (len(self._waiting) >= MAX_WAITING or self._bytes + len(request) > MAX_WAITING_BYTES):
+            waiting = f"{len(self._waiting)} calls of {self.name} with {self._bytes} bytes"
+            return OverloadedError(f"{waiting} are waiting; slow down and try again")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
+        self._bytes += len(request)
         self._wake.set()
         return await future
 
@@ -55,9 +63,11 @@ class Route:
         batch: list[tuple[bytes, asyncio.Future[Answer]]] = []
         size = 0
         while self._waiting and len(batch) < MAX_ITEMS and size < MAX_BYTES:
-            item = self._waiting.popleft()
-            size += len(item[0])
-            batch.append(item)
+            request, future = self._waiting.popleft()
+            self._bytes -= len(request)
+            if not future.done():
+                size += len(request)
+                batch.append((request, future))
         return batch
 
     async def _answer(self, batch: list[tuple[bytes, asyncio.Future[Answer]]]) -> None:

@@ -1,38 +1,26 @@
-"""One listener: services built from their descriptors, batch routes, health, reflection, limits, TLS, drain.
-
-A service's methods are looked up by name: a batch route if one is given, else the servicer's coroutine of that name;
-a method that has neither answers UNIMPLEMENTED. Errors of `storage.model.errors` become statuses here.
-"""
+"""One listener: services, health, reflection, limits, TLS, drain; what nobody serves answers UNIMPLEMENTED."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf import message_factory
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from server.rpc.credentials import SecurityConfig, server_credentials
-from server.rpc.errors import status_of
 from server.rpc.front import BatchHandler, Route
-from storage.model.errors import TidemarkError, UnavailableError
+from server.rpc.handlers import method_handlers
+from server.rpc.limits import Limits
+from storage.model.errors import UnavailableError
 
-MAX_MESSAGE_BYTES = 256 << 20
 _DRAIN_SECONDS = 5.0
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a busy port must be an error, not a second listener
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
+_ONE_LISTENER = ("grpc.so_reuseport", 0)  # a busy port must be an error, not a second listener
 
 _log = structlog.get_logger(__name__)
 
@@ -46,9 +34,10 @@ class PortInUseError(UnavailableError):
 class RpcServer:
     """A gRPC listener; add services, then `async with server.listen(addr) as bound`."""
 
-    def __init__(self, security: SecurityConfig | None = None) -> None:
+    def __init__(self, security: SecurityConfig | None = None, limits: Limits | None = None) -> None:
+        bounds = limits or Limits()
         self._credentials = server_credentials(security or SecurityConfig())
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=[_ONE_LISTENER, *bounds.options()], maximum_concurrent_rpcs=bounds.calls)
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self._health = HealthServicer()
@@ -76,6 +65,7 @@ class RpcServer:
             PortInUseError: the address is taken or not ours.
         """
         reflection.enable_server_reflection(tuple(self._names), self._server)
+        self._server.add_generic_rpc_handlers((_Unknown(tuple(self._names)),))
         port = self._bind(addr)
         bound = f"{addr.rpartition(':')[0]}:{port}"
         async with asyncio.TaskGroup() as tasks:
@@ -103,63 +93,19 @@ class RpcServer:
             ) from err
 
 
-def method_handlers(
-    service: ServiceDescriptor, servicer: object, batch: Mapping[str, BatchHandler] | None = None
-) -> tuple[dict[str, Any], list[Route]]:
-    """Handlers by method name, and the routes of the batched ones: whoever serves them runs these."""
-    handlers: dict[str, Any] = {}
-    routes: list[Route] = []
-    for method in service.methods:
-        if batch and method.name in batch:
-            routes.append(Route(f"{service.full_name}/{method.name}", batch[method.name]))
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(_batched(routes[-1]))
-        elif hasattr(servicer, method.name):
-            handlers[method.name] = _handler(method, getattr(servicer, method.name))
-    return handlers, routes
+class _Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """Handles what nobody else does, with gRPC's usual words."""
 
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
 
-def _batched(route: Route) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
-    async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        answer = await route.call(request)
-        if isinstance(answer, TidemarkError):
-            await context.abort(*status_of(answer))
-        assert isinstance(answer, bytes)
-        return answer
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """A handler that refuses."""
+        service, _, method = handler_call_details.method.removeprefix("/").rpartition("/")
+        known = service in self._names
+        text = f"unknown method {method} for service {service}" if known else f"unknown service {service}"
 
-    return call
+        async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
 
-
-def _handler(method: MethodDescriptor, function: Callable[..., Any]) -> Any:
-    request = message_factory.GetMessageClass(method.input_type)
-    response = message_factory.GetMessageClass(method.output_type)
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[method.client_streaming, method.server_streaming]
-    guarded = _guarded_stream(function) if method.server_streaming else _guarded(function)
-    return make(guarded, request_deserializer=request.FromString, response_serializer=response.SerializeToString)
-
-
-def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await function(request, context)
-        except TidemarkError as err:
-            await context.abort(*status_of(err))
-
-    return call
-
-
-def _guarded_stream(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Writes itself instead of yielding: whatever interrupts it, a slow reader too, is seen here."""
-
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        try:
-            async for message in function(request, context):
-                await context.write(message)
-        except TidemarkError as err:
-            await context.abort(*status_of(err))
-
-    return call
+        return grpc.stream_stream_rpc_method_handler(refuse)

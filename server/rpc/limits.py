@@ -1,0 +1,57 @@
+"""What one listener takes on at once: messages, calls, connections, pings. Whoever exceeds it is told, or cut off.
+
+gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own backlog bound is lifted to the same number: left
+alone, it drops calls of a burst of more than 1000 at random, without a word. A stream costs some 25 KiB, so the
+bounds hold a daemon's memory even when all of them are used up.
+"""
+
+import resource
+from dataclasses import dataclass
+
+MAX_MESSAGE_BYTES = 256 << 20  # what TiKV's clients allow
+
+_HANDSHAKE_MS = 10_000
+_IDLE_MS = 30 * 60_000
+_METADATA_BYTES = 16 << 10
+# Peers that vanished are found by pings; peers that ping more than once a second for long are cut off. client-go pings
+# every 10 s, TiCDC and etcd's clients as often, all of them without calls, too.
+_PING_MS, _PING_TIMEOUT_MS = 30_000, 10_000
+_MIN_PING_INTERVAL_MS, _PING_STRIKES = 1000, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one listener, over all its connections unless said otherwise."""
+
+    message_bytes: int = MAX_MESSAGE_BYTES
+    """Of one received message."""
+    calls: int = 16_384
+    """Unary calls and streams that are open at once."""
+    connections: int = 8192
+    """At most; half of the files the process may open, if that is less."""
+
+    def options(self) -> list[tuple[str, int]]:
+        """As gRPC wants them told."""
+        return [
+            ("grpc.max_receive_message_length", self.message_bytes),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_concurrent_streams", self.calls),
+            ("grpc.server.max_pending_requests", self.calls),
+            ("grpc.server.max_pending_requests_hard_limit", self.calls),
+            ("grpc.max_allowed_incoming_connections", min(self.connections, _open_files() // 2)),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.max_metadata_size", _METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES),
+            ("grpc.keepalive_time_ms", _PING_MS),
+            ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+            ("grpc.http2.max_ping_strikes", _PING_STRIKES),
+        ]
+
+
+def _open_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (1 << 20) if soft == resource.RLIM_INFINITY else soft
