@@ -13,23 +13,25 @@ from storage.meta.keep_alive import KeepAlives
 class Call:
     """A stream as grpc.aio has it: a cancelled one raises CancelledError in its reader, an ended one refuses writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *answers: Any) -> None:
         self.ended = False
-        self.answers: asyncio.Queue[Any] = asyncio.Queue()
-        self._reader: asyncio.Future[Any] | None = None
+        self.read_from, self._woken = asyncio.Event(), asyncio.Event()
+        self._answers = list(answers)
 
     async def write(self, _request: rpc_pb2.LeaseKeepAliveRequest) -> None:
         if self.ended:
             raise asyncio.InvalidStateError("RPC already finished.")
 
     async def read(self) -> Any:
-        self._reader = asyncio.ensure_future(self.answers.get())
-        return await self._reader
+        if self._answers:
+            return self._answers.pop()
+        self.read_from.set()
+        await self._woken.wait()
+        raise asyncio.CancelledError
 
     def cancel(self) -> None:
         self.ended = True
-        if self._reader is not None:
-            self._reader.cancel()
+        self._woken.set()
 
 
 def answer(lease: int, ttl_s: int) -> rpc_pb2.LeaseKeepAliveResponse:
@@ -40,8 +42,7 @@ async def test_a_stream_that_ended_between_two_renewals_is_opened_anew() -> None
     calls: list[Call] = []
 
     async def connect() -> Call:
-        calls.append(Call())
-        calls[-1].answers.put_nowait(answer(7, 3))
+        calls.append(Call(answer(7, 3)))
         return calls[-1]
 
     keep_alives = KeepAlives(connect)
@@ -60,11 +61,13 @@ async def test_a_stream_that_one_waiter_gives_up_is_an_error_to_the_others_and_c
         return call
 
     keep_alives = KeepAlives(connect)
-    reading = asyncio.ensure_future(keep_alives.renew(7))
-    waiting = asyncio.ensure_future(keep_alives.renew(8))
-    while call._reader is None:
-        await asyncio.sleep(0)
-    keep_alives.close()
-    for renewal in (reading, waiting):
+
+    async def fails(lease: int) -> None:
         with pytest.raises(MetaUnavailableError):
-            await renewal
+            await keep_alives.renew(lease)
+
+    async with asyncio.TaskGroup() as tasks:
+        waiters = [tasks.create_task(fails(lease)) for lease in (7, 8)]
+        await call.read_from.wait()
+        keep_alives.close()
+    assert not any(waiter.cancelled() for waiter in waiters)
