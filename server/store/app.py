@@ -90,9 +90,8 @@ async def _serving(
         )
         parts = _Parts(config, kv, pd, identity, fence, threads)
         async with asyncio.TaskGroup() as tasks:
-            service = TikvService(
-                tasks, parts.runner, RegionBackend(parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc)
-            )
+            backend = RegionBackend(parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc)
+            service = TikvService(tasks, parts.runner, backend, config.wait_for_lock_timeout)
             feed = ChangeDataService(tasks, parts.feed)
             server = _server(security, parts, service, feed)
             background = [tasks.create_task(parts.group.run(), name="group-commit")]

@@ -37,6 +37,7 @@ class StoreConfig:
     split_merge_interval: float = setting(3600.0, "seconds a region must be unchanged before it may be merged")
     region_check_interval: float = setting(10.0, "seconds between two looks at the sizes of regions")
     heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator")
+    wait_for_lock_timeout: float = setting(1.0, "seconds a pessimistic lock request waits in the store at most")
     resolved_ts_interval: float = setting(0.2, "seconds between two resolved timestamps of the change feed")
     feed_buffer_bytes: int = setting(64 << 20, "bytes of changes one feed connection may lag before it is cut")
     feed_memory_bytes: int = setting(512 << 20, "bytes of changes all feed connections may lag together")

@@ -1,9 +1,13 @@
 """Errors of `storage.mvcc` as `kvrpcpb.KeyError`, in one place."""
 
+from collections.abc import Callable
+from typing import Any
+
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from storage.mvcc import errors
 from storage.mvcc.errors import MvccError
+from storage.mvcc.fingerprint import fingerprint64
 from storage.mvcc.mutation import Op
 from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock
 
@@ -35,30 +39,20 @@ def key_errors(err: MvccError) -> list[kvrpcpb.KeyError]:
 
 def key_error(err: MvccError) -> kvrpcpb.KeyError:
     """One error as the protocol has it; what it has no field for is an abort with our text."""
-    match err:
-        case errors.KeyIsLockedError():
-            return kvrpcpb.KeyError(locked=lock_info(err.key, err.lock))
-        case errors.WriteConflictError():
-            return kvrpcpb.KeyError(conflict=_conflict(err))
-        case errors.AlreadyExistsError():
-            return kvrpcpb.KeyError(already_exist=kvrpcpb.AlreadyExist(key=err.key))
-        case errors.AssertionFailedError():
-            return kvrpcpb.KeyError(assertion_failed=_assertion(err))
-        case errors.TxnNotFoundError():
-            missing = kvrpcpb.TxnNotFound(start_ts=err.start_ts, primary_key=err.primary)
-            return kvrpcpb.KeyError(txn_not_found=missing)
-        case errors.TxnLockNotFoundError():
-            gone = kvrpcpb.TxnLockNotFound(key=err.key)
-            return kvrpcpb.KeyError(retryable=err.message, txn_lock_not_found=gone)
-        case errors.CommitTsExpiredError():
-            return kvrpcpb.KeyError(commit_ts_expired=_expired(err))
-        case errors.PrimaryMismatchError():
-            mismatch = kvrpcpb.PrimaryMismatch(lock_info=lock_info(err.key, err.lock))
-            return kvrpcpb.KeyError(primary_mismatch=mismatch)
-        case errors.KeyErrorsError():
-            return key_error(err.errors[0])
-        case _:
-            return kvrpcpb.KeyError(abort=str(err))
+    if isinstance(err, errors.KeyErrorsError):
+        return key_error(err.errors[0])
+    field = _FIELDS.get(type(err))
+    if field is None:
+        return kvrpcpb.KeyError(abort=str(err))
+    name, message = field
+    made = kvrpcpb.KeyError(**{name: message(err)})
+    if isinstance(err, errors.TxnLockNotFoundError):
+        made.retryable = err.message  # what clients before this field know
+    return made
+
+
+def _locked(err: errors.KeyIsLockedError | errors.PrimaryMismatchError) -> kvrpcpb.LockInfo:
+    return lock_info(err.key, err.lock)
 
 
 def _conflict(err: errors.WriteConflictError) -> kvrpcpb.WriteConflict:
@@ -69,6 +63,23 @@ def _conflict(err: errors.WriteConflictError) -> kvrpcpb.WriteConflict:
         primary=err.primary,
         conflict_commit_ts=err.conflict_commit_ts,
         reason=int(err.reason),
+    )
+
+
+def _deadlock(err: errors.DeadlockError) -> kvrpcpb.Deadlock:
+    """The edge that would close the circle is ours; the one before it waits for a key of ours."""
+    closing, waits_for_us = err.edges[-1], err.edges[-2] if len(err.edges) > 1 else err.edges[-1]
+    return kvrpcpb.Deadlock(
+        lock_ts=closing.holder,
+        lock_key=closing.key,
+        deadlock_key=waits_for_us.key,
+        deadlock_key_hash=fingerprint64(waits_for_us.key),
+        wait_chain=[
+            kvrpcpb.WaitForEntry(
+                txn=edge.start_ts, wait_for_txn=edge.holder, key=edge.key, key_hash=fingerprint64(edge.key)
+            )
+            for edge in err.edges
+        ],
     )
 
 
@@ -86,3 +97,23 @@ def _expired(err: errors.CommitTsExpiredError) -> kvrpcpb.CommitTsExpired:
     return kvrpcpb.CommitTsExpired(
         start_ts=err.start_ts, attempted_commit_ts=err.commit_ts, key=err.key, min_commit_ts=err.min_commit_ts
     )
+
+
+_FIELDS: dict[type[MvccError], tuple[str, Callable[[Any], Any]]] = {
+    errors.KeyIsLockedError: ("locked", _locked),
+    errors.WriteConflictError: ("conflict", _conflict),
+    errors.AlreadyExistsError: ("already_exist", lambda err: kvrpcpb.AlreadyExist(key=err.key)),
+    errors.DeadlockError: ("deadlock", _deadlock),
+    errors.CommitTsExpiredError: ("commit_ts_expired", _expired),
+    errors.TxnNotFoundError: (
+        "txn_not_found",
+        lambda err: kvrpcpb.TxnNotFound(start_ts=err.start_ts, primary_key=err.primary),
+    ),
+    errors.AssertionFailedError: ("assertion_failed", _assertion),
+    errors.PrimaryMismatchError: (
+        "primary_mismatch",
+        lambda err: kvrpcpb.PrimaryMismatch(lock_info=_locked(err)),
+    ),
+    errors.TxnLockNotFoundError: ("txn_lock_not_found", lambda err: kvrpcpb.TxnLockNotFound(key=err.key)),
+}
+"""The field of kvrpcpb.KeyError for each error, and what makes its message."""

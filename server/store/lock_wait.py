@@ -1,30 +1,130 @@
-"""Waiting for pessimistic locks: a client that says how long it would wait is not told "locked" before that.
+"""Waiting for pessimistic locks: who is refused waits in a queue, is woken by the unlock, and tries again.
 
-client-go asks again at once when it is refused, so that an immediate answer would make it spin. Trying again here costs
-no sync: a refused command writes nothing. Like TiKV's `wait-for-lock-timeout`, no wait is longer than a second. Clients
-that name no wait (the Rust one) do their own back-off and get their answer at once.
+client-go asks again at once when it is refused, so an immediate answer would make it spin. `wait_timeout` says how long
+a client would wait, in ms: below 0 not at all, 0 as long as the store likes; like TiKV's `wait-for-lock-timeout`, no
+wait is longer than the store's ceiling. Trying again costs no sync: a refused command writes nothing.
+
+All of this runs on the event loop. No wake-up is lost: a refusal reaches `enlist` in the same step of its task that
+took the group's result, and `GroupCommit` tells of that group's unlocked keys only after such steps.
 """
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
+from server.store import txn_metrics
+from server.store.key_error import key_error
 from server.store.methods import METHODS
 from server.store.runner import Call, Runner
+from storage.mvcc.errors import DeadlockError
+from storage.mvcc.layout import user_key
+from storage.mvcc.lock_queue import LockQueue, Waiter
 
-MAX_WAIT_S = 1.0
-_PAUSES_S = (0.005, 0.1)
+MAX_WAITS = 4096
+
+Request = kvrpcpb.PessimisticLockRequest
+Response = kvrpcpb.PessimisticLockResponse
 
 
-async def lock_or_wait(runner: Runner, request: kvrpcpb.PessimisticLockRequest) -> kvrpcpb.PessimisticLockResponse:
-    """Take the locks, trying again while others hold them and the request's `wait_timeout` (ms) is not over."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(request.wait_timeout / 1000, MAX_WAIT_S)
-    pause, most = _PAUSES_S
-    while True:
-        response: kvrpcpb.PessimisticLockResponse
-        (response,) = await runner.write([Call(METHODS["KvPessimisticLock"], request)])
-        if loop.time() + pause > deadline or not any(error.HasField("locked") for error in response.errors):
-            return response
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, most)
+@dataclass(slots=True, eq=False, kw_only=True)
+class Wait(Waiter):
+    """One request in the queue; `woken` is done when it may try again."""
+
+    request: Request
+    deadline: float
+    woken: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class LockWaits:
+    """The lock requests of a store that wait; at most 4096, who comes later is answered at once."""
+
+    def __init__(self, runner: Runner, ceiling_s: float) -> None:
+        self._runner = runner
+        self._ceiling_s = ceiling_s
+        self._queue = LockQueue()
+        runner.watch_unlocked(self._unlocked)
+
+    async def lock(self, request: Request) -> Response:
+        """Take the locks, waiting for them if the request allows it."""
+        answer = self.enlist(request, await self._attempt(request))
+        return await self.outlast(answer) if isinstance(answer, Wait) else answer
+
+    def enlist(self, request: Request, answer: Response) -> Wait | Response:
+        """What to do about a first answer: hand it to the client, or await `outlast`."""
+        return self._enlist(request, answer, self._deadline(request))
+
+    async def outlast(self, wait: Wait) -> Response:
+        """Wait and try again, until the locks are taken, something else is wrong, or the time is over."""
+        while True:
+            answer, in_time = await self._turn(wait)
+            following = self._enlist(wait.request, answer, wait.deadline) if in_time else answer
+            if not isinstance(following, Wait):
+                return following
+            wait = following
+
+    async def _turn(self, wait: Wait) -> tuple[Response, bool]:
+        """The answer to the next attempt, and whether it was woken by an unlock; in any case the next one is told."""
+        answer: Response | None = None
+        try:
+            async with asyncio.timeout_at(wait.deadline):
+                await wait.woken
+        except TimeoutError:
+            self._queue.remove(wait)  # `wake` takes out whom it wakes
+            return await self._attempt(wait.request), False
+        except asyncio.CancelledError:
+            if not wait.woken.done() or wait.woken.cancelled():
+                self._queue.remove(wait)
+            else:
+                self._wake(wait.key)
+            raise
+        try:
+            answer = await self._attempt(wait.request)
+        finally:
+            self._pass_on(wait, answer)
+        return answer, True
+
+    def _pass_on(self, wait: Wait, answer: Response | None) -> None:
+        """After an attempt of the one that was woken: the key has an owner, or it is the next one's turn."""
+        if answer is not None and not answer.errors and not answer.HasField("region_error"):
+            self._queue.hold(wait.key, wait.start_ts)
+        elif answer is not None and answer.errors and answer.errors[0].locked.key == wait.key:
+            self._queue.hold(wait.key, answer.errors[0].locked.lock_version)
+        else:
+            self._wake(wait.key)
+
+    async def _attempt(self, request: Request) -> Response:
+        response: Response
+        (response,) = await self._runner.write([Call(METHODS["KvPessimisticLock"], request)])
+        return response
+
+    def _deadline(self, request: Request) -> float:
+        ceiling_s = self._ceiling_s
+        wait_s = min(request.wait_timeout / 1000, ceiling_s) if request.wait_timeout else ceiling_s
+        return asyncio.get_running_loop().time() + wait_s
+
+    def _enlist(self, request: Request, answer: Response, deadline: float) -> Wait | Response:
+        locked = next((error.locked for error in answer.errors if error.HasField("locked")), None)
+        if locked is None or request.wait_timeout < 0 or len(self._queue) >= MAX_WAITS:
+            return answer
+        cycle = self._queue.cycle(request.start_version, locked.lock_version, locked.key)
+        if cycle:
+            txn_metrics.DEADLOCKS.inc()
+            refused = key_error(DeadlockError(cycle))
+            return Response(errors=[refused], results=answer.results)
+        wait = Wait(request.start_version, locked.key, request=request, deadline=deadline)
+        self._queue.add(wait, locked.lock_version)
+        txn_metrics.LOCK_WAITS.inc()
+        return wait
+
+    def _unlocked(self, keys: Sequence[bytes]) -> None:
+        """Encoded keys lost their locks, and that is durable."""
+        if len(self._queue):
+            for key in keys:
+                self._wake(user_key(key))
+
+    def _wake(self, key: bytes) -> None:
+        waiter = self._queue.pop(key)
+        if isinstance(waiter, Wait):
+            waiter.woken.set_result(None)

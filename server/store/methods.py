@@ -36,6 +36,7 @@ class Method:
     touch: Callable[[Any], Touch] | None = None
     command: Callable[[Any, Region], Command] | None = None
     answer: Callable[[Any, Any], Any] | None = None
+    refusal: Callable[[MvccError, Any], Any] | None = None
     raw: bool = False
     many_errors: bool = False
     batch_name: str = ""
@@ -48,7 +49,7 @@ class Method:
     def respond(self, result: Any, request: Any) -> Any:
         """The response to a command's result, which may be an error."""
         if isinstance(result, MvccError):
-            return self.refuse(result)
+            return self.refusal(result, request) if self.refusal else self.refuse(result)
         return self.answer(result, request) if self.answer else self.response()
 
     def refuse(self, err: MvccError) -> Any:
@@ -147,7 +148,7 @@ _WRITES = (
         _mutated,
         command=writes.pessimistic_lock,
         answer=writes.pessimistically_locked,
-        many_errors=True,
+        refusal=writes.pessimistic_refusal,
     ),
     Method(
         "KVPessimisticRollback",

@@ -1,7 +1,7 @@
 """Runs batches of requests: reads together against one snapshot in a reader thread, writes together in one group."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -40,6 +40,10 @@ class Runner:
         self._gate = gate
         self._group = group
         self._readers = readers
+
+    def watch_unlocked(self, on_unlocked: Callable[[Sequence[bytes]], None]) -> None:
+        """See `GroupCommit.watch_unlocked`."""
+        self._group.watch_unlocked(on_unlocked)
 
     def handler(self, method: Method) -> BatchHandler:
         """The batch function of one unary method."""

@@ -8,7 +8,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
 from server.store.batch_commands import BatchStream, Others
-from server.store.lock_wait import lock_or_wait
+from server.store.lock_wait import LockWaits
 from server.store.region_calls import RegionBackend, RegionCalls
 from server.store.runner import Runner
 
@@ -16,11 +16,12 @@ from server.store.runner import Runner
 class TikvService(RegionCalls):
     """What `RpcServer.add_service` finds beside the batch functions."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, runner: Runner, regions: RegionBackend) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, runner: Runner, regions: RegionBackend, lock_wait_s: float) -> None:
         """`tasks` outlives every call: streams that a client leaves are cancelled there."""
         super().__init__(regions)
         self._tasks = tasks
         self._runner = runner
+        self._waits = LockWaits(runner, lock_wait_s)
         self._streams: set[BatchStream] = set()
         self._others: Others = {"GC": self.KvGC, "DeleteRange": self.KvDeleteRange}
 
@@ -31,7 +32,7 @@ class TikvService(RegionCalls):
 
     async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:  # noqa: N802
         """See `batch_commands`."""
-        stream = BatchStream(self._runner, self._others)
+        stream = BatchStream(self._runner, self._waits, self._others)
         self._streams.add(stream)
         receiving = self._tasks.create_task(stream.receive(requests), name="batch-commands")
         try:
@@ -45,4 +46,4 @@ class TikvService(RegionCalls):
         self, request: kvrpcpb.PessimisticLockRequest, _: Any
     ) -> kvrpcpb.PessimisticLockResponse:
         """Take pessimistic locks, see `lock_wait`; not a batch function, because one call's wait is not another's."""
-        return await lock_or_wait(self._runner, request)
+        return await self._waits.lock(request)

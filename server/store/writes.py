@@ -6,13 +6,14 @@ from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.store.key_error import lock_info
+from server.store.key_error import key_errors, lock_info
 from storage.mvcc import percolator, pessimistic, status
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command
+from storage.mvcc.errors import MvccError
 from storage.mvcc.layout import RAW
 from storage.mvcc.mutation import Mutation
-from storage.mvcc.pessimistic import PessimisticLock
+from storage.mvcc.pessimistic import LockedKey, PessimisticLock
 from storage.mvcc.prewrite import Prewrite, Prewritten
 from storage.mvcc.prewrite import prewrite as prewrite_command
 from storage.mvcc.region import Region
@@ -84,27 +85,55 @@ def pessimistic_lock(request: kvrpcpb.PessimisticLockRequest, _: Region) -> Comm
         min_commit_ts=request.min_commit_ts,
         return_values=request.return_values or request.check_existence,
         only_if_exists=request.lock_only_if_exists,
+        force=_is_forced(request),
     )
     return partial(pessimistic.pessimistic_lock, request=locks)
 
 
 def pessimistically_locked(
-    values: Sequence[bytes | None], request: kvrpcpb.PessimisticLockRequest
+    locked: Sequence[LockedKey], request: kvrpcpb.PessimisticLockRequest
 ) -> kvrpcpb.PessimisticLockResponse:
-    """The answer to KvPessimisticLock."""
+    """The answer to KvPessimisticLock: values of all keys, or one result a key in force-lock mode."""
     response = kvrpcpb.PessimisticLockResponse()
+    if _is_forced(request):
+        for key in locked:
+            known = key.value or b"" if request.return_values or key.conflict_ts else b""
+            kind = kvrpcpb.LockResultLockedWithConflict if key.conflict_ts else kvrpcpb.LockResultNormal
+            response.results.add(
+                type=kind, value=known, existence=key.value is not None, locked_with_conflict_ts=key.conflict_ts
+            )
+        return response
     if request.return_values:
-        response.values.extend(value or b"" for value in values)
+        response.values.extend(key.value or b"" for key in locked)
     if request.return_values or request.check_existence:
-        response.not_founds.extend(value is None for value in values)
+        response.not_founds.extend(key.value is None for key in locked)
     return response
 
 
-def pessimistic_rollback(request: kvrpcpb.PessimisticRollbackRequest, _: Region) -> Command:
-    """KVPessimisticRollback."""
+def pessimistic_refusal(err: MvccError, request: kvrpcpb.PessimisticLockRequest) -> kvrpcpb.PessimisticLockResponse:
+    """The answer to KvPessimisticLock when nothing was locked."""
+    failed = kvrpcpb.PessimisticLockKeyResult(type=kvrpcpb.LockResultFailed)
+    results = [failed for _ in request.mutations] if _is_forced(request) else ()
+    return kvrpcpb.PessimisticLockResponse(errors=key_errors(err), results=results)
+
+
+def _is_forced(request: kvrpcpb.PessimisticLockRequest) -> bool:
+    return request.wake_up_mode == kvrpcpb.WakeUpModeForceLock
+
+
+def pessimistic_rollback(request: kvrpcpb.PessimisticRollbackRequest, region: Region) -> Command:
+    """KVPessimisticRollback: known keys, or without any all such locks of the region."""
+    if request.keys:
+        return partial(
+            pessimistic.pessimistic_rollback,
+            keys=request.keys,
+            start_ts=request.start_version,
+            for_update_ts=request.for_update_ts,
+        )
     return partial(
-        pessimistic.pessimistic_rollback,
-        keys=request.keys,
+        pessimistic.pessimistic_rollback_range,
+        lower=region.start_key,
+        upper=region.end_key,
         start_ts=request.start_version,
         for_update_ts=request.for_update_ts,
     )

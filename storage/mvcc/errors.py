@@ -4,6 +4,7 @@ import enum
 from collections.abc import Sequence
 
 from storage.model.errors import ClosedError, ConflictError, InvalidError, NotFoundError, TidemarkError
+from storage.mvcc.lock_queue import Edge
 from storage.mvcc.record import Lock
 
 
@@ -153,6 +154,30 @@ class PessimisticLockLostError(MvccError, ConflictError):
             f"transaction {start_ts} does not hold the pessimistic lock on key {key.hex()}; start it again"
         )
         self.key = key
+
+
+class PessimisticLockRolledBackError(MvccError, ConflictError):
+    """A late request for a pessimistic lock: its transaction was rolled back on the key."""
+
+    code = "ErrPessimisticLockRolledBack"
+
+    def __init__(self, key: bytes, start_ts: int) -> None:
+        super().__init__(f"transaction {start_ts} was rolled back on key {key.hex()}; start it again")
+        self.key = key
+
+
+class DeadlockError(MvccError, ConflictError):
+    """Waiting for the lock would mean to wait for oneself; `edges` lead from its holder back to the waiter."""
+
+    code = "ErrDeadlock"
+
+    def __init__(self, edges: Sequence[Edge]) -> None:
+        closing = edges[-1]
+        super().__init__(
+            f"transaction {closing.start_ts} must not wait for {closing.holder} on key {closing.key.hex()}: "
+            f"that one waits for it over {len(edges) - 1} locks; roll back and start it again"
+        )
+        self.edges = tuple(edges)
 
 
 class InvalidTxnError(MvccError, InvalidError):

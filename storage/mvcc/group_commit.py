@@ -58,6 +58,7 @@ class GroupCommit:
         self._waiting: deque[_Waiter] = deque()
         self._waiting_commands = 0
         self._waiting_bytes = 0
+        self._on_unlocked: Callable[[Sequence[bytes]], None] = lambda _keys: None
         self._quiet: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._stopped = False
@@ -66,6 +67,14 @@ class GroupCommit:
     def fence(self) -> ReadFence:
         """What reads enter before they take a snapshot."""
         return self._engine.fence
+
+    def watch_unlocked(self, on_unlocked: Callable[[Sequence[bytes]], None]) -> None:
+        """Have `on_unlocked` called on the loop with the encoded keys that a durable group unlocked.
+
+        That is after every caller of the group has taken one step with its result: who was refused because of such a
+        lock could do something about it.
+        """
+        self._on_unlocked = on_unlocked
 
     async def submit(self, commands: Sequence[Command], size: int = 0) -> Sequence[Any]:
         """Run commands; returns their results, errors of `storage.mvcc.errors` as values, once they are durable.
@@ -141,6 +150,8 @@ class GroupCommit:
             if not waiter.future.done():
                 waiter.future.set_result(group.results[at : at + len(waiter.commands)])
             at += len(waiter.commands)
+        if group.unlocked:
+            loop.call_soon(self._on_unlocked, group.unlocked)
 
     def _take(self) -> list[_Waiter]:
         taken: list[_Waiter] = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage.codec import encode_bytes
 from storage.mvcc.draft import Draft
@@ -9,17 +10,23 @@ from storage.mvcc.errors import (
     AlreadyExistsError,
     CommittedError,
     ConflictReason,
+    InvalidTxnError,
     KeyIsLockedError,
     PessimisticLockLostError,
+    PessimisticLockRolledBackError,
     WriteConflictError,
 )
+from storage.mvcc.layout import LOCK, column_range
 from storage.mvcc.mutation import Assertion, Mutation
-from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock
+from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock, decode_lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PessimisticLock:
-    """One request for pessimistic locks; `for_update_ts` is the snapshot the statement read."""
+    """One request for pessimistic locks; `for_update_ts` is the snapshot the statement read.
+
+    With `force`, a key that changed after it is locked nevertheless, and the client is told at what commit_ts.
+    """
 
     mutations: Sequence[Mutation]
     primary: bytes
@@ -29,72 +36,96 @@ class PessimisticLock:
     min_commit_ts: int = 0
     return_values: bool = False
     only_if_exists: bool = False
+    force: bool = False
 
 
-def pessimistic_lock(draft: Draft, request: PessimisticLock) -> list[bytes | None]:
-    """Lock all keys, or none; returns their values of now, aligned with the mutations (None: no value).
+class LockedKey(NamedTuple):
+    """What a locked key holds now, None if it is absent or nobody asked; `conflict_ts`: when it changed, or 0."""
+
+    value: bytes | None
+    conflict_ts: int = 0
+
+
+def pessimistic_lock(draft: Draft, request: PessimisticLock) -> list[LockedKey]:
+    """Lock all keys, or none; returns what they hold, aligned with the mutations.
 
     Raises:
         KeyIsLockedError: another transaction holds a key.
-        WriteConflictError: a key changed after for_update_ts, or the transaction was rolled back on it.
+        WriteConflictError: a key changed after for_update_ts.
         AlreadyExistsError: a key asserted as absent has a value.
         PessimisticLockLostError: the transaction already prewrote a key.
-        CommittedError: it is already over, this is a late request.
+        PessimisticLockRolledBackError, CommittedError: it is already over, this is a late request.
+        InvalidTxnError: for_update_ts < start_ts, or start_ts is 0.
     """
+    if not 0 < request.start_ts <= request.for_update_ts:
+        raise InvalidTxnError(
+            f"for_update_ts {request.for_update_ts} is not at or after start_ts {request.start_ts}; "
+            "take both from the TSO"
+        )
     return [_lock_key(draft, request, mutation) for mutation in request.mutations]
 
 
-def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> bytes | None:
+def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> LockedKey:
     encoded = encode_bytes(mutation.key)
     held = draft.lock(encoded)
     if held is not None and held.start_ts != request.start_ts:
         raise KeyIsLockedError(mutation.key, held)
     if held is not None and held.kind != PESSIMISTIC:
         raise PessimisticLockLostError(mutation.key, request.start_ts)
-    if held is None:
-        _check_newest(draft, request, mutation.key, encoded)
-    needs_value = request.return_values or request.only_if_exists or mutation.assertion == Assertion.NOT_EXIST
-    value = draft.value(encoded) if needs_value else None
-    if mutation.assertion == Assertion.NOT_EXIST and value is not None:
+    conflict_ts = 0 if held is not None else _check_newest(draft, request, mutation.key, encoded)
+    must_be_new = mutation.assertion == Assertion.NOT_EXIST
+    value = None
+    if request.return_values or request.only_if_exists or must_be_new or conflict_ts:
+        draft.fence.read(request.for_update_ts)  # a key that is absent may stay without a lock
+        value = draft.value(encoded)
+    if must_be_new and value is not None:
         raise AlreadyExistsError(mutation.key)
-    if request.only_if_exists and value is None:
-        return None
-    draft.put_lock(encoded, _new_lock(request, held))
-    return value
+    if not request.only_if_exists or value is not None:
+        draft.put_lock(encoded, _new_lock(request, held, conflict_ts))
+    return LockedKey(value, conflict_ts)
 
 
-def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: bytes) -> None:
+def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: bytes) -> int:
+    """The commit_ts of a change after for_update_ts if the request puts up with one, else 0."""
+    conflict_ts = 0
     for commit_ts, write in draft.writes(encoded):
         if commit_ts < request.start_ts:
-            return
+            break
         if write.start_ts == request.start_ts and write.kind != ROLLBACK:
             raise CommittedError(key, request.start_ts, commit_ts)
         if commit_ts == request.start_ts and (write.kind == ROLLBACK or write.overlapped_rollback):
-            reason = ConflictReason.SELF_ROLLED_BACK
-        elif commit_ts > request.for_update_ts and write.kind != ROLLBACK:
-            reason = ConflictReason.PESSIMISTIC_RETRY
-        else:
-            continue
-        raise WriteConflictError(key, request.primary, request.start_ts, write.start_ts, commit_ts, reason)
+            raise PessimisticLockRolledBackError(key, request.start_ts)
+        if commit_ts > request.for_update_ts and write.kind != ROLLBACK:
+            conflict_ts = conflict_ts or commit_ts
+            if not request.force:
+                reason = ConflictReason.PESSIMISTIC_RETRY
+                raise WriteConflictError(key, request.primary, request.start_ts, write.start_ts, commit_ts, reason)
+    return conflict_ts
 
 
-def _new_lock(request: PessimisticLock, held: Lock | None) -> Lock:
+def _new_lock(request: PessimisticLock, held: Lock | None, conflict_ts: int) -> Lock:
     for_update_ts, ttl_ms, min_commit_ts = request.for_update_ts, request.ttl_ms, request.min_commit_ts
     if held is not None:
         for_update_ts = max(for_update_ts, held.for_update_ts)
         ttl_ms, min_commit_ts = max(ttl_ms, held.ttl_ms), max(min_commit_ts, held.min_commit_ts)
-    return Lock(PESSIMISTIC, request.primary, request.start_ts, ttl_ms, for_update_ts, min_commit_ts)
+    return Lock(PESSIMISTIC, request.primary, request.start_ts, ttl_ms, max(for_update_ts, conflict_ts), min_commit_ts)
 
 
 def pessimistic_rollback(draft: Draft, keys: Sequence[bytes], start_ts: int, for_update_ts: int) -> None:
     """Give back pessimistic locks taken up to `for_update_ts`; other locks and missing ones are left alone."""
     for key in keys:
         encoded = encode_bytes(key)
-        lock = draft.lock(encoded)
-        if (
-            lock is not None
-            and lock.kind == PESSIMISTIC
-            and lock.start_ts == start_ts
-            and lock.for_update_ts <= for_update_ts
-        ):
-            draft.delete_lock(encoded)
+        _give_back(draft, encoded, draft.lock(encoded), start_ts, for_update_ts)
+
+
+def pessimistic_rollback_range(draft: Draft, lower: bytes, upper: bytes, start_ts: int, for_update_ts: int) -> None:
+    """Like `pessimistic_rollback`, for all keys of the encoded range `[lower, upper)`."""
+    for key, data in list(draft.scan(*column_range(LOCK, lower, upper))):
+        _give_back(draft, key[1:], decode_lock(data), start_ts, for_update_ts)
+
+
+def _give_back(draft: Draft, encoded: bytes, lock: Lock | None, start_ts: int, for_update_ts: int) -> None:
+    if lock is None or lock.kind != PESSIMISTIC or lock.start_ts != start_ts:
+        return
+    if lock.for_update_ts <= for_update_ts:
+        draft.delete_lock(encoded)

@@ -9,8 +9,8 @@ that matter:
   frees its reservations.
 
 Take a reader at ts and a writer that would commit at or below ts. Had the reader come first, then
-min_commit_ts > max_ts >= ts. So the writer reserved first. If its reservation is gone, the snapshot shows the lock or the
-version. If it is not, `enter` finds it, and the reader waits for `release`: at most one group, for keys it wants only.
+min_commit_ts > max_ts >= ts. So the writer reserved first. If its reservation is gone, the snapshot shows the lock or
+the version. If it is not, `enter` finds it, and the reader waits for `release`: at most one group, for keys it wants.
 
 The same holds for a change feed that wants to promise "nothing will commit at or below ts": see `settle`. Timestamps
 of reads are forgotten with the process, so a store starts with a fresh timestamp of the oracle.

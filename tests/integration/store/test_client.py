@@ -14,6 +14,7 @@ from tests.integration.store.stubs import row_key, stubs_of
 
 tikv_client = pytest.importorskip("tikv_client", reason="its wheels are for Linux x86-64 and CPython 3.11 only")
 
+STORE_FLAGS = ("--wait-for-lock-timeout", "0.1")  # this client asks ten times, each time for as long as the store likes
 ACROSS_REGIONS = [row_key(100, 1), row_key(101, 1), row_key(101, 600), row_key(102, 1), row_key(200, 1)]
 
 

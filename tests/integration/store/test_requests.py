@@ -131,46 +131,6 @@ async def test_a_lock_shows_what_a_client_needs_to_resolve_it(cluster: Cluster) 
         assert (await stubs.get(key)).not_found
 
 
-async def test_a_lock_request_waits_until_the_lock_is_free_or_its_time_is_over(cluster: Cluster) -> None:
-    key = row_key(101, 405)
-    async with stubs_of(cluster) as stubs:
-        context, first, second = await stubs.context(key), await stubs.pd.tso(), await stubs.pd.tso()
-
-        def asked(start_ts: int, wait_ms: int) -> kvrpcpb.PessimisticLockRequest:
-            return kvrpcpb.PessimisticLockRequest(
-                context=context,
-                mutations=[kvrpcpb.Mutation(op=kvrpcpb.PessimisticLock, key=key)],
-                primary_lock=key,
-                start_version=start_ts,
-                for_update_ts=start_ts,
-                lock_ttl=20_000,
-                wait_timeout=wait_ms,
-            )
-
-        assert not (await stubs.tikv.KvPessimisticLock(asked(first, -1))).errors
-        for refused in (asked(second, -1), asked(second, 0), asked(second, 50)):
-            assert (await stubs.tikv.KvPessimisticLock(refused)).errors[0].HasField("locked")
-        freed = kvrpcpb.PessimisticRollbackRequest(
-            context=context, start_version=first, for_update_ts=first, keys=[key]
-        )
-        batch = tikvpb.BatchCommandsRequest(
-            requests=[
-                tikvpb.BatchCommandsRequest.Request(PessimisticLock=asked(second, 10**18)),
-                tikvpb.BatchCommandsRequest.Request(PessimisticRollback=freed),
-            ],
-            request_ids=[1, 2],
-        )
-        answers = await _batched(stubs, batch)
-        assert not answers[1].PessimisticLock.errors
-        third = await stubs.pd.tso()
-        waiting = asyncio.gather(stubs.tikv.KvPessimisticLock(asked(third, 10**18)))
-        await stubs.tikv.KVPessimisticRollback(
-            kvrpcpb.PessimisticRollbackRequest(context=context, start_version=second, for_update_ts=second, keys=[key])
-        )
-        (answer,) = await waiting
-        assert not answer.errors
-
-
 async def test_garbage_is_not_a_request(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
         call = stubs.channel.unary_unary("/tikvpb.Tikv/KvGet")

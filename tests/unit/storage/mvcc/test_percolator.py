@@ -25,6 +25,7 @@ NAMES = {
     errors.KeyErrorsError: "locked",
     errors.KeyIsLockedError: "locked",
     errors.WriteConflictError: "conflict",
+    errors.PessimisticLockRolledBackError: "conflict",
     errors.PessimisticLockLostError: "lost",
     errors.TxnLockNotFoundError: "gone",
     errors.CommittedError: "committed",
@@ -210,6 +211,6 @@ def test_a_lock_request_tells_the_newest_values() -> None:
         return_values=True,
         only_if_exists=True,
     )
-    assert run(engine, partial(pessimistic.pessimistic_lock, request=request)) == [b"1", None]
+    assert run(engine, partial(pessimistic.pessimistic_lock, request=request)) == [(b"1", 0), (None, 0)]
     assert Draft(engine.kv).lock(encode_bytes(b"b")) is None
     assert read(engine, b"a", 9) == b"1"
