@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from gcsafepoint.worker import safepoint
+from gcsafepoint.worker import history, safepoint
 from gcsafepoint.worker.clock import Clock
 from gcsafepoint.worker.cluster import Cluster
 from gcsafepoint.worker.conductor import Conductor
@@ -59,6 +59,7 @@ class GCWorker:
             self._cluster, records, election, self.rounds, self.clock, listener, least_life_time_ms=bounds.least_ms
         )
         self._write_rate = WriteRate(self._cluster, listener)
+        self._led = False
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, tick_s: float) -> None:
@@ -86,6 +87,9 @@ class GCWorker:
             self.clock.set(marked_s, now_ms)
             leads = await self.election.tick(marked_s, now_ms)
             self._listener.led(leads=leads)
+            if leads and not self._led:
+                await history.tidy(self._records, self.rounds.running, now_ms, self.election.fence)
+            self._led = leads
             return leads and await self._is_due(now_ms)
         except TidemarkError as err:
             self._listener.tick_failed(err)

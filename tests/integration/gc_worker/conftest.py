@@ -15,8 +15,11 @@ import pytest
 from tidemarkpb.v1 import gc_pb2, gc_pb2_grpc
 
 from server.demo.transaction import TransactionClient
+from server.gc_worker.records import MetaRecords
 from server.rpc.client import connect
+from storage.meta.client import open_meta
 from storage.model.errors import TidemarkError
+from tests.integration.gc_worker.proxy import StoreProxy, store_proxy
 
 SPLITS = (b"g", b"n", b"t")
 TICK_S, LEASE_S = 0.5, 3.0
@@ -69,16 +72,23 @@ class Cluster:
         self._directory, self._stack = directory, stack
         self.coordinator = ""
         self.client: TransactionClient
+        self.records: MetaRecords
 
-    async def start(self) -> None:
+    async def start(self, proxy: Any = None) -> None:
         metadata = f"leveldb:{self._directory / 'coordinator'}"
         coordinator = await self._daemon("coordinator", "--metadata", metadata)
         self.coordinator = coordinator.endpoints["coordinator"]
         data_dir, splits = str(self._directory / "store"), ",".join(key.hex() for key in SPLITS)
-        await self._daemon(
-            "store", *self._to, "--data-dir", data_dir, "--split-keys", splits, "--gc-poll-interval", "0.2"
+        front = ("--advertise-addr", proxy.address) if proxy else ()
+        store = await self._daemon(
+            "store", *self._to, "--data-dir", data_dir, "--split-keys", splits, "--gc-poll-interval", "0.2", *front
         )
+        if proxy:
+            proxy.target = store.endpoints["store"]
         self.client = await self._stack.enter_async_context(TransactionClient.open(self.coordinator))
+        self.records = MetaRecords(
+            await self._stack.enter_async_context(open_meta(f"etcd://{self.coordinator}", connect))
+        )
 
     async def worker(self) -> Daemon:
         pace = ("--tick-seconds", str(TICK_S), "--lease-seconds", str(LEASE_S), "--min-gc-time", "1ms")
@@ -87,6 +97,24 @@ class Cluster:
     async def service(self, worker: Daemon) -> Any:
         channel = await self._stack.enter_async_context(connect(worker.endpoints["gc-worker"]))
         return gc_pb2_grpc.GCServiceStub(channel)
+
+    async def leader(self) -> tuple[Daemon, Any]:
+        """A new worker, and its service, once it leads; it collects everything, but only when told."""
+        worker = await self.worker()
+        service = await self.service(worker)
+
+        async def leads() -> bool:
+            return bool((await service.GetGCStatus(gc_pb2.GetGCStatusRequest())).leader.is_self)
+
+        await eventually(leads)
+        variables = {"tikv_gc_life_time": "1ms", "tikv_gc_run_interval": "24h"}
+        await service.SetGCConfig(gc_pb2.SetGCConfigRequest(variables=variables))
+
+        async def first_round_over() -> bool:
+            return bool((await service.GetGCStatus(gc_pb2.GetGCStatusRequest())).last_round.result)
+
+        await eventually(first_round_over)  # the first of a cluster is due at once; of others the successor says how
+        return worker, service
 
     async def put(self, *pairs: tuple[bytes, bytes | None]) -> int:
         transaction = await self.client.begin()
@@ -123,17 +151,18 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 @pytest.fixture
+async def proxied(tmp_path: Path) -> AsyncIterator[tuple[Cluster, StoreProxy]]:
+    """A cluster whose store is behind a proxy."""
+    async with store_proxy() as proxy, AsyncExitStack() as stack:
+        made = Cluster(tmp_path, stack)
+        await made.start(proxy)
+        yield made, proxy
+
+
+@pytest.fixture
 async def gc(cluster: Cluster) -> Any:
     """The admin service of a worker that leads and collects only when told."""
-    service = await cluster.service(await cluster.worker())
-    variables = {"tikv_gc_life_time": "1ms", "tikv_gc_run_interval": "24h"}
-    await service.SetGCConfig(gc_pb2.SetGCConfigRequest(variables=variables))
-
-    async def first_round_over() -> bool:
-        return bool((await service.GetGCStatus(gc_pb2.GetGCStatusRequest())).last_round.result)
-
-    await eventually(first_round_over)  # it is due at once
-    return service
+    return (await cluster.leader())[1]
 
 
 async def eventually(claim: Any, seconds: float = 20.0) -> None:
