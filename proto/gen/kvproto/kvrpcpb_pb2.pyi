@@ -2739,6 +2739,194 @@ class RawDeleteRangeResponse(_message.Message):
 Global___RawDeleteRangeResponse: _TypeAlias = RawDeleteRangeResponse  # noqa: Y015
 
 @_typing.final
+class RawGetKeyTTLRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    CF_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    cf: _builtins.str
+    @_builtins.property
+    def context(self) -> Global___Context: ...
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+        key: _builtins.bytes = ...,
+        cf: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cf", b"cf", "context", b"context", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawGetKeyTTLRequest: _TypeAlias = RawGetKeyTTLRequest  # noqa: Y015
+
+@_typing.final
+class RawGetKeyTTLResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    NOT_FOUND_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    ttl: _builtins.int
+    not_found: _builtins.bool
+    @_builtins.property
+    def region_error(self) -> _errorpb_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        region_error: _errorpb_pb2.Error | None = ...,
+        error: _builtins.str = ...,
+        ttl: _builtins.int = ...,
+        not_found: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region_error", b"region_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "not_found", b"not_found", "region_error", b"region_error", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawGetKeyTTLResponse: _TypeAlias = RawGetKeyTTLResponse  # noqa: Y015
+
+@_typing.final
+class RawBatchScanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    EACH_LIMIT_FIELD_NUMBER: _builtins.int
+    KEY_ONLY_FIELD_NUMBER: _builtins.int
+    CF_FIELD_NUMBER: _builtins.int
+    REVERSE_FIELD_NUMBER: _builtins.int
+    each_limit: _builtins.int
+    key_only: _builtins.bool
+    cf: _builtins.str
+    reverse: _builtins.bool
+    @_builtins.property
+    def context(self) -> Global___Context: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]: ...
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+        ranges: _abc.Iterable[Global___KeyRange] | None = ...,
+        each_limit: _builtins.int = ...,
+        key_only: _builtins.bool = ...,
+        cf: _builtins.str = ...,
+        reverse: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cf", b"cf", "context", b"context", "each_limit", b"each_limit", "key_only", b"key_only", "ranges", b"ranges", "reverse", b"reverse"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawBatchScanRequest: _TypeAlias = RawBatchScanRequest  # noqa: Y015
+
+@_typing.final
+class RawBatchScanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ERROR_FIELD_NUMBER: _builtins.int
+    KVS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def region_error(self) -> _errorpb_pb2.Error: ...
+    @_builtins.property
+    def kvs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvPair]: ...
+    def __init__(
+        self,
+        *,
+        region_error: _errorpb_pb2.Error | None = ...,
+        kvs: _abc.Iterable[Global___KvPair] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region_error", b"region_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kvs", b"kvs", "region_error", b"region_error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawBatchScanResponse: _TypeAlias = RawBatchScanResponse  # noqa: Y015
+
+@_typing.final
+class RawCASRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    PREVIOUS_NOT_EXIST_FIELD_NUMBER: _builtins.int
+    PREVIOUS_VALUE_FIELD_NUMBER: _builtins.int
+    CF_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    DELETE_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    value: _builtins.bytes
+    previous_not_exist: _builtins.bool
+    previous_value: _builtins.bytes
+    cf: _builtins.str
+    ttl: _builtins.int
+    delete: _builtins.bool
+    @_builtins.property
+    def context(self) -> Global___Context: ...
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+        key: _builtins.bytes = ...,
+        value: _builtins.bytes = ...,
+        previous_not_exist: _builtins.bool = ...,
+        previous_value: _builtins.bytes = ...,
+        cf: _builtins.str = ...,
+        ttl: _builtins.int = ...,
+        delete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cf", b"cf", "context", b"context", "delete", b"delete", "key", b"key", "previous_not_exist", b"previous_not_exist", "previous_value", b"previous_value", "ttl", b"ttl", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawCASRequest: _TypeAlias = RawCASRequest  # noqa: Y015
+
+@_typing.final
+class RawCASResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    SUCCEED_FIELD_NUMBER: _builtins.int
+    PREVIOUS_NOT_EXIST_FIELD_NUMBER: _builtins.int
+    PREVIOUS_VALUE_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    succeed: _builtins.bool
+    previous_not_exist: _builtins.bool
+    previous_value: _builtins.bytes
+    @_builtins.property
+    def region_error(self) -> _errorpb_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        region_error: _errorpb_pb2.Error | None = ...,
+        error: _builtins.str = ...,
+        succeed: _builtins.bool = ...,
+        previous_not_exist: _builtins.bool = ...,
+        previous_value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region_error", b"region_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "previous_not_exist", b"previous_not_exist", "previous_value", b"previous_value", "region_error", b"region_error", "succeed", b"succeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawCASResponse: _TypeAlias = RawCASResponse  # noqa: Y015
+
+@_typing.final
 class MvccGetByKeyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2769,10 +2957,12 @@ class MvccWrite(_message.Message):
     START_TS_FIELD_NUMBER: _builtins.int
     COMMIT_TS_FIELD_NUMBER: _builtins.int
     SHORT_VALUE_FIELD_NUMBER: _builtins.int
+    HAS_OVERLAPPED_ROLLBACK_FIELD_NUMBER: _builtins.int
     type: Global___Op.ValueType
     start_ts: _builtins.int
     commit_ts: _builtins.int
     short_value: _builtins.bytes
+    has_overlapped_rollback: _builtins.bool
     def __init__(
         self,
         *,
@@ -2780,10 +2970,11 @@ class MvccWrite(_message.Message):
         start_ts: _builtins.int = ...,
         commit_ts: _builtins.int = ...,
         short_value: _builtins.bytes = ...,
+        has_overlapped_rollback: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ts", b"commit_ts", "short_value", b"short_value", "start_ts", b"start_ts", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ts", b"commit_ts", "has_overlapped_rollback", b"has_overlapped_rollback", "short_value", b"short_value", "start_ts", b"start_ts", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2909,3 +3100,56 @@ class MvccGetByKeyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MvccGetByKeyResponse: _TypeAlias = MvccGetByKeyResponse  # noqa: Y015
+
+@_typing.final
+class MvccGetByStartTsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    START_TS_FIELD_NUMBER: _builtins.int
+    start_ts: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___Context: ...
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+        start_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "start_ts", b"start_ts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MvccGetByStartTsRequest: _TypeAlias = MvccGetByStartTsRequest  # noqa: Y015
+
+@_typing.final
+class MvccGetByStartTsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    INFO_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    key: _builtins.bytes
+    @_builtins.property
+    def region_error(self) -> _errorpb_pb2.Error: ...
+    @_builtins.property
+    def info(self) -> Global___MvccInfo: ...
+    def __init__(
+        self,
+        *,
+        region_error: _errorpb_pb2.Error | None = ...,
+        error: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+        info: Global___MvccInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "region_error", b"region_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "info", b"info", "key", b"key", "region_error", b"region_error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MvccGetByStartTsResponse: _TypeAlias = MvccGetByStartTsResponse  # noqa: Y015

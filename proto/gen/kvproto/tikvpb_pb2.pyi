@@ -87,6 +87,7 @@ class BatchCommandsRequest(_message.Message):
         RAWBATCHDELETE_FIELD_NUMBER: _builtins.int
         RAWSCAN_FIELD_NUMBER: _builtins.int
         RAWDELETERANGE_FIELD_NUMBER: _builtins.int
+        RAWBATCHSCAN_FIELD_NUMBER: _builtins.int
         PESSIMISTICLOCK_FIELD_NUMBER: _builtins.int
         PESSIMISTICROLLBACK_FIELD_NUMBER: _builtins.int
         CHECKTXNSTATUS_FIELD_NUMBER: _builtins.int
@@ -132,6 +133,8 @@ class BatchCommandsRequest(_message.Message):
         @_builtins.property
         def RawDeleteRange(self) -> _kvrpcpb_pb2.RawDeleteRangeRequest: ...
         @_builtins.property
+        def RawBatchScan(self) -> _kvrpcpb_pb2.RawBatchScanRequest: ...
+        @_builtins.property
         def PessimisticLock(self) -> _kvrpcpb_pb2.PessimisticLockRequest: ...
         @_builtins.property
         def PessimisticRollback(self) -> _kvrpcpb_pb2.PessimisticRollbackRequest: ...
@@ -165,6 +168,7 @@ class BatchCommandsRequest(_message.Message):
             RawBatchDelete: _kvrpcpb_pb2.RawBatchDeleteRequest | None = ...,
             RawScan: _kvrpcpb_pb2.RawScanRequest | None = ...,
             RawDeleteRange: _kvrpcpb_pb2.RawDeleteRangeRequest | None = ...,
+            RawBatchScan: _kvrpcpb_pb2.RawBatchScanRequest | None = ...,
             PessimisticLock: _kvrpcpb_pb2.PessimisticLockRequest | None = ...,
             PessimisticRollback: _kvrpcpb_pb2.PessimisticRollbackRequest | None = ...,
             CheckTxnStatus: _kvrpcpb_pb2.CheckTxnStatusRequest | None = ...,
@@ -172,11 +176,11 @@ class BatchCommandsRequest(_message.Message):
             CheckSecondaryLocks: _kvrpcpb_pb2.CheckSecondaryLocksRequest | None = ...,
             Empty: Global___BatchCommandsEmptyRequest | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["Get", "Scan", "Prewrite", "Commit", "Cleanup", "BatchGet", "BatchRollback", "ScanLock", "ResolveLock", "GC", "DeleteRange", "RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "PessimisticLock", "PessimisticRollback", "CheckTxnStatus", "TxnHeartBeat", "CheckSecondaryLocks", "Empty"]  # noqa: Y015
+        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["Get", "Scan", "Prewrite", "Commit", "Cleanup", "BatchGet", "BatchRollback", "ScanLock", "ResolveLock", "GC", "DeleteRange", "RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "RawBatchScan", "PessimisticLock", "PessimisticRollback", "CheckTxnStatus", "TxnHeartBeat", "CheckSecondaryLocks", "Empty"]  # noqa: Y015
         _WhichOneofArgType_cmd: _TypeAlias = _typing.Literal["cmd", b"cmd"]  # noqa: Y015
         def WhichOneof(self, oneof_group: _WhichOneofArgType_cmd) -> _WhichOneofReturnType_cmd | None: ...
 
@@ -230,6 +234,7 @@ class BatchCommandsResponse(_message.Message):
         RAWBATCHDELETE_FIELD_NUMBER: _builtins.int
         RAWSCAN_FIELD_NUMBER: _builtins.int
         RAWDELETERANGE_FIELD_NUMBER: _builtins.int
+        RAWBATCHSCAN_FIELD_NUMBER: _builtins.int
         PESSIMISTICLOCK_FIELD_NUMBER: _builtins.int
         PESSIMISTICROLLBACK_FIELD_NUMBER: _builtins.int
         CHECKTXNSTATUS_FIELD_NUMBER: _builtins.int
@@ -275,6 +280,8 @@ class BatchCommandsResponse(_message.Message):
         @_builtins.property
         def RawDeleteRange(self) -> _kvrpcpb_pb2.RawDeleteRangeResponse: ...
         @_builtins.property
+        def RawBatchScan(self) -> _kvrpcpb_pb2.RawBatchScanResponse: ...
+        @_builtins.property
         def PessimisticLock(self) -> _kvrpcpb_pb2.PessimisticLockResponse: ...
         @_builtins.property
         def PessimisticRollback(self) -> _kvrpcpb_pb2.PessimisticRollbackResponse: ...
@@ -308,6 +315,7 @@ class BatchCommandsResponse(_message.Message):
             RawBatchDelete: _kvrpcpb_pb2.RawBatchDeleteResponse | None = ...,
             RawScan: _kvrpcpb_pb2.RawScanResponse | None = ...,
             RawDeleteRange: _kvrpcpb_pb2.RawDeleteRangeResponse | None = ...,
+            RawBatchScan: _kvrpcpb_pb2.RawBatchScanResponse | None = ...,
             PessimisticLock: _kvrpcpb_pb2.PessimisticLockResponse | None = ...,
             PessimisticRollback: _kvrpcpb_pb2.PessimisticRollbackResponse | None = ...,
             CheckTxnStatus: _kvrpcpb_pb2.CheckTxnStatusResponse | None = ...,
@@ -315,11 +323,11 @@ class BatchCommandsResponse(_message.Message):
             CheckSecondaryLocks: _kvrpcpb_pb2.CheckSecondaryLocksResponse | None = ...,
             Empty: Global___BatchCommandsEmptyResponse | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "GC", b"GC", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["Get", "Scan", "Prewrite", "Commit", "Cleanup", "BatchGet", "BatchRollback", "ScanLock", "ResolveLock", "GC", "DeleteRange", "RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "PessimisticLock", "PessimisticRollback", "CheckTxnStatus", "TxnHeartBeat", "CheckSecondaryLocks", "Empty"]  # noqa: Y015
+        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["Get", "Scan", "Prewrite", "Commit", "Cleanup", "BatchGet", "BatchRollback", "ScanLock", "ResolveLock", "GC", "DeleteRange", "RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "RawBatchScan", "PessimisticLock", "PessimisticRollback", "CheckTxnStatus", "TxnHeartBeat", "CheckSecondaryLocks", "Empty"]  # noqa: Y015
         _WhichOneofArgType_cmd: _TypeAlias = _typing.Literal["cmd", b"cmd"]  # noqa: Y015
         def WhichOneof(self, oneof_group: _WhichOneofArgType_cmd) -> _WhichOneofReturnType_cmd | None: ...
 

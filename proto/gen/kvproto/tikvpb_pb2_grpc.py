@@ -145,6 +145,11 @@ class TikvStub:
                 request_serializer=kvproto_dot_kvrpcpb__pb2.MvccGetByKeyRequest.SerializeToString,
                 response_deserializer=kvproto_dot_kvrpcpb__pb2.MvccGetByKeyResponse.FromString,
                 _registered_method=True)
+        self.MvccGetByStartTs = channel.unary_unary(
+                '/tikvpb.Tikv/MvccGetByStartTs',
+                request_serializer=kvproto_dot_kvrpcpb__pb2.MvccGetByStartTsRequest.SerializeToString,
+                response_deserializer=kvproto_dot_kvrpcpb__pb2.MvccGetByStartTsResponse.FromString,
+                _registered_method=True)
         self.SplitRegion = channel.unary_unary(
                 '/tikvpb.Tikv/SplitRegion',
                 request_serializer=kvproto_dot_kvrpcpb__pb2.SplitRegionRequest.SerializeToString,
@@ -194,6 +199,21 @@ class TikvStub:
                 '/tikvpb.Tikv/RawDeleteRange',
                 request_serializer=kvproto_dot_kvrpcpb__pb2.RawDeleteRangeRequest.SerializeToString,
                 response_deserializer=kvproto_dot_kvrpcpb__pb2.RawDeleteRangeResponse.FromString,
+                _registered_method=True)
+        self.RawBatchScan = channel.unary_unary(
+                '/tikvpb.Tikv/RawBatchScan',
+                request_serializer=kvproto_dot_kvrpcpb__pb2.RawBatchScanRequest.SerializeToString,
+                response_deserializer=kvproto_dot_kvrpcpb__pb2.RawBatchScanResponse.FromString,
+                _registered_method=True)
+        self.RawGetKeyTTL = channel.unary_unary(
+                '/tikvpb.Tikv/RawGetKeyTTL',
+                request_serializer=kvproto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.SerializeToString,
+                response_deserializer=kvproto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.FromString,
+                _registered_method=True)
+        self.RawCompareAndSwap = channel.unary_unary(
+                '/tikvpb.Tikv/RawCompareAndSwap',
+                request_serializer=kvproto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
+                response_deserializer=kvproto_dot_kvrpcpb__pb2.RawCASResponse.FromString,
                 _registered_method=True)
         self.BatchCommands = channel.stream_stream(
                 '/tikvpb.Tikv/BatchCommands',
@@ -337,6 +357,12 @@ class TikvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MvccGetByStartTs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SplitRegion(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -392,6 +418,24 @@ class TikvServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RawDeleteRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawBatchScan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawGetKeyTTL(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawCompareAndSwap(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -516,6 +560,11 @@ def add_TikvServicer_to_server(servicer, server):
                     request_deserializer=kvproto_dot_kvrpcpb__pb2.MvccGetByKeyRequest.FromString,
                     response_serializer=kvproto_dot_kvrpcpb__pb2.MvccGetByKeyResponse.SerializeToString,
             ),
+            'MvccGetByStartTs': grpc.unary_unary_rpc_method_handler(
+                    servicer.MvccGetByStartTs,
+                    request_deserializer=kvproto_dot_kvrpcpb__pb2.MvccGetByStartTsRequest.FromString,
+                    response_serializer=kvproto_dot_kvrpcpb__pb2.MvccGetByStartTsResponse.SerializeToString,
+            ),
             'SplitRegion': grpc.unary_unary_rpc_method_handler(
                     servicer.SplitRegion,
                     request_deserializer=kvproto_dot_kvrpcpb__pb2.SplitRegionRequest.FromString,
@@ -565,6 +614,21 @@ def add_TikvServicer_to_server(servicer, server):
                     servicer.RawDeleteRange,
                     request_deserializer=kvproto_dot_kvrpcpb__pb2.RawDeleteRangeRequest.FromString,
                     response_serializer=kvproto_dot_kvrpcpb__pb2.RawDeleteRangeResponse.SerializeToString,
+            ),
+            'RawBatchScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawBatchScan,
+                    request_deserializer=kvproto_dot_kvrpcpb__pb2.RawBatchScanRequest.FromString,
+                    response_serializer=kvproto_dot_kvrpcpb__pb2.RawBatchScanResponse.SerializeToString,
+            ),
+            'RawGetKeyTTL': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawGetKeyTTL,
+                    request_deserializer=kvproto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.FromString,
+                    response_serializer=kvproto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.SerializeToString,
+            ),
+            'RawCompareAndSwap': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawCompareAndSwap,
+                    request_deserializer=kvproto_dot_kvrpcpb__pb2.RawCASRequest.FromString,
+                    response_serializer=kvproto_dot_kvrpcpb__pb2.RawCASResponse.SerializeToString,
             ),
             'BatchCommands': grpc.stream_stream_rpc_method_handler(
                     servicer.BatchCommands,
@@ -1177,6 +1241,33 @@ class Tikv:
             _registered_method=True)
 
     @staticmethod
+    def MvccGetByStartTs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/MvccGetByStartTs',
+            kvproto_dot_kvrpcpb__pb2.MvccGetByStartTsRequest.SerializeToString,
+            kvproto_dot_kvrpcpb__pb2.MvccGetByStartTsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def SplitRegion(request,
             target,
             options=(),
@@ -1436,6 +1527,87 @@ class Tikv:
             '/tikvpb.Tikv/RawDeleteRange',
             kvproto_dot_kvrpcpb__pb2.RawDeleteRangeRequest.SerializeToString,
             kvproto_dot_kvrpcpb__pb2.RawDeleteRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawBatchScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawBatchScan',
+            kvproto_dot_kvrpcpb__pb2.RawBatchScanRequest.SerializeToString,
+            kvproto_dot_kvrpcpb__pb2.RawBatchScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawGetKeyTTL(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawGetKeyTTL',
+            kvproto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.SerializeToString,
+            kvproto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawCompareAndSwap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawCompareAndSwap',
+            kvproto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
+            kvproto_dot_kvrpcpb__pb2.RawCASResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,7 @@ class TikvStub:
     RemoveLockObserver: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RemoveLockObserverRequest, _kvrpcpb_pb2.RemoveLockObserverResponse]
     PhysicalScanLock: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PhysicalScanLockRequest, _kvrpcpb_pb2.PhysicalScanLockResponse]
     MvccGetByKey: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.MvccGetByKeyRequest, _kvrpcpb_pb2.MvccGetByKeyResponse]
+    MvccGetByStartTs: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.MvccGetByStartTsRequest, _kvrpcpb_pb2.MvccGetByStartTsResponse]
     SplitRegion: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.SplitRegionRequest, _kvrpcpb_pb2.SplitRegionResponse]
     GetStoreSafeTS: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.StoreSafeTSRequest, _kvrpcpb_pb2.StoreSafeTSResponse]
     RawGet: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetRequest, _kvrpcpb_pb2.RawGetResponse]
@@ -64,6 +65,9 @@ class TikvStub:
     RawBatchDelete: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchDeleteRequest, _kvrpcpb_pb2.RawBatchDeleteResponse]
     RawScan: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawScanRequest, _kvrpcpb_pb2.RawScanResponse]
     RawDeleteRange: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawDeleteRangeRequest, _kvrpcpb_pb2.RawDeleteRangeResponse]
+    RawBatchScan: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchScanRequest, _kvrpcpb_pb2.RawBatchScanResponse]
+    RawGetKeyTTL: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetKeyTTLRequest, _kvrpcpb_pb2.RawGetKeyTTLResponse]
+    RawCompareAndSwap: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawCASRequest, _kvrpcpb_pb2.RawCASResponse]
     BatchCommands: _grpc.StreamStreamMultiCallable[_tikvpb_pb2.BatchCommandsRequest, _tikvpb_pb2.BatchCommandsResponse]
 
 @_typing.type_check_only
@@ -91,6 +95,7 @@ class TikvAsyncStub(TikvStub):
     RemoveLockObserver: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RemoveLockObserverRequest, _kvrpcpb_pb2.RemoveLockObserverResponse]  # type: ignore[assignment]
     PhysicalScanLock: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PhysicalScanLockRequest, _kvrpcpb_pb2.PhysicalScanLockResponse]  # type: ignore[assignment]
     MvccGetByKey: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.MvccGetByKeyRequest, _kvrpcpb_pb2.MvccGetByKeyResponse]  # type: ignore[assignment]
+    MvccGetByStartTs: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.MvccGetByStartTsRequest, _kvrpcpb_pb2.MvccGetByStartTsResponse]  # type: ignore[assignment]
     SplitRegion: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.SplitRegionRequest, _kvrpcpb_pb2.SplitRegionResponse]  # type: ignore[assignment]
     GetStoreSafeTS: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.StoreSafeTSRequest, _kvrpcpb_pb2.StoreSafeTSResponse]  # type: ignore[assignment]
     RawGet: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetRequest, _kvrpcpb_pb2.RawGetResponse]  # type: ignore[assignment]
@@ -101,6 +106,9 @@ class TikvAsyncStub(TikvStub):
     RawBatchDelete: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchDeleteRequest, _kvrpcpb_pb2.RawBatchDeleteResponse]  # type: ignore[assignment]
     RawScan: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawScanRequest, _kvrpcpb_pb2.RawScanResponse]  # type: ignore[assignment]
     RawDeleteRange: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawDeleteRangeRequest, _kvrpcpb_pb2.RawDeleteRangeResponse]  # type: ignore[assignment]
+    RawBatchScan: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchScanRequest, _kvrpcpb_pb2.RawBatchScanResponse]  # type: ignore[assignment]
+    RawGetKeyTTL: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetKeyTTLRequest, _kvrpcpb_pb2.RawGetKeyTTLResponse]  # type: ignore[assignment]
+    RawCompareAndSwap: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawCASRequest, _kvrpcpb_pb2.RawCASResponse]  # type: ignore[assignment]
     BatchCommands: _aio.StreamStreamMultiCallable[_tikvpb_pb2.BatchCommandsRequest, _tikvpb_pb2.BatchCommandsResponse]  # type: ignore[assignment]
 
 class TikvServicer(metaclass=_abc_1.ABCMeta):
@@ -259,6 +267,13 @@ class TikvServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvrpcpb_pb2.MvccGetByKeyResponse, _abc.Awaitable[_kvrpcpb_pb2.MvccGetByKeyResponse]]: ...
 
     @_abc_1.abstractmethod
+    def MvccGetByStartTs(
+        self,
+        request: _kvrpcpb_pb2.MvccGetByStartTsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.MvccGetByStartTsResponse, _abc.Awaitable[_kvrpcpb_pb2.MvccGetByStartTsResponse]]: ...
+
+    @_abc_1.abstractmethod
     def SplitRegion(
         self,
         request: _kvrpcpb_pb2.SplitRegionRequest,
@@ -327,6 +342,27 @@ class TikvServicer(metaclass=_abc_1.ABCMeta):
         request: _kvrpcpb_pb2.RawDeleteRangeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvrpcpb_pb2.RawDeleteRangeResponse, _abc.Awaitable[_kvrpcpb_pb2.RawDeleteRangeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RawBatchScan(
+        self,
+        request: _kvrpcpb_pb2.RawBatchScanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.RawBatchScanResponse, _abc.Awaitable[_kvrpcpb_pb2.RawBatchScanResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RawGetKeyTTL(
+        self,
+        request: _kvrpcpb_pb2.RawGetKeyTTLRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.RawGetKeyTTLResponse, _abc.Awaitable[_kvrpcpb_pb2.RawGetKeyTTLResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RawCompareAndSwap(
+        self,
+        request: _kvrpcpb_pb2.RawCASRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.RawCASResponse, _abc.Awaitable[_kvrpcpb_pb2.RawCASResponse]]: ...
 
     @_abc_1.abstractmethod
     def BatchCommands(
