@@ -143,12 +143,14 @@ def _lock(region: Region, situation: Situation) -> list[Link]:
     lock = min(region.locks, key=lambda lock: lock.start_ts)
     ends_ms = physical_ms(lock.start_ts) + lock.ttl_ms
     alive = ends_ms > situation.now_ms
-    waits = "its client lives and keeps it" if alive else "its client is gone: captures and GC resolve it"
+    waits = "its TTL is not over: its client lives, or died just now"
+    if not alive:
+        waits = "its TTL is over: captures and GC resolve it"
     return [
         Link(
             kind=Kind.LOCK,
             name=f"transaction {lock.start_ts}",
-            state="alive" if alive else "expired",
+            state="live" if alive else "expired",
             owner=f"primary key {lock.primary}",
             ts=lock.start_ts,
             next_ts=_second(lock.start_ts for lock in region.locks),

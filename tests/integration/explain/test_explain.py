@@ -117,7 +117,7 @@ def test_the_chain_names_the_lock_and_its_command_ends_it(cluster, caught_up, wa
         assert table["name"] == "bank.accounts"
         assert region["owner"] == f"store {cluster.store.endpoints['store']}"
         assert region["ts"] == start_ts - 1
-        assert (lock["ts"], lock["state"], lock["owner"]) == (start_ts, "alive", f"primary key {key.hex()}")
+        assert (lock["ts"], lock["state"], lock["owner"]) == (start_ts, "live", f"primary key {key.hex()}")
         assert 500 < lock["ttl_left_seconds"] < 600
         shown = run_command(cluster, lock["commands"][0], "--dry-run")
         assert shown["dry_run"]

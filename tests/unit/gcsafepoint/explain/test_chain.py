@@ -119,12 +119,12 @@ def test_the_chain_goes_down_to_the_lock():
     assert last.commands == (f"tidemark cli unsafe resolve-lock --key 6b32 --start-ts {ago(AGE_S - 1)}",)
 
 
-def test_a_lock_whose_client_lives_says_so():
+def test_a_lock_within_its_ttl_says_so():
     links = chain(lagging(Lock(ago(60), "6b", ttl_ms=100_000), resolved_s=61))
     # the lag is mostly that of the reader here
     assert links[-1].kind is Kind.READER
     links = chain(lagging(Lock(ago(AGE_S - 1), "6b", ttl_ms=AGE_S * 1000 + 5000)))
-    assert links[-1].state == "alive"
+    assert links[-1].state == "live"
     assert links[-1].expires_ms == (NOW_S + 1 + 5) * 1000
 
 
