@@ -130,6 +130,8 @@ class RemoteEtcd:
                 if response.canceled:
                     return
                 response = await call.read()
+        except asyncio.InvalidStateError as err:  # gRPC's word for a call that ended before it was written to
+            raise MetaUnavailableError("the watch ended before it began; try again") from err
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
         finally:

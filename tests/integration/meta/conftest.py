@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from storage.meta.client import EtcdMeta, open_meta
 
 ROOT = Path(__file__).parents[3]
 READY_S = 20.0
@@ -214,3 +216,20 @@ def etcd_api(
             yield etcd
         else:
             yield Api([stack.enter_context(coordinator(etcd.url, security=tls)).address], tls)
+
+
+@pytest.fixture
+async def channel(etcd_api: Api) -> AsyncIterator[grpc.aio.Channel]:
+    async with etcd_api.channel(etcd_api.addresses[0]) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def meta(etcd_api: Api) -> AsyncIterator[EtcdMeta]:
+    async with open_meta(etcd_api.url, etcd_api.channel) as opened:
+        yield opened
+
+
+@pytest.fixture
+def prefix() -> bytes:
+    return f"/test/{uuid.uuid4()}/".encode()
