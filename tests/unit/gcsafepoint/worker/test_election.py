@@ -125,3 +125,47 @@ def test_never_two_leaders_however_they_tick_and_stall(memory_records: Any, plan
             assert sum(election.leads for election in workers) <= 1
 
     asyncio.run(run())
+
+
+async def test_what_runs_under_the_lease_ends_with_it_and_renewing_gives_it_more_time(records: Any) -> None:
+    clock = Clock()
+    one = Election(records, uuid="one", desc="", lease_ms=2000, monotonic_s=clock.monotonic_s)
+    with pytest.raises(LeaseLostError, match="not the GC leader"):
+        async with one.held():
+            pytest.fail("nobody leads")
+    assert await tick(one, clock)
+    renewed, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        async with one.held():
+            await renewed.wait()
+            await asyncio.Event().wait()
+
+    async def until_lost() -> None:
+        with pytest.raises(LeaseLostError, match="ran out in the middle"):
+            await work()
+        ended.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(until_lost())
+        clock.ms += 1000
+        assert await tick(one, clock)
+        renewed.set()
+        clock.ms += 1000
+        assert one.leads
+        await asyncio.sleep(0)
+        assert not ended.is_set()
+        clock.ms += 2000  # as a process that was stopped finds its clock
+        two = worker(records, clock, "two")
+        assert await tick(two, clock)
+        assert not await tick(one, clock)
+    assert ended.is_set()
+
+
+async def test_a_timeout_of_the_work_itself_is_not_taken_for_a_lost_lease(records: Any) -> None:
+    clock = Clock()
+    one = worker(records, clock, "one")
+    assert await tick(one, clock)
+    with pytest.raises(TimeoutError):
+        async with one.held():
+            raise TimeoutError
