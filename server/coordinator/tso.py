@@ -13,6 +13,7 @@ import enum
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -27,6 +28,7 @@ WINDOW_MS = 3000
 _SPARE_MS = 1500
 _CHECK_SECONDS = 0.5
 _STEP_SECONDS = 0.001
+_SAVE_SECONDS = 1.0
 _NANOSECONDS_PER_MS = 1_000_000
 _SAVED = struct.Struct(">Q")
 _RETRIES_TEXT = (
@@ -137,7 +139,10 @@ class TimestampOracle:
         before_ms = self._oracle.limit_ms
         async with self._growing:
             while self._oracle.limit_ms <= before_ms:
-                await self._save(self._oracle.wanted_limit(self._now_ms()))
+                self._ledger.leadership.check()
+                with suppress(TimeoutError):  # a member of etcd is silent: ask again, another is soon in use
+                    async with asyncio.timeout(_SAVE_SECONDS):
+                        await self._save(self._oracle.wanted_limit(self._now_ms()))
 
     async def _save(self, limit_ms: int) -> None:
         """Guarded by the last revision: a write that was given up for lost must not undo a later one."""

@@ -1,0 +1,101 @@
+"""Three coordinators over one etcd cluster, as the fault tests break them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from kvproto import pdpb_pb2
+from kvproto.pdpb_pb2_grpc import PDStub
+
+from tests.integration.coordinator.processes import Coordinator, Etcd, etcd_members, free_ports
+
+
+@dataclass
+class Cluster:
+    """Its processes."""
+
+    etcd: list[Etcd]
+    coordinators: list[Coordinator]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [coordinator.address for coordinator in self.coordinators]
+
+    @property
+    def followers(self) -> list[Coordinator]:
+        leader = self.leader()
+        return [coordinator for coordinator in self.coordinators if coordinator is not leader]
+
+    def leader(self, *, but: Coordinator | None = None, seconds: float = 15) -> Coordinator:
+        """Who answers as the leader; waits until that is another one than `but`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for coordinator in self.coordinators:
+                if coordinator is not but and members_of(coordinator.address).leads:
+                    return coordinator
+            time.sleep(0.05)
+        raise AssertionError(f"no leader; the logs end with: {[one.log[-300:] for one in self.coordinators]}")
+
+    def heal(self) -> None:
+        """Start again what is down."""
+        for daemon in (*self.etcd, *self.coordinators):
+            if not daemon.running:
+                daemon.launch()
+        self.leader()
+
+
+@dataclass(frozen=True)
+class View:
+    """One coordinator's answer to GetMembers."""
+
+    address: str
+    cluster_id: int
+    leader: str
+    members: list[str]
+
+    @property
+    def leads(self) -> bool:
+        return self.leader == self.address
+
+
+def members_of(address: str, timeout_s: float = 1) -> View:
+    """What a coordinator says about all; of one that does not answer, nothing."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = PDStub(channel)
+        try:
+            answer = stub.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return View(address, 0, "", [])
+    urls = [member.client_urls[0].removeprefix("http://") for member in answer.members]
+    leader = answer.leader.client_urls[0].removeprefix("http://") if answer.leader.client_urls else ""
+    return View(address, answer.header.cluster_id, leader, sorted(urls))
+
+
+@contextmanager
+def running_cluster(directory: Path, *, etcds: int = 1, flags: Sequence[str] = ()) -> Iterator[Cluster]:
+    """A healthy cluster that ends with the block."""
+    with etcd_members(directory, etcds) as etcd:
+        metadata = "etcd://" + ",".join(member.address for member in etcd)
+        coordinators = [
+            Coordinator(f"127.0.0.1:{port}", metadata, directory / f"coordinator{number}.log", flags)
+            for number, port in enumerate(free_ports(3))
+        ]
+        cluster = Cluster(etcd, coordinators)
+        try:
+            for coordinator in coordinators:
+                coordinator.launch()
+            cluster.leader()
+            yield cluster
+        finally:
+            for coordinator in coordinators:
+                coordinator.kill()
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """`function` without stopping the callers."""
+    return await asyncio.to_thread(function, *arguments, **named)
