@@ -47,7 +47,7 @@ class UnauthorizedError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `tail` is what follows a route's prefix, percent-decoded."""
+    """One request; `tail` is what follows a route's prefix, percent-decoded, bytes that are no UTF-8 as surrogates."""
 
     method: str
     path: str
@@ -100,12 +100,12 @@ class Routes:
         methods = {known: prefix for known, prefix in fitting if len(prefix) == longest}
         if method not in methods:
             raise MethodRefusedError(f"{path} takes {', '.join(sorted(methods))}, not {method}")
-        return handlers[method, methods[method]], unquote(path[longest:])
+        return handlers[method, methods[method]], unquote(path[longest:], errors="surrogateescape")
 
 
 def json_answer(document: Any, status: int = 200) -> Answer:
     """A JSON document."""
-    return Answer(status, json.dumps(document, ensure_ascii=False).encode() + b"\n", "application/json; charset=utf-8")
+    return Answer(status, json.dumps(document).encode() + b"\n", "application/json")
 
 
 def error_answer(err: TidemarkError) -> Answer:

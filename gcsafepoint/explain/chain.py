@@ -18,7 +18,8 @@ def chain_of(ordered: Sequence[Holder], index: int, situation: Situation) -> Cha
     next_ts, lost_s = min(others, default=MAX_TS), lost_at(ordered, index)
     blocks = holder.ts < situation.wanted_ts
     if holder.kind is Kind.GC_WORKER:
-        return Chain(holder.id, (_worker(holder, next_ts, situation, late=blocks),), blocks)
+        lateness = ("held" if next_ts <= holder.ts else "late") if blocks else ""
+        return Chain(holder.id, (_worker(holder, next_ts, situation, lateness),), blocks)
     if holder.kind is Kind.TRANSACTION:
         return Chain(holder.id, (_transaction(holder, next_ts),), blocks)
     feed = situation.feeds.get(feed_of(holder.id))
@@ -72,7 +73,7 @@ def _delete(holder: Holder, state: str) -> str:
     return f"tidemark cli service-gc-safepoint delete {quoted(holder.id)}{needs_yes}"
 
 
-def _worker(holder: Holder, next_ts: int, situation: Situation, *, late: bool) -> Link:
+def _worker(holder: Holder, next_ts: int, situation: Situation, lateness: str) -> Link:
     worker = situation.worker
     state = "in time"
     commands: tuple[str, ...] = ("tidemark cli gc status",)
@@ -80,11 +81,13 @@ def _worker(holder: Holder, next_ts: int, situation: Situation, *, late: bool) -
     if not worker.enabled:
         state, reason = "disabled", "GC is switched off (tikv_gc_enable)"
         commands = ("tidemark cli gc config set tikv_gc_enable=true",)
-    elif late and not worker.leader:
+    elif lateness == "held":
+        state, reason = lateness, "it may not pass what stands before it"
+    elif lateness and not worker.leader:
         state, commands = "absent", ("tidemark gc-worker --coordinator HOST:PORT",)
         reason = "no GC worker of ours leads (TiDB's keeps its records in mysql.tidb)"
-    elif late:
-        state, commands = "late", ("tidemark cli gc run", "tidemark cli gc status")
+    elif lateness:
+        state, commands = lateness, ("tidemark cli gc run", "tidemark cli gc status")
         reason = f"its last round was at {shown(worker.last_run) or 'no time yet'}"
     if worker.problem:
         reason = f"{reason}; {shown(worker.problem)}"

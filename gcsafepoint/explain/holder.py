@@ -28,7 +28,7 @@ class Holder:
 
 
 def holders(situation: Situation) -> list[Holder]:
-    """All live ones, the lowest first; of equals the first by id."""
+    """All live ones, the lowest first; of equals the first by id, and GC's own worker last: they hold it."""
     view = situation.view
     found = [Holder(GC_WORKER, Kind.GC_WORKER, view.gc_worker.safe_point)]
     for kind, barriers in ((Kind.SERVICE, view.services), (Kind.GLOBAL_BARRIER, view.global_barriers)):
@@ -36,7 +36,7 @@ def holders(situation: Situation) -> list[Holder]:
     found += [
         Holder(TRANSACTION_PREFIX + running.owner, Kind.TRANSACTION, running.start_ts) for running in view.min_start_ts
     ]
-    return sorted(found, key=lambda holder: (holder.ts, holder.id))
+    return sorted(found, key=lambda holder: (holder.ts, holder.kind is Kind.GC_WORKER, holder.id))
 
 
 def lost_at(ordered: Sequence[Holder], index: int) -> int | None:

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     remote = Remote(arguments.server, arguments.pd, security)
     command: Command = arguments.command
     output = asyncio.run(_awaited(command, remote, arguments))
-    print(output.text(as_json=arguments.json))
+    print(output.text(as_json=arguments.json).encode(errors="backslashreplace").decode())  # ids may be no Unicode
     return EXIT_OK
 
 

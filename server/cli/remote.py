@@ -28,7 +28,9 @@ class NotServedError(InvalidError):
 
 
 class RemoteError(TidemarkError):
-    """What the daemon said; it begins with the daemon's own code."""
+    """What the daemon said; it begins with the daemon's own code, if it has one."""
+
+    code = "ErrRemote"
 
     def __init__(self, message: str) -> None:
         super().__init__(message if message.startswith("[") else f"[TM:{self.code}] {message}")

@@ -222,6 +222,27 @@ def test_http_has_pds_shape_and_texts(cluster, wanting):
     assert refused == (500, "cannot remove service safe point of gc_worker")
 
 
+def test_gc_states_are_shown_as_pd_ctl_shows_them(cluster, wanting):
+    hold(cluster, "br-2", wanting.safe_point + 5, 3000)
+    hold(cluster, "native_br", wanting.safe_point + 6, 3000)  # becomes a barrier of all keyspaces
+    try:
+        state = cluster.cli("gc-state", "keyspace", "null")
+        assert (state["requested_keyspace_id"], state["effective_keyspace_id"]) == (0xFFFFFFFF, 0xFFFFFFFF)
+        assert [it["barrier_id"] for it in state["gc_barriers"]] == [BANK, "br-2"]
+        [shared] = state["global_gc_barriers"]
+        assert (shared["barrier_id"], shared["barrier_ts"]) == ("native_br", wanting.safe_point + 6)
+        assert "global_gc_barriers" not in cluster.cli("gc-state", "keyspace", "0", "--exclude-global-barriers")
+        every = cluster.cli("gc-state", "all")
+        assert every["global_gc_barriers"] == [shared | {"ttl_seconds": every["global_gc_barriers"][0]["ttl_seconds"]}]
+        assert [it["keyspace_id"] for it in every["gc_states"]] == [0, 0xFFFFFFFF]
+        assert "ErrInternal" not in cluster.cli("gc-state", "keyspace", "77")
+        [link] = next(it for it in explained(cluster)["blockers"] if it["id"] == "native_br")["chain"]
+        assert (link["kind"], link["owner"]) == ("global_barrier", "BR")
+    finally:
+        for service_id in ("br-2", "native_br"):
+            hold(cluster, service_id, 0, 0)
+
+
 def test_a_dead_capture_is_named(cluster, wanting):
     cluster.capture.kill()
     try:

@@ -67,6 +67,10 @@ def test_a_handler_gets_what_follows_its_path_decoded(bound: str) -> None:
     assert plain(bound, "POST", "/things/x", b"text") == (200, ["POST", "x", {}, "text"])
 
 
+def test_bytes_that_are_no_text_reach_the_handler_and_the_answer(bound: str) -> None:
+    assert plain(bound, "GET", "/things/a%FF") == (200, ["GET", "a\udcff", {}, ""])
+
+
 def test_a_method_that_is_not_served_names_those_that_are(bound: str) -> None:
     status, answer = plain(bound, "PUT", "/things/x")
     assert status == 405

@@ -21,7 +21,7 @@ def live_services(situation):
 @given(situations())
 def test_chains_are_in_order_and_the_first_is_the_lowest_of_all_that_live(situation):
     explained = explain(situation)
-    order = [(chain.ts, chain.id) for chain in explained.chains]
+    order = [(chain.ts, chain.id == GC_WORKER, chain.id) for chain in explained.chains]
     assert order == sorted(order)
     barriers = [*live_services(situation), *(b for b in situation.view.global_barriers if not b.expired(NOW_S))]
     lowest = min(
@@ -139,6 +139,17 @@ def test_a_new_cluster_says_that_gc_never_ran():
     explained = document(explain(Situation(view(worker_ts=0))))
     assert explained["summary"] == "GC is held at its beginning by gc_worker (absent)"
     assert explained["blockers"][0]["chain"][0]["commands"] == ["tidemark gc-worker --coordinator HOST:PORT"]
+
+
+def test_what_gcs_worker_waits_for_comes_before_it_when_both_stand_at_one_point():
+    """As today's PD has it: its txn safe point goes up to the lowest barrier."""
+    situation = Situation(view([BANK], worker_ts=BANK.safe_point), worker=LEADER)
+    explained = explain(situation)
+    assert [(chain.id, chain.links[0].state) for chain in explained.chains] == [
+        (BANK.service_id, "orphan"),
+        (GC_WORKER, "held"),
+    ]
+    assert document(explain(situation, ["bank"]))["what_if"]["next"]["chain"][0]["state"] == "late"
 
 
 def test_a_running_transaction_of_tidb_is_a_blocker():
