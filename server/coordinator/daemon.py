@@ -23,7 +23,7 @@ from server.coordinator.door import Door
 from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd_proxy import EtcdProxy
-from server.coordinator.etcd_service import EtcdService, MetaStorageService
+from server.coordinator.etcd_service import EtcdService
 from server.coordinator.explain.service import Explainer, ExplainService
 from server.coordinator.forwarding import Forwarding
 from server.coordinator.http_api import HttpApi
@@ -32,6 +32,7 @@ from server.coordinator.leader import Leadership
 from server.coordinator.member_service import MemberService
 from server.coordinator.members import Members, member_at
 from server.coordinator.membership import Membership
+from server.coordinator.meta_storage import MetaStorageService
 from server.coordinator.term import Seat, Term
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
-from kvproto import meta_storagepb_pb2
 
 from server.coordinator.etcd_election import ElectionService
 from server.coordinator.etcd_maintenance import MaintenanceService, Unsupported
@@ -113,29 +112,6 @@ class EtcdService:
     def _complete(self, header: rpc_pb2.ResponseHeader) -> None:
         header.cluster_id = header.member_id = self._cluster_id
         header.raft_term = 1
-
-
-class MetaStorageService:
-    """PD's small read-only door to the metadata."""
-
-    def __init__(self, etcd: Any, cluster_id: int) -> None:
-        self._etcd = etcd
-        self._cluster_id = cluster_id
-
-    async def Get(  # noqa: N802 - PD's name
-        self, request: meta_storagepb_pb2.GetRequest, _context: Any
-    ) -> meta_storagepb_pb2.GetResponse:
-        """Read a key or range."""
-        asked = rpc_pb2.RangeRequest(
-            key=request.key, range_end=request.range_end, limit=request.limit, revision=request.revision
-        )
-        try:
-            found = await self._etcd.read(asked)
-        except TidemarkError as err:
-            raise status_of(err) from err
-        header = meta_storagepb_pb2.ResponseHeader(cluster_id=self._cluster_id, revision=found.header.revision)
-        pairs = [meta_storagepb_pb2.KeyValue.FromString(pair.SerializeToString()) for pair in found.kvs]
-        return meta_storagepb_pb2.GetResponse(header=header, kvs=pairs, more=found.more, count=found.count)
 
 
 def status_of(err: TidemarkError) -> TidemarkError:

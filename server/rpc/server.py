@@ -1,7 +1,7 @@
 """One listener: services, health, reflection, limits, TLS, drain; what nobody serves answers UNIMPLEMENTED."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ class RpcServer:
             PortInUseError: the address is taken or not ours.
         """
         reflection.enable_server_reflection(tuple(self._names), self._server)
-        self._server.add_generic_rpc_handlers((_Unknown(tuple(self._names)),))
+        self._server.add_generic_rpc_handlers((_Unknown(),))
         port = self._bind(addr)
         bound = f"{addr.rpartition(':')[0]}:{port}"
         async with asyncio.TaskGroup() as tasks:
@@ -96,14 +96,10 @@ class RpcServer:
 class _Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
     """Handles what nobody else does, with gRPC's usual words."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """A handler that refuses."""
         service, _, method = handler_call_details.method.removeprefix("/").rpartition("/")
-        known = service in self._names
-        text = f"unknown method {method} for service {service}" if known else f"unknown service {service}"
+        text = f"unknown method {method} for service {service}"
 
         async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)

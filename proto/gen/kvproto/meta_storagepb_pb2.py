@@ -24,23 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvproto/meta_storagepb.proto\x12\x0emeta_storagepb\"3\n\rRequestHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\t\"6\n\x0eResponseHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x03\"|\n\nGetRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.meta_storagepb.RequestHeader\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x11\n\trange_end\x18\x03 \x01(\x0c\x12\r\n\x05limit\x18\x04 \x01(\x03\x12\x10\n\x08revision\x18\x05 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"\x81\x01\n\x0bGetResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.meta_storagepb.ResponseHeader\x12%\n\x03kvs\x18\x02 \x03(\x0b\x32\x18.meta_storagepb.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x32M\n\x0bMetaStorage\x12>\n\x03Get\x12\x1a.meta_storagepb.GetRequest\x1a\x1b.meta_storagepb.GetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvproto/meta_storagepb.proto\x12\x0emeta_storagepb\"A\n\x05\x45rror\x12\'\n\x04type\x18\x01 \x01(\x0e\x32\x19.meta_storagepb.ErrorType\x12\x0f\n\x07message\x18\x02 \x01(\t\"3\n\rRequestHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\t\"\\\n\x0eResponseHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12$\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.meta_storagepb.Error\x12\x10\n\x08revision\x18\x03 \x01(\x03\"|\n\nGetRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.meta_storagepb.RequestHeader\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x11\n\trange_end\x18\x03 \x01(\x0c\x12\r\n\x05limit\x18\x04 \x01(\x03\x12\x10\n\x08revision\x18\x05 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"\xa9\x01\n\x05\x45vent\x12-\n\x04type\x18\x01 \x01(\x0e\x32\x1f.meta_storagepb.Event.EventType\x12$\n\x02kv\x18\x02 \x01(\x0b\x32\x18.meta_storagepb.KeyValue\x12)\n\x07prev_kv\x18\x03 \x01(\x0b\x32\x18.meta_storagepb.KeyValue\" \n\tEventType\x12\x07\n\x03PUT\x10\x00\x12\n\n\x06\x44\x45LETE\x10\x01\"\x81\x01\n\x0bGetResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.meta_storagepb.ResponseHeader\x12%\n\x03kvs\x18\x02 \x03(\x0b\x32\x18.meta_storagepb.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\"w\n\nPutRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.meta_storagepb.RequestHeader\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\r\n\x05lease\x18\x04 \x01(\x03\x12\x0f\n\x07prev_kv\x18\x05 \x01(\x08\"h\n\x0bPutResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.meta_storagepb.ResponseHeader\x12)\n\x07prev_kv\x18\x02 \x01(\x0b\x32\x18.meta_storagepb.KeyValue\"o\n\rDeleteRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.meta_storagepb.RequestHeader\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x11\n\trange_end\x18\x03 \x01(\x0c\x12\x0f\n\x07prev_kv\x18\x04 \x01(\x08\"}\n\x0e\x44\x65leteResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.meta_storagepb.ResponseHeader\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\x12*\n\x08prev_kvs\x18\x03 \x03(\x0b\x32\x18.meta_storagepb.KeyValue\"\x86\x01\n\x0cWatchRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.meta_storagepb.RequestHeader\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x11\n\trange_end\x18\x03 \x01(\x0c\x12\x16\n\x0estart_revision\x18\x04 \x01(\x03\x12\x0f\n\x07prev_kv\x18\x05 \x01(\x08\"\x80\x01\n\rWatchResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.meta_storagepb.ResponseHeader\x12\x18\n\x10\x63ompact_revision\x18\x02 \x01(\x03\x12%\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x15.meta_storagepb.Event*4\n\tErrorType\x12\x06\n\x02OK\x10\x00\x12\x0b\n\x07UNKNOWN\x10\x01\x12\x12\n\x0e\x44\x41TA_COMPACTED\x10\x02\x32\x9e\x02\n\x0bMetaStorage\x12>\n\x03Get\x12\x1a.meta_storagepb.GetRequest\x1a\x1b.meta_storagepb.GetResponse\x12>\n\x03Put\x12\x1a.meta_storagepb.PutRequest\x1a\x1b.meta_storagepb.PutResponse\x12G\n\x06\x44\x65lete\x12\x1d.meta_storagepb.DeleteRequest\x1a\x1e.meta_storagepb.DeleteResponse\x12\x46\n\x05Watch\x12\x1c.meta_storagepb.WatchRequest\x1a\x1d.meta_storagepb.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvproto.meta_storagepb_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTHEADER']._serialized_start=48
-  _globals['_REQUESTHEADER']._serialized_end=99
-  _globals['_RESPONSEHEADER']._serialized_start=101
-  _globals['_RESPONSEHEADER']._serialized_end=155
-  _globals['_GETREQUEST']._serialized_start=157
-  _globals['_GETREQUEST']._serialized_end=281
-  _globals['_KEYVALUE']._serialized_start=283
-  _globals['_KEYVALUE']._serialized_end=400
-  _globals['_GETRESPONSE']._serialized_start=403
-  _globals['_GETRESPONSE']._serialized_end=532
-  _globals['_METASTORAGE']._serialized_start=534
-  _globals['_METASTORAGE']._serialized_end=611
+  _globals['_ERRORTYPE']._serialized_start=1546
+  _globals['_ERRORTYPE']._serialized_end=1598
+  _globals['_ERROR']._serialized_start=48
+  _globals['_ERROR']._serialized_end=113
+  _globals['_REQUESTHEADER']._serialized_start=115
+  _globals['_REQUESTHEADER']._serialized_end=166
+  _globals['_RESPONSEHEADER']._serialized_start=168
+  _globals['_RESPONSEHEADER']._serialized_end=260
+  _globals['_GETREQUEST']._serialized_start=262
+  _globals['_GETREQUEST']._serialized_end=386
+  _globals['_KEYVALUE']._serialized_start=388
+  _globals['_KEYVALUE']._serialized_end=505
+  _globals['_EVENT']._serialized_start=508
+  _globals['_EVENT']._serialized_end=677
+  _globals['_EVENT_EVENTTYPE']._serialized_start=645
+  _globals['_EVENT_EVENTTYPE']._serialized_end=677
+  _globals['_GETRESPONSE']._serialized_start=680
+  _globals['_GETRESPONSE']._serialized_end=809
+  _globals['_PUTREQUEST']._serialized_start=811
+  _globals['_PUTREQUEST']._serialized_end=930
+  _globals['_PUTRESPONSE']._serialized_start=932
+  _globals['_PUTRESPONSE']._serialized_end=1036
+  _globals['_DELETEREQUEST']._serialized_start=1038
+  _globals['_DELETEREQUEST']._serialized_end=1149
+  _globals['_DELETERESPONSE']._serialized_start=1151
+  _globals['_DELETERESPONSE']._serialized_end=1276
+  _globals['_WATCHREQUEST']._serialized_start=1279
+  _globals['_WATCHREQUEST']._serialized_end=1413
+  _globals['_WATCHRESPONSE']._serialized_start=1416
+  _globals['_WATCHRESPONSE']._serialized_end=1544
+  _globals['_METASTORAGE']._serialized_start=1601
+  _globals['_METASTORAGE']._serialized_end=1887
 # @@protoc_insertion_point(module_scope)

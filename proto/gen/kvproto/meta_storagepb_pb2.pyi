@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,45 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ErrorType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ErrorTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OK: _ErrorType.ValueType  # 0
+    UNKNOWN: _ErrorType.ValueType  # 1
+    DATA_COMPACTED: _ErrorType.ValueType  # 2
+
+class ErrorType(_ErrorType, metaclass=_ErrorTypeEnumTypeWrapper): ...
+
+OK: ErrorType.ValueType  # 0
+UNKNOWN: ErrorType.ValueType  # 1
+DATA_COMPACTED: ErrorType.ValueType  # 2
+Global___ErrorType: _TypeAlias = ErrorType  # noqa: Y015
+
+@_typing.final
+class Error(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    type: Global___ErrorType.ValueType
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        type: Global___ErrorType.ValueType = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Error: _TypeAlias = Error  # noqa: Y015
 
 @_typing.final
 class RequestHeader(_message.Message):
@@ -45,18 +85,22 @@ class ResponseHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     revision: _builtins.int
+    @_builtins.property
+    def error(self) -> Global___Error: ...
     def __init__(
         self,
         *,
         cluster_id: _builtins.int = ...,
+        error: Global___Error | None = ...,
         revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "error", b"error", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -96,6 +140,8 @@ Global___GetRequest: _TypeAlias = GetRequest  # noqa: Y015
 
 @_typing.final
 class KeyValue(_message.Message):
+    """As mvccpb.KeyValue and mvccpb.Event of etcd, field by field: their bytes are passed on."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
@@ -129,6 +175,46 @@ class KeyValue(_message.Message):
 Global___KeyValue: _TypeAlias = KeyValue  # noqa: Y015
 
 @_typing.final
+class Event(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _EventType:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Event._EventType.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        PUT: Event._EventType.ValueType  # 0
+        DELETE: Event._EventType.ValueType  # 1
+
+    class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper): ...
+    PUT: Event.EventType.ValueType  # 0
+    DELETE: Event.EventType.ValueType  # 1
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    type: Global___Event.EventType.ValueType
+    @_builtins.property
+    def kv(self) -> Global___KeyValue: ...
+    @_builtins.property
+    def prev_kv(self) -> Global___KeyValue: ...
+    def __init__(
+        self,
+        *,
+        type: Global___Event.EventType.ValueType = ...,
+        kv: Global___KeyValue | None = ...,
+        prev_kv: Global___KeyValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prev_kv", b"prev_kv"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prev_kv", b"prev_kv", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
 class GetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -157,3 +243,174 @@ class GetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
+
+@_typing.final
+class PutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    value: _builtins.bytes
+    lease: _builtins.int
+    prev_kv: _builtins.bool
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        key: _builtins.bytes = ...,
+        value: _builtins.bytes = ...,
+        lease: _builtins.int = ...,
+        prev_kv: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key", "lease", b"lease", "prev_kv", b"prev_kv", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutRequest: _TypeAlias = PutRequest  # noqa: Y015
+
+@_typing.final
+class PutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def prev_kv(self) -> Global___KeyValue: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        prev_kv: Global___KeyValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "prev_kv", b"prev_kv"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "prev_kv", b"prev_kv"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutResponse: _TypeAlias = PutResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    range_end: _builtins.bytes
+    prev_kv: _builtins.bool
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+        prev_kv: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key", "prev_kv", b"prev_kv", "range_end", b"range_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRequest: _TypeAlias = DeleteRequest  # noqa: Y015
+
+@_typing.final
+class DeleteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    PREV_KVS_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def prev_kvs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        deleted: _builtins.int = ...,
+        prev_kvs: _abc.Iterable[Global___KeyValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "header", b"header", "prev_kvs", b"prev_kvs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteResponse: _TypeAlias = DeleteResponse  # noqa: Y015
+
+@_typing.final
+class WatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    START_REVISION_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    range_end: _builtins.bytes
+    start_revision: _builtins.int
+    prev_kv: _builtins.bool
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+        start_revision: _builtins.int = ...,
+        prev_kv: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key", "prev_kv", b"prev_kv", "range_end", b"range_end", "start_revision", b"start_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    COMPACT_REVISION_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    compact_revision: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        compact_revision: _builtins.int = ...,
+        events: _abc.Iterable[Global___Event] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compact_revision", b"compact_revision", "events", b"events", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015

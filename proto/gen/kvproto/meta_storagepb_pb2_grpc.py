@@ -39,12 +39,45 @@ class MetaStorageStub:
                 request_serializer=kvproto_dot_meta__storagepb__pb2.GetRequest.SerializeToString,
                 response_deserializer=kvproto_dot_meta__storagepb__pb2.GetResponse.FromString,
                 _registered_method=True)
+        self.Put = channel.unary_unary(
+                '/meta_storagepb.MetaStorage/Put',
+                request_serializer=kvproto_dot_meta__storagepb__pb2.PutRequest.SerializeToString,
+                response_deserializer=kvproto_dot_meta__storagepb__pb2.PutResponse.FromString,
+                _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/meta_storagepb.MetaStorage/Delete',
+                request_serializer=kvproto_dot_meta__storagepb__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=kvproto_dot_meta__storagepb__pb2.DeleteResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/meta_storagepb.MetaStorage/Watch',
+                request_serializer=kvproto_dot_meta__storagepb__pb2.WatchRequest.SerializeToString,
+                response_deserializer=kvproto_dot_meta__storagepb__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class MetaStorageServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Get(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Put(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,6 +90,21 @@ def add_MetaStorageServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=kvproto_dot_meta__storagepb__pb2.GetRequest.FromString,
                     response_serializer=kvproto_dot_meta__storagepb__pb2.GetResponse.SerializeToString,
+            ),
+            'Put': grpc.unary_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=kvproto_dot_meta__storagepb__pb2.PutRequest.FromString,
+                    response_serializer=kvproto_dot_meta__storagepb__pb2.PutResponse.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=kvproto_dot_meta__storagepb__pb2.DeleteRequest.FromString,
+                    response_serializer=kvproto_dot_meta__storagepb__pb2.DeleteResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=kvproto_dot_meta__storagepb__pb2.WatchRequest.FromString,
+                    response_serializer=kvproto_dot_meta__storagepb__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +134,87 @@ class MetaStorage:
             '/meta_storagepb.MetaStorage/Get',
             kvproto_dot_meta__storagepb__pb2.GetRequest.SerializeToString,
             kvproto_dot_meta__storagepb__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Put(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meta_storagepb.MetaStorage/Put',
+            kvproto_dot_meta__storagepb__pb2.PutRequest.SerializeToString,
+            kvproto_dot_meta__storagepb__pb2.PutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meta_storagepb.MetaStorage/Delete',
+            kvproto_dot_meta__storagepb__pb2.DeleteRequest.SerializeToString,
+            kvproto_dot_meta__storagepb__pb2.DeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/meta_storagepb.MetaStorage/Watch',
+            kvproto_dot_meta__storagepb__pb2.WatchRequest.SerializeToString,
+            kvproto_dot_meta__storagepb__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

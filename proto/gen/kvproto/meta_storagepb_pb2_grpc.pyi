@@ -32,11 +32,17 @@ class MetaStorageStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MetaStorageAsyncStub: ...
     Get: _grpc.UnaryUnaryMultiCallable[_meta_storagepb_pb2.GetRequest, _meta_storagepb_pb2.GetResponse]
+    Put: _grpc.UnaryUnaryMultiCallable[_meta_storagepb_pb2.PutRequest, _meta_storagepb_pb2.PutResponse]
+    Delete: _grpc.UnaryUnaryMultiCallable[_meta_storagepb_pb2.DeleteRequest, _meta_storagepb_pb2.DeleteResponse]
+    Watch: _grpc.UnaryStreamMultiCallable[_meta_storagepb_pb2.WatchRequest, _meta_storagepb_pb2.WatchResponse]
 
 @_typing.type_check_only
 class MetaStorageAsyncStub(MetaStorageStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Get: _aio.UnaryUnaryMultiCallable[_meta_storagepb_pb2.GetRequest, _meta_storagepb_pb2.GetResponse]  # type: ignore[assignment]
+    Put: _aio.UnaryUnaryMultiCallable[_meta_storagepb_pb2.PutRequest, _meta_storagepb_pb2.PutResponse]  # type: ignore[assignment]
+    Delete: _aio.UnaryUnaryMultiCallable[_meta_storagepb_pb2.DeleteRequest, _meta_storagepb_pb2.DeleteResponse]  # type: ignore[assignment]
+    Watch: _aio.UnaryStreamMultiCallable[_meta_storagepb_pb2.WatchRequest, _meta_storagepb_pb2.WatchResponse]  # type: ignore[assignment]
 
 class MetaStorageServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -45,5 +51,26 @@ class MetaStorageServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_storagepb_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_storagepb_pb2.GetResponse, _abc.Awaitable[_meta_storagepb_pb2.GetResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Put(
+        self,
+        request: _meta_storagepb_pb2.PutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_storagepb_pb2.PutResponse, _abc.Awaitable[_meta_storagepb_pb2.PutResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Delete(
+        self,
+        request: _meta_storagepb_pb2.DeleteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_storagepb_pb2.DeleteResponse, _abc.Awaitable[_meta_storagepb_pb2.DeleteResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _meta_storagepb_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_meta_storagepb_pb2.WatchResponse], _abc.AsyncIterator[_meta_storagepb_pb2.WatchResponse]]: ...
 
 def add_MetaStorageServicer_to_server(servicer: MetaStorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
