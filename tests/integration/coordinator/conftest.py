@@ -121,18 +121,6 @@ def etcd(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="session", params=["embedded", "etcd", "passed-on"])
-def etcd_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The etcd API three ways: our embedded server, a real etcd, and a coordinator in front of one."""
-    directory = tmp_path_factory.mktemp("metadata")
-    with ExitStack() as stack:
-        if request.param == "embedded":
-            yield stack.enter_context(running(f"leveldb:{directory}")).address
-            return
-        etcd = stack.enter_context(running_etcd(directory))
-        yield etcd if request.param == "etcd" else stack.enter_context(running(f"etcd://{etcd}")).address
-
-
 @pytest.fixture
 def refused() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a coordinator that is expected to end by itself."""
