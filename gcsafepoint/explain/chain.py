@@ -14,8 +14,8 @@ from storage.model.ts import MAX_TS
 def chain_of(ordered: Sequence[Holder], index: int, situation: Situation) -> Chain:
     """The chain of `ordered[index]`; `ordered` are all live holders."""
     holder = ordered[index]
-    others = [other.ts for other in ordered if other is not holder]
-    next_ts, lost_s = min(others, default=MAX_TS), lost_at(ordered, index)
+    next_ts = next((other.ts for other in ordered[:2] if other is not holder), MAX_TS)
+    lost_s = lost_at(ordered, index)
     blocks = holder.ts < situation.wanted_ts
     if holder.kind is Kind.GC_WORKER:
         lateness = ("held" if next_ts <= holder.ts else "late") if blocks else ""

@@ -3,6 +3,9 @@
 A part that cannot be had leaves its problem in its place; only the safe points are indispensable.
 """
 
+import asyncio
+from collections.abc import Sequence
+
 from gcsafepoint.explain.situation import Feed, Situation, Worker
 from gcsafepoint.view import GcView
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
@@ -22,16 +25,17 @@ async def gather(view: GcView, meta: Meta, security: SecurityConfig) -> Situatio
         MetaUnavailableError: the metadata cannot be read.
     """
     told = await ask_captures(meta, security)
-    statuses = {pair.key.removeprefix(keys.STATUSES): pair.value for pair in await meta.get_prefix(keys.STATUSES)}
-    feeds: dict[str, Feed] = {}
+    infos, statuses = await meta.get_prefix(keys.INFOS), await meta.get_prefix(keys.STATUSES)
+    feeds = await asyncio.to_thread(_feeds, infos, statuses, told)  # records hold the schemas of all tables
     problems = [f"capture {capture.id}: {capture.problem}" for capture in told.captures if capture.problem]
-    for pair in await meta.get_prefix(keys.INFOS):
-        name = pair.key.removeprefix(keys.INFOS)
-        feed = _feed(pair, statuses.get(name), told)
-        feeds[feed.id] = feed
-        if feed.state == "unreadable":
-            problems.append(f"changefeed {feed.id}: {feed.error}")
+    problems += [f"changefeed {feed.id}: {feed.error}" for feed in feeds.values() if feed.state == "unreadable"]
     return Situation(view, feeds, tuple(told.captures), await _worker(meta), tuple(problems))
+
+
+def _feeds(infos: Sequence[KeyValue], statuses: Sequence[KeyValue], told: Told) -> dict[str, Feed]:
+    checkpoints = {pair.key.removeprefix(keys.STATUSES): pair.value for pair in statuses}
+    feeds = [_feed(pair, checkpoints.get(pair.key.removeprefix(keys.INFOS)), told) for pair in infos]
+    return {feed.id: feed for feed in feeds}
 
 
 def _feed(info_pair: KeyValue, status: bytes | None, told: Told) -> Feed:

@@ -61,8 +61,10 @@ class Explainer:
                 situation = await gather(await term.safe_points.view(), self._meta, self._security)
         except TimeoutError:
             raise ExplainBusyError(f"the situation was not gathered within {_GATHER_SECONDS:g} s; try again") from None
+        most = min(limit or MOST_CHAINS, MOST_CHAINS)
+        found = await asyncio.to_thread(lambda: document(explain(situation, what_if_remove, most)))
         term.leadership.check()
-        return document(explain(situation, what_if_remove, min(limit or MOST_CHAINS, MOST_CHAINS)))
+        return found
 
 
 class ExplainService:
