@@ -1,0 +1,174 @@
+"""PD's GC calls over gRPC, case by case: what today's PD answers, and what the seed wants instead by default.
+
+With TIDEMARK_TEST_PD_SERVER=/path/to/pd-server the table is also asked of a real PD, one new cluster for each case.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
+
+from gcsafepoint.keys import GcKeys
+from gcsafepoint.service import Compat, SafePointService
+from server.coordinator.gc_service import GcService
+from server.coordinator.header import Headers
+from server.coordinator.leader import Leadership
+from server.rpc.server import RpcServer
+from storage.meta.client import EtcdMeta
+from storage.meta.embedded import EmbeddedEtcd
+from tests.integration.coordinator.gc_cases import CASES, Answer, Call, Case, Refused, Status, Wait
+
+CLUSTER_ID = 7
+PD_SERVER = os.environ.get("TIDEMARK_TEST_PD_SERVER", "")
+METHODS = sorted({case.question.method for case in CASES} - {"WatchGCSafePointV2"})
+
+
+class Asked:
+    """A server of PD's GC calls."""
+
+    def __init__(self, channel: grpc.aio.Channel, cluster_id: int, clock: list[float] | None) -> None:
+        self.stub = pdpb_pb2_grpc.PDStub(channel)
+        self.cluster_id = cluster_id
+        self.clock = clock
+        """Seconds ahead of the real clock; None: the server has its own."""
+
+    async def take(self, step: Call | Wait) -> None:
+        if isinstance(step, Call):
+            assert not isinstance(answer := await self.ask(step), Status), answer
+        elif self.clock is not None:
+            self.clock[0] += step.seconds
+        else:
+            await asyncio.sleep(step.seconds)
+
+    async def ask(self, call: Call, cluster_id: int | None = None) -> Any:
+        """The answering message, or the Status."""
+        header = pdpb_pb2.RequestHeader(cluster_id=self.cluster_id if cluster_id is None else cluster_id)
+        request = getattr(pdpb_pb2, f"{call.method}Request")(header=header, **call.fields)
+        try:
+            answer = getattr(self.stub, call.method)(request)
+            return [message async for message in answer] if hasattr(answer, "read") else await answer
+        except grpc.aio.AioRpcError as err:
+            return Status(err.code().name, err.details() or "")
+
+
+@asynccontextmanager
+async def ours(directory: Path, compat: Compat, *, bootstrapped: bool = True) -> AsyncIterator[Asked]:
+    """Our services on a real socket, over embedded metadata."""
+    ahead = [0.0]
+    async with EmbeddedEtcd.open(directory) as etcd:
+        safe_points = SafePointService(
+            EtcdMeta(etcd), GcKeys(b"/pd/7/gc/"), lambda: time.time() + ahead[0], compat=compat
+        )
+        await safe_points.load()
+        gc = GcService(Headers(CLUSTER_ID, lambda: bootstrapped, Leadership()), safe_points)
+        server = RpcServer()
+        server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**gc.calls()), gc.batches())
+        async with server.listen("127.0.0.1:0") as bound, grpc.aio.insecure_channel(bound) as channel:
+            yield Asked(channel, CLUSTER_ID, ahead)
+
+
+@asynccontextmanager
+async def a_real_pd(directory: Path, port: int) -> AsyncIterator[Asked]:
+    """A new PD with one store."""
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
+    flags = {"name": "pd1", "data-dir": directory / "data", "client-urls": client, "peer-urls": peer}
+    log = ["-L", "fatal", "--log-file", str(directory / "log")]
+    arguments = [*(f"--{name}={value}" for name, value in flags.items()), *log]
+    process = await asyncio.create_subprocess_exec(PD_SERVER, *arguments, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        async with grpc.aio.insecure_channel(client.removeprefix("http://")) as channel:
+            stub = pdpb_pb2_grpc.PDStub(channel)
+            header = pdpb_pb2.RequestHeader(cluster_id=await cluster_id_of(stub))
+            store = metapb_pb2.Store(id=1, address="127.0.0.1:20160", version="8.5.0")
+            epoch = metapb_pb2.RegionEpoch(conf_ver=1, version=1)
+            region = metapb_pb2.Region(id=2, region_epoch=epoch, peers=[metapb_pb2.Peer(id=3, store_id=1)])
+            await stub.Bootstrap(pdpb_pb2.BootstrapRequest(header=header, store=store, region=region))
+            await asyncio.sleep(1)
+            yield Asked(channel, header.cluster_id, None)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def cluster_id_of(stub: Any) -> int:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                members = await stub.GetMembers(pdpb_pb2.GetMembersRequest())
+                if members.leader.client_urls:
+                    return int(members.header.cluster_id)
+            except grpc.aio.AioRpcError:
+                pass
+            await asyncio.sleep(0.2)
+
+
+def assert_answer(found: Any, expected: Answer) -> None:
+    if isinstance(expected, Status):
+        assert found == expected
+        return
+    assert not isinstance(found, Status), found
+    error = found.header.error
+    if isinstance(expected, Refused):
+        assert (error.message, pdpb_pb2.ErrorType.Name(error.type)) == (expected.text, expected.type)
+        return
+    assert not found.header.HasField("error"), error
+    assert found.header.cluster_id
+    assert_fields(found, expected, set(expected) | {"header"})
+
+
+def assert_fields(message: Any, expected: Mapping[str, Any], may_be_set: set[str]) -> None:
+    assert {field.name for field, _ in message.ListFields()} <= may_be_set, message
+    for name, wanted in expected.items():
+        found = getattr(message, name)
+        if callable(wanted):
+            assert wanted(found), (name, found)
+        elif isinstance(wanted, Mapping):
+            assert_fields(found, wanted, set(wanted))
+        elif isinstance(wanted, list):
+            pairs = list(zip(sorted(found, key=str), sorted(wanted, key=str), strict=True))
+            for one, fields in pairs:
+                assert_fields(one, fields, set(fields))
+        else:
+            assert found == wanted, (name, found)
+
+
+@pytest.mark.parametrize("compat", list(Compat))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_a_case_is_answered_as_the_table_says(tmp_path: Path, compat: Compat, case: Case) -> None:
+    async with ours(tmp_path, compat) as asked:
+        for step in case.steps:
+            await asked.take(step)
+        expected = case.classic if compat is Compat.CLASSIC else case.pd9
+        assert_answer(await asked.ask(case.question), expected)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if PD_SERVER and case.asked_of_pd], ids=lambda case: case.name)
+async def test_a_real_pd_answers_a_case_so(tmp_path: Path, case: Case) -> None:
+    async with a_real_pd(tmp_path, 24_000 + 2 * CASES.index(case)) as asked:
+        for step in case.steps:
+            await asked.take(step)
+        assert_answer(await asked.ask(case.question), case.pd9)
+
+
+async def test_before_bootstrap_every_call_says_so_in_its_header(tmp_path: Path) -> None:
+    async with ours(tmp_path, Compat.CLASSIC, bootstrapped=False) as asked:
+        for method in METHODS:
+            answer = await asked.ask(Call(method, {}))
+            assert_answer(answer, Refused("cluster is not bootstrapped", "NOT_BOOTSTRAPPED"))
+
+
+@pytest.mark.parametrize("theirs", [0, 8])
+async def test_another_clusters_id_is_a_failed_precondition_of_every_call(tmp_path: Path, theirs: int) -> None:
+    expected = Status("FAILED_PRECONDITION", f"mismatch cluster id, need 7 but got {theirs}")
+    async with ours(tmp_path, Compat.PD_9, bootstrapped=False) as asked:
+        for method in METHODS:
+            assert await asked.ask(Call(method, {}), theirs) == expected
