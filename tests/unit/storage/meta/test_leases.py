@@ -47,3 +47,18 @@ def test_impossible_leases_are_refused() -> None:
     with pytest.raises(LeaseNotFoundError):
         leases.check_grant(0, 5)
     assert leases.check_grant(2, -1) == 2
+
+
+def test_an_id_that_was_granted_anew_is_over_once() -> None:
+    leases = Leases()
+    leases.grant(1, 5, 0.0)
+    leases.remove(1)
+    leases.grant(1, 3, 1.0)
+    assert leases.over(10.0) == [1]
+
+
+def test_a_postponed_deadline_is_later() -> None:
+    leases = Leases([(1, 5)], now=0.0)
+    leases.postpone(10.0)
+    assert leases.over(14.0) == []
+    assert leases.over(15.0) == [1]
