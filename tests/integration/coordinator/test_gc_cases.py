@@ -36,6 +36,7 @@ class Asked:
     """A server of PD's GC calls."""
 
     def __init__(self, channel: grpc.aio.Channel, cluster_id: int, clock: list[float] | None) -> None:
+        self.channel = channel
         self.stub = pdpb_pb2_grpc.PDStub(channel)
         self.cluster_id = cluster_id
         self.clock = clock
@@ -58,6 +59,14 @@ class Asked:
             return [message async for message in answer] if hasattr(answer, "read") else await answer
         except grpc.aio.AioRpcError as err:
             return Status(err.code().name, err.details() or "")
+
+    async def raw(self, method: str, request: bytes) -> Status:
+        """What becomes of bytes that are no good."""
+        try:
+            await self.channel.unary_unary(f"/pdpb.PD/{method}")(request)
+        except grpc.aio.AioRpcError as err:
+            return Status(err.code().name, err.details() or "")
+        return Status("OK", "")
 
 
 @asynccontextmanager

@@ -1,0 +1,100 @@
+"""What nobody should send to PD's GC calls: a clear status each, and nothing is lost or grows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvproto import pdpb_pb2
+
+from gcsafepoint.service import Compat
+from tests.integration.coordinator.gc_cases import (
+    MAX_TS,
+    NEVER_S,
+    NOT_FOUND,
+    STATE,
+    Answer,
+    Call,
+    Refused,
+    Status,
+    barrier,
+    call,
+    everywhere,
+    info,
+    service,
+    state,
+    unknown,
+    worker,
+)
+from tests.integration.coordinator.test_gc_cases import assert_answer, ours
+
+TOO_LONG = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: {} bytes long, at most 1024 are kept"
+NO_UTF8 = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: not UTF-8"
+V2 = "UpdateServiceSafePointV2"
+
+
+def v2(service_id: bytes, **fields: Any) -> Call:
+    return Call(V2, {"keyspace_id": 0, "service_id": service_id, "safe_point": 60, "ttl": 100, **fields})
+
+
+BAD = [
+    (service("x" * (1 << 20), 60), unknown(TOO_LONG.format(1 << 20))),
+    (service("x" * 1025, 60), unknown(TOO_LONG.format(1025))),
+    (service("é" * 513, 60), unknown(TOO_LONG.format(1026))),
+    (service(b"\xff\xfe", 60), unknown(NO_UTF8)),
+    (service(b"\xed\xa0\x80", 60), unknown(NO_UTF8)),
+    (v2(b"x" * (1 << 20)), unknown(TOO_LONG.format(1 << 20))),
+    (v2(b"\xff"), unknown(NO_UTF8)),
+    (barrier("x" * (1 << 20), 60), Refused(TOO_LONG.format(1 << 20))),
+    (everywhere("x" * 1025, 60), Refused(TOO_LONG.format(1025))),
+    (barrier("a", 60, -(1 << 63)), Refused("[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s")),
+    (everywhere("a", 60, -1), Refused("[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s")),
+    (barrier("a", 60, keyspace=0xFFFFFF), Refused(NOT_FOUND)),
+    (v2(b"a", keyspace_id=1), unknown(NOT_FOUND)),
+    (v2(b"gc_worker", keyspace_id=1, ttl=NEVER_S), unknown(NOT_FOUND)),
+    (call("GetGCState", 1), Refused(NOT_FOUND)),
+]
+
+
+@pytest.mark.parametrize("compat", list(Compat))
+async def test_each_is_refused_clearly_and_leaves_the_state_alone(tmp_path: Path, compat: Compat) -> None:
+    async with ours(tmp_path, compat) as asked:
+        for step in (worker(50), service("a", 100)):
+            await asked.take(step)
+        for question, expected in BAD:
+            assert_answer(await asked.ask(question), expected)
+        assert_answer(await asked.ask(STATE), state(50, 0, [info("a", 100)]))
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (service("a", 0), unknown("")),
+        (service("a", MAX_TS, NEVER_S), {"a": (MAX_TS, NEVER_S)}),
+        (service("a", 60, 1), {"a": (60, 1)}),
+        (service("x" * 1024, 60), {"x" * 1024: (60, 1000)}),
+        (service("é/../\0", 60), {"é/../\0": (60, 1000)}),
+        (barrier("a", MAX_TS, NEVER_S), {"a": (MAX_TS, NEVER_S)}),
+    ],
+)
+async def test_what_is_only_strange_is_kept_as_it_is(
+    tmp_path: Path, question: Call, expected: Answer | dict[str, tuple[int, int]]
+) -> None:
+    """Timestamps far above the TSO too, as PD does: a barrier there holds nothing back."""
+    async with ours(tmp_path, Compat.CLASSIC) as asked:
+        await asked.take(worker(50))
+        await asked.take(question)
+        kept = {} if isinstance(expected, Status) else expected
+        barriers = [info(barrier_id, *values) for barrier_id, values in kept.items()]
+        assert_answer(await asked.ask(STATE), state(50, 0, barriers))
+
+
+async def test_what_is_no_message_is_refused_and_the_next_call_is_answered(tmp_path: Path) -> None:
+    async with ours(tmp_path, Compat.CLASSIC) as asked:
+        header = pdpb_pb2.RequestHeader(cluster_id=asked.cluster_id)
+        no_utf8 = pdpb_pb2.UpdateServiceGCSafePointRequest(header=header).SerializeToString() + b"\x1a\x02\xff\xfe"
+        for method in ("UpdateServiceGCSafePoint", "GetGCSafePoint", "SetGCBarrier", "GetGCState"):
+            status = await asked.raw(method, b"\xff\xff\xff")
+            assert status.code == "INTERNAL", method
+        status = await asked.raw("SetGCBarrier", no_utf8)
+        assert status.code == "INTERNAL"
+        await asked.take(service("a", 100))
