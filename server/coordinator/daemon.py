@@ -47,6 +47,7 @@ from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
+_PATIENCE_S = 2.0
 _RETRY_S = 1.0
 _LIMITS = Limits(message_bytes=16 << 20)  # etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
 
@@ -155,7 +156,10 @@ class _Coordinator:
 async def _cluster_id(meta: Meta, wanted: int) -> int:
     while True:
         try:
-            return await load_cluster_id(meta, wanted)
+            async with asyncio.timeout(_PATIENCE_S):
+                return await load_cluster_id(meta, wanted)
+        except TimeoutError:
+            _log.warning("waiting for the metadata", reason="no server answers yet")
         except MetaUnavailableError as err:
             _log.warning("waiting for the metadata", reason=err.message)
             await asyncio.sleep(_RETRY_S)

@@ -29,6 +29,8 @@ class Leadership:
     ) -> None:
         self.fence = tuple(fence)
         self.ended = asyncio.Event()
+        self.since = clock()
+        """Monotonic seconds; what was seen before says nothing about it."""
         self._deadline = deadline
         self._refusal = refusal
         self._clock = clock

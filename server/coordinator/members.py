@@ -56,7 +56,10 @@ class Members:
         return self._leader
 
     def show(self, leader: pdpb_pb2.Member | None, listed: Sequence[pdpb_pb2.Member], asked_at: float) -> None:
-        """A picture, true at some time since `asked_at`."""
+        """A picture, true at some time since `asked_at`; it ends a leadership of ours that it does not show."""
+        ours = self.leadership
+        if ours is not None and asked_at >= ours.since and (leader is None or leader.member_id != self.me.member_id):
+            ours.end()
         self._leader = leader
         self.listed = tuple(listed) or (self.me,)
         self._old_at = asked_at + OLD_AFTER_S

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _CALL_SECONDS = 10.0
-_ATTEMPT_SECONDS = 5.0
+_ATTEMPT_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MOVED = ("not leader", "no leader")  # PD says so with other statuses, too

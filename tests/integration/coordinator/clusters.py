@@ -46,7 +46,15 @@ class Cluster:
         for daemon in (*self.etcd, *self.coordinators):
             if not daemon.running:
                 daemon.launch()
+        self.wait_listening()
         self.leader()
+
+    def wait_listening(self, seconds: float = 20) -> None:
+        """Every coordinator answers, whoever leads."""
+        deadline = time.monotonic() + seconds
+        while not all(members_of(address).cluster_id for address in self.addresses):
+            assert time.monotonic() < deadline, f"not listening: {[one.log[-300:] for one in self.coordinators]}"
+            time.sleep(0.05)
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def running_cluster(directory: Path, *, etcds: int = 1, flags: Sequence[str] = (
         try:
             for coordinator in coordinators:
                 coordinator.launch()
-            cluster.leader()
+            cluster.heal()
             yield cluster
         finally:
             for coordinator in coordinators:

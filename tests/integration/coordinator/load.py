@@ -5,6 +5,7 @@ too: what those say counts like any other answer.
 """
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -22,6 +23,7 @@ from storage.model.ts import compose
 from tests.integration.coordinator.history import GcSafePoint, Hold, Tso, faults_of
 
 T = TypeVar("T")
+SEED = int(os.environ.get("TIDEMARK_TEST_SEED", "4"))
 NEVER_S = (1 << 63) - 1
 _TTL_S = 600
 _PROBE_S = 1.0

@@ -1,6 +1,5 @@
 """Leaders, followers and etcd die under load: another leads soon, and the whole history of answers is that of one."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -9,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.coordinator.clusters import Cluster, in_thread, members_of, running_cluster
-from tests.integration.coordinator.load import load_on
-
-SEED = int(os.environ.get("TIDEMARK_TEST_SEED", "4"))
+from tests.integration.coordinator.load import SEED, load_on
 
 
 @pytest.fixture(scope="module")

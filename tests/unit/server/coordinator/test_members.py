@@ -1,7 +1,9 @@
 """Who leads, as one member sees it: never itself by hearsay, never by an old picture."""
 
 import asyncio
-import math
+
+import pytest
+from kvproto import pdpb_pb2
 
 from server.coordinator.leader import Leadership
 from server.coordinator.members import OLD_AFTER_S, Members, member_at
@@ -32,12 +34,22 @@ def test_we_lead_by_our_own_leadership_only() -> None:
     members = Members(ME, clock=lambda: 0.0)
     members.show(ME, [ME], asked_at=0.0)
     assert members.leader is None  # the key is ours, of a term that is over or of an earlier life
-    members.leadership = Leadership()
+    members.leadership = Leadership(clock=lambda: 5.0)
     assert members.leader == ME
-    members.show(OTHER, [ME, OTHER], asked_at=-math.inf)
+    members.show(OTHER, [ME, OTHER], asked_at=4.9)  # older than our election
     assert members.leader == ME
     members.leadership.end()
-    assert members.leader is None
+    assert members.leader == OTHER
+
+
+@pytest.mark.parametrize("leader", [None, OTHER])
+def test_a_leader_whose_key_is_not_there_any_more_leads_no_longer(leader: pdpb_pb2.Member | None) -> None:
+    members = Members(ME, clock=lambda: 5.0)
+    members.leadership = Leadership(clock=lambda: 5.0)
+    members.show(ME, [ME], asked_at=5.1)
+    assert members.leadership.held
+    members.show(leader, [ME, OTHER], asked_at=5.2)
+    assert not members.leadership.held
 
 
 async def test_leaderless_is_what_a_new_picture_says() -> None:
