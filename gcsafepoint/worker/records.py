@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gcsafepoint.worker.config import COMMENTS, MAX_WRITE_BYTES, STATE_VARIABLES, VARIABLE_PREFIX, GCConfig
 from gcsafepoint.worker.variables import BOUNDS, UNBOUND, Bounds, shown_size
+from storage.model.errors import CorruptError
 
 PREFIX = "/tidemark/default/gc/"
 LEADER_UUID, LEADER_DESC, LEADER_LEASE, LAST_RUN_TIME, SAFE_POINT = (f"{PREFIX}{name}" for name in STATE_VARIABLES)
@@ -103,9 +104,16 @@ async def _variables(records: Records) -> dict[str, Record]:
 
 
 async def read_ts(records: Records, key: str) -> int:
-    """The timestamp recorded at `key`, 0 if there is none."""
+    """The timestamp recorded at `key`, 0 if there is none.
+
+    Raises:
+        CorruptError: something else is there.
+    """
     held = await records.read(key)
-    return int(held[key].value) if key in held else 0
+    text = held[key].value if key in held else "0"
+    if not text.isdecimal():
+        raise CorruptError(f"the record {key} holds {text!r} instead of a timestamp; correct it, or delete it")
+    return int(text)
 
 
 async def oldest_running(records: Records) -> tuple[int, str] | None:

@@ -73,9 +73,10 @@ class GCWorker:
     async def _tick_for_ever(self, tick_s: float) -> None:
         try:
             while True:
+                ticked_s = self.clock.monotonic_s()
                 if await self.tick():
                     await self._begin_due_round()
-                await asyncio.sleep(tick_s)
+                await asyncio.sleep(max(0.0, ticked_s + tick_s - self.clock.monotonic_s()))  # slow peers cost no lease
         finally:
             self._tasks = None
 

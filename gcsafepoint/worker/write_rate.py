@@ -8,6 +8,7 @@ from gcsafepoint.worker.cluster import Cluster
 from gcsafepoint.worker.listener import Listener
 from gcsafepoint.worker.records import MAX_WRITE_BYTES_KEY, Settings
 from storage.model.errors import TidemarkError
+from storage.tasks import together
 
 
 class WriteRate:
@@ -21,12 +22,17 @@ class WriteRate:
     async def bring(self, settings: Settings) -> None:
         """Tell the stores that do not know yet; one that cannot be told is tried again at the next tick."""
         revision = settings.revisions[MAX_WRITE_BYTES_KEY]
-        for address in await self._cluster.store_addresses() if revision else ():
-            if self._told.get(address) == revision:
-                continue
-            try:
-                await self._cluster.limit_writes(address, settings.config.max_write_bytes_per_s)
-            except TidemarkError as err:
-                self._listener.store_not_limited(address, err)
-            else:
-                self._told[address] = revision
+        addresses = await self._cluster.store_addresses() if revision else ()
+        await together(
+            self._tell(address, settings.config.max_write_bytes_per_s, revision)
+            for address in addresses
+            if self._told.get(address) != revision
+        )
+
+    async def _tell(self, address: str, bytes_per_s: int, revision: int) -> None:
+        try:
+            await self._cluster.limit_writes(address, bytes_per_s)
+        except TidemarkError as err:
+            self._listener.store_not_limited(address, err)
+        else:
+            self._told[address] = revision

@@ -106,12 +106,18 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
         service = GCService(worker, cluster, records, pd)
         server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
         async with server.listen(config.addr) as bound:
-            election.address = config.advertise_addr or bound
+            election.address = config.advertise_addr or _told(bound)
             working = tasks.create_task(_work(worker, pd, config.tick_seconds), name="gc worker")
             try:
                 yield {"gc-worker": bound}
             finally:
                 working.cancel()
+
+
+def _told(bound: str) -> str:
+    """Where others find what listens at `bound`: a wildcard is no address, the host's name is."""
+    host, _, port = bound.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "") else bound  # noqa: S104 - only compared
 
 
 def _since_boot_s() -> float:

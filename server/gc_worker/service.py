@@ -51,7 +51,7 @@ class GCService:
         return gc_pb2.GetGCConfigResponse(config=config_message(await read_config(self._records)), variables=rows)
 
     async def SetGCConfig(self, request: gc_pb2.SetGCConfigRequest, _context: Any) -> gc_pb2.SetGCConfigResponse:  # noqa: N802 - the protocol's name
-        """Set variables of mysql.tidb by their names, all or none; durable when it returns, in force at the next tick."""
+        """Set variables of mysql.tidb by their names, all or none; durable at once, in force at the next tick."""
         bounds = self._worker.bounds
         await check_mode(self._cluster, (await read_config(self._records)).updated(request.variables, bounds))
         config = await write_config(self._records, request.variables, bounds)

@@ -70,7 +70,7 @@ class Cluster:
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self._directory, self._stack = directory, stack
-        self.coordinator = ""
+        self.coordinator = self.store = ""
         self.client: TransactionClient
         self.records: MetaRecords
 
@@ -83,6 +83,7 @@ class Cluster:
         store = await self._daemon(
             "store", *self._to, "--data-dir", data_dir, "--split-keys", splits, "--gc-poll-interval", "0.2", *front
         )
+        self.store = store.endpoints["store"]
         if proxy:
             proxy.target = store.endpoints["store"]
         self.client = await self._stack.enter_async_context(TransactionClient.open(self.coordinator))

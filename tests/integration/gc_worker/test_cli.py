@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import gc_pb2
+from tidemarkpb.v1.store_pb2 import GetStoreStatusRequest
+from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 
 from gcsafepoint.worker.variables import GCConfigError
 from server.cli.cli import _parser
 from server.cli.gc_leader import GCLeaderUnavailableError
 from server.cli.gc_run import GCRoundFailedError
 from server.cli.remote import Remote, RemoteError
+from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 
 
@@ -48,6 +51,9 @@ async def test_the_config_is_the_sql_table_and_is_set_online(cluster: Any, gc: A
     assert "not for setting" in table["tikv_gc_leader_uuid"]["COMMENT"]
     set_ = await cli(cluster, "config", "set", "tikv_gc_life_time=1h", "gc.max-write-bytes-per-sec=10MB")
     assert [row["VARIABLE_VALUE"] for row in set_] == ["1h0m0s", "10MiB"]
+    async with connect(cluster.store) as channel:
+        store = await StoreServiceStub(channel).GetStoreStatus(GetStoreStatusRequest())
+    assert store.gc.max_write_bytes_per_sec == 10 << 20
     [row] = await cli(cluster, "config", "get", "tikv_gc_life_time")
     assert row["VARIABLE_VALUE"] == "1h0m0s"
     with pytest.raises(RemoteError, match=r"ErrGCConfig.*must be at least 1ms and at most 8760h0m0s"):

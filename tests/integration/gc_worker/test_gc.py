@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib.util
 import random
-import signal
 import sys
 import urllib.request
 from asyncio.subprocess import PIPE
@@ -215,39 +214,6 @@ async def test_rounds_without_pause_break_neither_a_pinned_snapshot_nor_the_bank
     assert sum(task.result() for task in tellers) > 0
 
 
-async def test_a_worker_killed_in_a_round_leaves_nothing_that_the_next_one_does_not_finish(
-    cluster: Any, until: Any
-) -> None:
-    doomed = await cluster.worker()
-    first = await cluster.service(doomed)
-    await until(lambda: leads(first))
-    await first.SetGCConfig(gc_pb2.SetGCConfigRequest(variables={"tikv_gc_life_time": "1ms"}))
-    committed = await prewrite(cluster, [b"%c%04d" % (letter, n) for letter in b"ahpz" for n in range(800)], b"v")
-    await cluster.client.kv.commit([b"a0000"], committed, await cluster.now())
-    for number in range(20):
-        await prewrite(cluster, [b"%cx%d" % (letter, number) for letter in b"ahpz"], b"never")
-    async with asyncio.TaskGroup() as tasks:
-        broken = tasks.create_task(refused(first.RunGC(RUN)))
-        left = len(await cluster.locked_keys())
-        while left in (0, 3279) and not broken.done():
-            left = len(await cluster.locked_keys())
-        await doomed.kill()
-    second = await cluster.service(await cluster.worker())
-    await until(lambda: leads(second))
-    await run(second)
-    assert await cluster.locked_keys() == []
-    kept = await cluster.client.kv.scan(b"", b"", await cluster.now(), 5000)
-    assert len(kept) == 3200
-    assert {value for _, value in kept} == {b"v"}
-
-
-async def refused(call: Any) -> None:
-    try:
-        await call
-    except grpc.aio.AioRpcError:
-        return
-
-
 async def leads(service: Any) -> bool:
     return bool((await service.GetGCStatus(STATUS)).leader.is_self)
 
@@ -327,21 +293,6 @@ async def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Any, until:
     await leading.kill()
     await until(lambda: leads(second))
     await run(second)
-
-
-async def test_a_leader_stopped_past_its_lease_comes_back_as_a_follower(cluster: Any, until: Any) -> None:
-    stopped = await cluster.worker()
-    first = await cluster.service(stopped)
-
-    await until(lambda: leads(first))
-    second = await cluster.service(await cluster.worker())
-    stopped.process.send_signal(signal.SIGSTOP)
-    await until(lambda: leads(second))
-    stopped.process.send_signal(signal.SIGCONT)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first.RunGC(RUN)
-    assert "ErrGCLeaseLost" in (caught.value.details() or "")
-    assert await leads(second)
 
 
 async def test_a_leader_that_is_told_to_stop_lets_the_next_one_in_at_once(cluster: Any, until: Any) -> None:

@@ -25,7 +25,7 @@ from gcsafepoint.worker.records import (
 from gcsafepoint.worker.round import GCRunningError, Result
 from gcsafepoint.worker.times import format_instant
 from gcsafepoint.worker.variables import BOUNDS, UNBOUND
-from storage.model.errors import TidemarkError
+from storage.model.errors import CorruptError, TidemarkError
 from storage.model.ts import compose, physical_ms
 
 LIFE_MS = 600_000
@@ -187,6 +187,12 @@ async def test_a_life_time_below_the_least_is_raised_to_it(cluster: Any, records
     ended = await made.run_round()
     assert physical_ms(ended.id) - physical_ms(ended.safe_point) == LIFE_MS
     assert made.diary.raised == [60_000]
+
+
+async def test_a_recorded_safepoint_that_is_none_fails_the_round_and_says_which_record(bench: Any) -> None:
+    await bench.records.write({SAFE_POINT_TS: "soon"}, {})
+    with pytest.raises(CorruptError, match="safe_point_ts holds 'soon'"):
+        await bench.run_round()
 
 
 async def test_central_mode_publishes_the_safepoint_and_then_walks_every_region(bench: Any) -> None:

@@ -21,6 +21,7 @@ from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
+from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS, compose
 
 BORDERS = [b"", *(encode_bytes(b"%03d" % number) for number in range(1, 300)), b""]
@@ -175,3 +176,11 @@ async def test_the_lowest_living_service_or_barrier_is_found_without_asking_anyb
     }
     assert await lowest_service(held, 7, 1000) == LowestService("feed", 4)
     assert await lowest_service(held, 7, 1001) == LowestService("native_br", 5)
+
+
+async def test_a_record_of_the_coordinator_that_cannot_be_read_is_named() -> None:
+    for text in ("garbage", "[]", "{}", '{"service_id":"feed","safe_point":"x"}'):
+        held = Held()
+        held.texts = {"/pd/7/gc/safe_point/service/feed": text}
+        with pytest.raises(CorruptError, match="safe_point/service/feed cannot be read"):
+            await lowest_service(held, 7, 1000)

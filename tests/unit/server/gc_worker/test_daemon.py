@@ -1,9 +1,11 @@
 """The daemon's settings."""
 
+import socket
+
 import pytest
 
 from server.config import ConfigError
-from server.gc_worker.daemon import GCWorkerConfig
+from server.gc_worker.daemon import GCWorkerConfig, _told
 
 
 def test_the_defaults_are_tidbs_tick_and_lease() -> None:
@@ -26,3 +28,8 @@ def test_the_shortest_times_are_tidbs_unless_told_otherwise() -> None:
 def test_a_shortest_time_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--min-gc-time"):
         GCWorkerConfig(min_gc_time=text).checked()
+
+
+def test_a_wildcard_is_told_as_the_hosts_name() -> None:
+    assert _told("127.0.0.1:8302") == "127.0.0.1:8302"
+    assert _told("0.0.0.0:8302") == _told("[::]:8302") == f"{socket.gethostname()}:8302"
