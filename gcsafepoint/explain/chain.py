@@ -40,7 +40,7 @@ def _service(holder: Holder, next_ts: int, lost_s: int | None, situation: Situat
         expires_ms=None if holder.expired_at == NEVER_S else holder.expired_at * 1000,
         history_lost_s=lost_s,
         next_ts=next_ts,
-        commands=(_delete(holder, state),),
+        commands=(_end(holder, state),),
     )
 
 
@@ -66,9 +66,12 @@ def _standing(holder: Holder, situation: Situation) -> tuple[str, str, str]:
     return "renewed", f"changefeed {name}", "the changefeed needs what comes after its checkpoint"
 
 
-def _delete(holder: Holder, state: str) -> str:
+def _end(holder: Holder, state: str) -> str:
+    """What gives the history up. A safe point of a changefeed that lives comes back, so the changefeed has to go."""
     if holder.kind is Kind.GLOBAL_BARRIER and holder.id != "native_br":
         return f'grpcurl -d \'{{"barrier_id": "{shown(holder.id)}"}}\' COORDINATOR pdpb.PD/DeleteGlobalGCBarrier'
+    if state in ("renewed", "stopped", "failed"):
+        return f"tidemark cli changefeed remove -c {quoted(feed_of(holder.id))}"
     needs_yes = " --yes" if state not in ("orphan", "lost") else ""
     return f"tidemark cli service-gc-safepoint delete {quoted(holder.id)}{needs_yes}"
 

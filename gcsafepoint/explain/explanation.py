@@ -13,6 +13,7 @@ from gcsafepoint.rules import GC_WORKER
 from storage.model.errors import InvalidError, NotFoundError
 
 MOST_CHAINS = 100
+_COMPARED = 1000
 
 
 class BlockerUnknownError(NotFoundError):
@@ -85,6 +86,6 @@ def _named(ordered: Sequence[Holder], situation: Situation, name: str) -> list[s
         return of_feed
     if name in situation.feeds:
         raise BlockerUnknownError(f"changefeed {shown(name)} has no live safe point: it holds nothing back")
-    near = difflib.get_close_matches(name, [*known, *situation.feeds], n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name, [*known, *situation.feeds][:_COMPARED], n=1, cutoff=0.0)
     hint = f"did you mean {shown(near[0])}?" if near else "nothing but gc_worker does"
     raise BlockerUnknownError(f"no service and no changefeed {shown(name)!r} holds GC back; {hint}")

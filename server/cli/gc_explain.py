@@ -84,7 +84,7 @@ def _chain(links: list[dict[str, Any]]) -> Iterator[str]:
 def _facts(link: dict[str, Any]) -> Iterator[str]:
     yield f"at {link['ts']}" + (f" = {link['time']}, {span(link['age_seconds'] * 1000)} old" if link["time"] else "")
     if link["ttl_left_seconds"] is not None:
-        yield f"ends in {span(link['ttl_left_seconds'] * 1000)} at {link['expires_at']}"
+        yield f"TTL left {span(link['ttl_left_seconds'] * 1000)}, until {link['expires_at']}"
     if link["history_lost_at"]:
         yield f"history lost at {link['history_lost_at']}"
     if link["holds_back_seconds"]:

@@ -18,7 +18,7 @@ from storage.model.errors import InvalidError, UnavailableError
 
 _GATHER_SECONDS = 10.0
 _ASKED_AT_ONCE = 4
-_NAMES_MAX = 100
+_NAMES_MAX, _NAME_CHARACTERS_MAX = 100, 1024
 
 
 class ExplainBusyError(UnavailableError):
@@ -48,11 +48,14 @@ class Explainer:
 
         Raises:
             NotLeaderError: naming the leader.
+            ExplainRequestError: too many names, or too long ones.
             BlockerUnknownError, BlockerFixedError: nothing of a name to be removed holds GC back.
             ExplainBusyError: it took too long.
         """
-        if len(what_if_remove) > _NAMES_MAX:
-            raise ExplainRequestError(f"{len(what_if_remove)} names are too many to think away; at most {_NAMES_MAX}")
+        if len(what_if_remove) > _NAMES_MAX or any(len(name) > _NAME_CHARACTERS_MAX for name in what_if_remove):
+            raise ExplainRequestError(
+                f"at most {_NAMES_MAX} names of {_NAME_CHARACTERS_MAX} characters can be thought away at a time"
+            )
         term = self._seat.term
         if term is None:
             raise self._members.not_leader()

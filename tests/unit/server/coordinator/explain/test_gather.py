@@ -15,21 +15,7 @@ from server.capture.changefeed import ChangefeedInfo, status_json
 from server.coordinator.explain import captures
 from server.coordinator.explain.gather import gather
 from server.rpc.credentials import SecurityConfig
-from storage.kv import MemoryKV
-from storage.meta.client import EtcdMeta
-from storage.meta.embedded import EmbeddedEtcd
 from tests.unit.gcsafepoint.explain.situations import view
-
-
-@pytest.fixture
-async def meta():
-    server = EmbeddedEtcd(MemoryKV())
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(server.run()), tasks.create_task(server.run_expiry())]
-        yield EtcdMeta(server)
-        for task in running:
-            task.cancel()
-        server.close()
 
 
 class Capture(CaptureServiceServicer):

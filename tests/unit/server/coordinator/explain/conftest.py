@@ -1,0 +1,20 @@
+"""The real embedded metadata, in memory."""
+
+import asyncio
+
+import pytest
+
+from storage.kv import MemoryKV
+from storage.meta.client import EtcdMeta
+from storage.meta.embedded import EmbeddedEtcd
+
+
+@pytest.fixture
+async def meta():
+    server = EmbeddedEtcd(MemoryKV())
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(server.run()), tasks.create_task(server.run_expiry())]
+        yield EtcdMeta(server)
+        for task in running:
+            task.cancel()
+        server.close()
