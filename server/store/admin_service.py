@@ -11,6 +11,7 @@ from tidemarkpb.v1 import store_pb2
 from server.store.auto_gc import AutoGc
 from server.store.collector import CollectorParts
 from server.store.feed.hub import FeedHub
+from server.store.handover import Handover
 from server.store.identity import Identity, region_message
 from server.store.merge import Merger
 from server.store.online_config import OnlineConfig
@@ -41,6 +42,7 @@ class StoreService:
     gc: AutoGc
     hub: FeedHub
     merger: Merger
+    handover: Handover
     scanners: Executor
 
     async def GetStoreStatus(  # noqa: N802
@@ -64,6 +66,13 @@ class StoreService:
         """See `Merger.merge`."""
         merged = await self.merger.merge(request.source_region_id, request.target_region_id)
         return store_pb2.MergeRegionsResponse(region=region_message(merged, self.identity.store_id))
+
+    async def AdoptRegion(  # noqa: N802
+        self, request: store_pb2.AdoptRegionRequest, _: Any
+    ) -> store_pb2.AdoptRegionResponse:
+        """See `Handover.adopt`."""
+        await self.handover.adopt(request.cluster_id, request.region, request.gc_safe_point)
+        return store_pb2.AdoptRegionResponse()
 
     def _region(self, region: Region, size: int) -> store_pb2.RegionStatus:
         message = region_message(region, self.identity.store_id)

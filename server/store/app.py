@@ -28,6 +28,7 @@ from server.store.feed.connection import FeedBackend
 from server.store.feed.hub import FeedHub
 from server.store.feed.outbox import FeedMemory
 from server.store.feed.service import ChangeDataService
+from server.store.handover import Handover
 from server.store.identity import Identity, announce, load_identity, report_regions
 from server.store.limiter import ByteRate
 from server.store.merge import Merger
@@ -88,7 +89,7 @@ async def _serving(
             scanners=stack.enter_context(ThreadPoolExecutor(1, "mvcc-scan")),
             gc=stack.enter_context(ThreadPoolExecutor(1, "mvcc-gc")),
         )
-        parts = _Parts(config, kv, pd, identity, fence, threads)
+        parts = _Parts(config, security, kv, pd, identity, fence, threads)
         async with asyncio.TaskGroup() as tasks:
             backend = RegionBackend(parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc)
             service = TikvService(tasks, parts.runner, backend, config.wait_for_lock_timeout)
@@ -102,6 +103,7 @@ async def _serving(
                     tasks.create_task(parts.hub.run(pd, config.resolved_ts_interval), name="resolved-ts"),
                     tasks.create_task(parts.gc.run(), name="gc"),
                     tasks.create_task(parts.sizes.run(), name="region-sizes"),
+                    tasks.create_task(parts.handover.run(), name="region-handover"),
                     tasks.create_task(_heartbeats(pd, parts.gate, config.heartbeat_interval), name="heartbeat"),
                 ]
                 try:
@@ -137,7 +139,14 @@ class _Parts:
     """The store's objects, each made from those before it."""
 
     def __init__(
-        self, config: StoreConfig, kv: Database, pd: PdClient, identity: Identity, fence: ReadFence, threads: _Threads
+        self,
+        config: StoreConfig,
+        security: SecurityConfig,
+        kv: Database,
+        pd: PdClient,
+        identity: Identity,
+        fence: ReadFence,
+        threads: _Threads,
     ) -> None:
         self.gate = RegionGate(identity.store_id, identity.regions)
         locks = OpenLocks(self.gate.regions.starts, stored_locks(kv), fence)
@@ -181,7 +190,18 @@ class _Parts:
             "cdc.incremental-scan-speed-limit": self.feed.scan_rate.limit,
         }
         self.online = OnlineConfig(kv, self.group, followers)
-        self.admin = StoreService(identity, garbage, self.gc, self.hub, self.merger, threads.scanners)
+        self.handover = Handover(
+            cluster_id=identity.cluster_id,
+            kv=kv,
+            pd=pd,
+            table=table,
+            collector=self.collector,
+            fence=fence,
+            security=security,
+            interval_s=config.region_check_interval,
+            enabled=config.share_regions,
+        )
+        self.admin = StoreService(identity, garbage, self.gc, self.hub, self.merger, self.handover, threads.scanners)
 
 
 async def _heartbeats(pd: PdClient, gate: RegionGate, interval_s: float) -> None:

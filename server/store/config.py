@@ -35,6 +35,7 @@ class StoreConfig:
     region_split_size: int = setting(96 << 20, "bytes of a region after a split; 1.5 times as much splits it, 0: never")
     region_merge_size: int = setting(20 << 20, "neighbours of this many bytes together become one region, 0: never")
     split_merge_interval: float = setting(3600.0, "seconds a region must be unchanged before it may be merged")
+    share_regions: bool = setting(default=True, help_text="give empty regions to stores that serve fewer")
     region_check_interval: float = setting(10.0, "seconds between two looks at the sizes of regions")
     heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator")
     wait_for_lock_timeout: float = setting(1.0, "seconds a pessimistic lock request waits in the store at most")

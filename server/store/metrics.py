@@ -20,6 +20,7 @@ FEED_CONGESTED = Counter("tidemark_store_feed_congested_total", "Subscriptions c
 FEED_QUEUED_BYTES = Gauge("tidemark_store_feed_queued_bytes", "Bytes of changes that wait for their readers.")
 RESOLVED_TS = Gauge("tidemark_store_resolved_ts", "Nothing will commit at or before it in any region of this store.")
 REGION_SPLITS = Counter("tidemark_store_region_splits_total", "Region splits, by call and by size.")
+REGION_HANDOVERS = Counter("tidemark_store_region_handovers_total", "Empty regions given to another store.")
 REGION_MERGES = Counter("tidemark_store_region_merges_total", "Region merges, by call and by size.")
 
 

@@ -17,6 +17,8 @@ class RegionGate:
     def __init__(self, store_id: int, regions: RegionMap) -> None:
         self.store_id = store_id
         self.regions = regions
+        self.leaving: frozenset[int] = frozenset()
+        """Regions that are about to be handed over: nobody is admitted, until the handover is done or given up."""
 
     def admit(self, context: Any, keys: Sequence[bytes], *, raw: bool = False) -> Region | errorpb.Error:
         """The region of a request's kvrpcpb.Context, or the error it must get; `keys` are user keys.
@@ -40,6 +42,9 @@ class RegionGate:
         if region is None:
             missing = errorpb.RegionNotFound(region_id=region_id)
             return errorpb.Error(message=f"region {region_id} is not on this store", region_not_found=missing)
+        if region_id in self.leaving:
+            nobody = errorpb.NotLeader(region_id=region_id)
+            return errorpb.Error(message=f"region {region_id} is being handed over", not_leader=nobody)
         if epoch.version != region.version or epoch.conf_ver != region.conf_ver:
             return errorpb.Error(
                 message=f"the epoch of region {region_id} has changed", epoch_not_match=self.current(region)

@@ -5,7 +5,7 @@ therefore still does what it asked for: the same keys lie on the same store.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,17 +35,22 @@ class RegionTable:
     """Called with what was and what is, on the loop between two groups, when the change is in force."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def replace(self, old: Sequence[Region], new: Sequence[Region]) -> None:
+    async def replace(
+        self, old: Sequence[Region], new: Sequence[Region], notes: Mapping[bytes, bytes] | None = None
+    ) -> None:
         """Put `new` in the place of `old`; durable and in force when it returns, all of it or nothing after a crash.
+
+        `notes` are written in the same batch.
 
         Raises:
             StoreStoppedError: the store is closing; the change may have happened.
         """
         regions = self.gate.regions.replaced(old, new)
         changed = sorted({region.region_id for region in (*old, *new)})
-        await self.group.submit([partial(_persist, regions=regions, changed=changed)])
+        await self.group.submit([partial(_persist, regions=regions, changed=changed, notes=notes or {})])
         await self.group.quiet(lambda: self._put_in_force(regions, changed, old, new))
-        await self.report(new)
+        if new:
+            await self.report(new)
 
     async def report(self, regions: Sequence[Region]) -> None:
         """Tell the coordinator; a silent one hears of it with the next heartbeat."""
@@ -62,7 +67,9 @@ class RegionTable:
         self.on_change(old, new)
 
 
-def _persist(draft: Draft, regions: RegionMap, changed: list[int]) -> None:
+def _persist(draft: Draft, regions: RegionMap, changed: list[int], notes: Mapping[bytes, bytes]) -> None:
     draft.put(REGIONS_KEY, encode_regions(regions))
+    for key, value in notes.items():
+        draft.put(key, value)
     for region_id in changed:
         draft.delete(counts_key(region_id))

@@ -186,6 +186,8 @@ def _pieces(changes: Iterable[Change]) -> Generator[tuple[list[Change], int], No
 def _feed_error(error: errorpb.Error) -> cdcpb.Error:
     if error.HasField("epoch_not_match"):
         return cdcpb.Error(epoch_not_match=error.epoch_not_match)
+    if error.HasField("not_leader"):
+        return cdcpb.Error(not_leader=error.not_leader)
     return cdcpb.Error(region_not_found=error.region_not_found)
 
 

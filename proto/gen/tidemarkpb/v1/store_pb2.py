@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvproto import metapb_pb2 as kvproto_dot_metapb__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tidemarkpb/v1/store.proto\x12\rtidemarkpb.v1\x1a\x14kvproto/metapb.proto\"\x17\n\x15GetStoreStatusRequest\"y\n\x0cRegionStatus\x12\x1e\n\x06region\x18\x01 \x01(\x0b\x32\x0e.metapb.Region\x12\x19\n\x11\x61pproximate_bytes\x18\x02 \x01(\x04\x12.\n\x08versions\x18\x03 \x01(\x0b\x32\x1c.tidemarkpb.v1.VersionCounts\"M\n\rVersionCounts\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0c\n\x04puts\x18\x02 \x01(\x04\x12\x10\n\x08versions\x18\x03 \x01(\x04\x12\x0e\n\x06min_ts\x18\x04 \x01(\x04\"\x80\x01\n\nGCProgress\x12\x12\n\nsafe_point\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x10\n\x08next_key\x18\x03 \x01(\x0c\x12\x19\n\x11processed_regions\x18\x04 \x01(\x04\x12\x1f\n\x17max_write_bytes_per_sec\x18\x05 \x01(\x04\"\xa4\x01\n\x16GetStoreStatusResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x10\n\x08store_id\x18\x02 \x01(\x04\x12,\n\x07regions\x18\x03 \x03(\x0b\x32\x1b.tidemarkpb.v1.RegionStatus\x12%\n\x02gc\x18\x04 \x01(\x0b\x32\x19.tidemarkpb.v1.GCProgress\x12\x0f\n\x07safe_ts\x18\x05 \x01(\x04\"I\n\x13MergeRegionsRequest\x12\x18\n\x10source_region_id\x18\x01 \x01(\x04\x12\x18\n\x10target_region_id\x18\x02 \x01(\x04\"6\n\x14MergeRegionsResponse\x12\x1e\n\x06region\x18\x01 \x01(\x0b\x32\x0e.metapb.Region\"H\n\x12\x41\x64optRegionRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x1e\n\x06region\x18\x02 \x01(\x0b\x32\x0e.metapb.Region\"\x15\n\x13\x41\x64optRegionResponse2\x9c\x02\n\x0cStoreService\x12]\n\x0eGetStoreStatus\x12$.tidemarkpb.v1.GetStoreStatusRequest\x1a%.tidemarkpb.v1.GetStoreStatusResponse\x12W\n\x0cMergeRegions\x12\".tidemarkpb.v1.MergeRegionsRequest\x1a#.tidemarkpb.v1.MergeRegionsResponse\x12T\n\x0b\x41\x64optRegion\x12!.tidemarkpb.v1.AdoptRegionRequest\x1a\".tidemarkpb.v1.AdoptRegionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tidemarkpb/v1/store.proto\x12\rtidemarkpb.v1\x1a\x14kvproto/metapb.proto\"\x17\n\x15GetStoreStatusRequest\"y\n\x0cRegionStatus\x12\x1e\n\x06region\x18\x01 \x01(\x0b\x32\x0e.metapb.Region\x12\x19\n\x11\x61pproximate_bytes\x18\x02 \x01(\x04\x12.\n\x08versions\x18\x03 \x01(\x0b\x32\x1c.tidemarkpb.v1.VersionCounts\"M\n\rVersionCounts\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0c\n\x04puts\x18\x02 \x01(\x04\x12\x10\n\x08versions\x18\x03 \x01(\x04\x12\x0e\n\x06min_ts\x18\x04 \x01(\x04\"\x80\x01\n\nGCProgress\x12\x12\n\nsafe_point\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x10\n\x08next_key\x18\x03 \x01(\x0c\x12\x19\n\x11processed_regions\x18\x04 \x01(\x04\x12\x1f\n\x17max_write_bytes_per_sec\x18\x05 \x01(\x04\"\xa4\x01\n\x16GetStoreStatusResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x10\n\x08store_id\x18\x02 \x01(\x04\x12,\n\x07regions\x18\x03 \x03(\x0b\x32\x1b.tidemarkpb.v1.RegionStatus\x12%\n\x02gc\x18\x04 \x01(\x0b\x32\x19.tidemarkpb.v1.GCProgress\x12\x0f\n\x07safe_ts\x18\x05 \x01(\x04\"I\n\x13MergeRegionsRequest\x12\x18\n\x10source_region_id\x18\x01 \x01(\x04\x12\x18\n\x10target_region_id\x18\x02 \x01(\x04\"6\n\x14MergeRegionsResponse\x12\x1e\n\x06region\x18\x01 \x01(\x0b\x32\x0e.metapb.Region\"_\n\x12\x41\x64optRegionRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x1e\n\x06region\x18\x02 \x01(\x0b\x32\x0e.metapb.Region\x12\x15\n\rgc_safe_point\x18\x03 \x01(\x04\"\x15\n\x13\x41\x64optRegionResponse2\x9c\x02\n\x0cStoreService\x12]\n\x0eGetStoreStatus\x12$.tidemarkpb.v1.GetStoreStatusRequest\x1a%.tidemarkpb.v1.GetStoreStatusResponse\x12W\n\x0cMergeRegions\x12\".tidemarkpb.v1.MergeRegionsRequest\x1a#.tidemarkpb.v1.MergeRegionsResponse\x12T\n\x0b\x41\x64optRegion\x12!.tidemarkpb.v1.AdoptRegionRequest\x1a\".tidemarkpb.v1.AdoptRegionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,9 +47,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MERGEREGIONSRESPONSE']._serialized_start=666
   _globals['_MERGEREGIONSRESPONSE']._serialized_end=720
   _globals['_ADOPTREGIONREQUEST']._serialized_start=722
-  _globals['_ADOPTREGIONREQUEST']._serialized_end=794
-  _globals['_ADOPTREGIONRESPONSE']._serialized_start=796
-  _globals['_ADOPTREGIONRESPONSE']._serialized_end=817
-  _globals['_STORESERVICE']._serialized_start=820
-  _globals['_STORESERVICE']._serialized_end=1104
+  _globals['_ADOPTREGIONREQUEST']._serialized_end=817
+  _globals['_ADOPTREGIONRESPONSE']._serialized_start=819
+  _globals['_ADOPTREGIONRESPONSE']._serialized_end=840
+  _globals['_STORESERVICE']._serialized_start=843
+  _globals['_STORESERVICE']._serialized_end=1127
 # @@protoc_insertion_point(module_scope)

@@ -200,11 +200,15 @@ Global___MergeRegionsResponse: _TypeAlias = MergeRegionsResponse  # noqa: Y015
 
 @_typing.final
 class AdoptRegionRequest(_message.Message):
+    """gc_safe_point: the newest safepoint the region was collected at; older history may have holes although it is empty."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    GC_SAFE_POINT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
+    gc_safe_point: _builtins.int
     @_builtins.property
     def region(self) -> _metapb_pb2.Region: ...
     def __init__(
@@ -212,10 +216,11 @@ class AdoptRegionRequest(_message.Message):
         *,
         cluster_id: _builtins.int = ...,
         region: _metapb_pb2.Region | None = ...,
+        gc_safe_point: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "gc_safe_point", b"gc_safe_point", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
