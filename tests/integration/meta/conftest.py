@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import grpc.aio
 import pytest
@@ -233,3 +234,9 @@ async def meta(etcd_api: Api) -> AsyncIterator[EtcdMeta]:
 @pytest.fixture
 def prefix() -> bytes:
     return f"/test/{uuid.uuid4()}/".encode()
+
+
+@pytest.fixture(scope="session")
+def servers() -> ModuleType:
+    """This module: its servers for tests that need ones of their own."""
+    return sys.modules[__name__]
