@@ -29,6 +29,7 @@ from server.store.feed.hub import FeedHub
 from server.store.feed.outbox import FeedMemory
 from server.store.feed.service import ChangeDataService
 from server.store.handover import Handover
+from server.store.horizon import Horizon
 from server.store.identity import Identity, announce, load_identity, report_regions
 from server.store.limiter import ByteRate
 from server.store.merge import Merger
@@ -157,7 +158,7 @@ class _Parts:
         self.hub = FeedHub(self.gate, locks)
         engine = Engine(kv, fence)
         self.group = GroupCommit(engine, threads.writer, self.hub.observe, metrics.observe_group)
-        self.runner = Runner(kv, self.gate, self.group, threads.readers)
+        self.runner = Runner(kv, self.gate, self.group, threads.readers, Horizon(pd.tso, fence.max_ts))
         table = RegionTable(pd, self.gate, self.group, versions, self.hub.replaced)
         self.splitter, self.merger = Splitter(pd, table), Merger(table)
         self.sizes = SizeCheck(kv, self.gate, self.splitter, self.merger, threads.scanners, config)

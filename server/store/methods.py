@@ -6,7 +6,7 @@ from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.store import reads, writes
+from server.store import raw_calls, reads, writes
 from server.store.key_error import key_errors
 from storage.kv import Reader
 from storage.mvcc.engine import Command
@@ -37,9 +37,22 @@ class Method:
     command: Callable[[Any, Region], Command] | None = None
     answer: Callable[[Any, Any], Any] | None = None
     refusal: Callable[[MvccError, Any], Any] | None = None
-    raw: bool = False
+    adds_keys: bool = False
+    fault: Callable[[Any], MvccError | None] | None = None
+    newest_ts: Callable[[Any], int] | None = None
     many_errors: bool = False
     batch_name: str = ""
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is about raw keys, which lie in regions as they are and whose errors are strings."""
+        return self.name.startswith("Raw")
+
+    def ahead(self, request: Any) -> int:
+        """The newest timestamp that the request makes the store believe in; 0 if none."""
+        if self.touch is not None:
+            return self.touch(request).ts
+        return self.newest_ts(request) if self.newest_ts is not None else 0
 
     @property
     def stream_field(self) -> str:
@@ -54,6 +67,8 @@ class Method:
 
     def refuse(self, err: MvccError) -> Any:
         """The response that carries an error."""
+        if self.raw:
+            return self.response(error=str(err))
         return self.response(errors=key_errors(err)) if self.many_errors else self.response(error=key_errors(err)[0])
 
 
@@ -96,16 +111,12 @@ _READS = (
         "KvScanLock", kvrpcpb.ScanLockRequest, kvrpcpb.ScanLockResponse, read=reads.scan_lock, touch=reads.touched_span
     ),
     Method("MvccGetByKey", kvrpcpb.MvccGetByKeyRequest, kvrpcpb.MvccGetByKeyResponse, _key, read=reads.mvcc_get_by_key),
-    Method("RawGet", kvrpcpb.RawGetRequest, kvrpcpb.RawGetResponse, _key, read=reads.raw_get, raw=True),
     Method(
-        "RawBatchGet",
-        kvrpcpb.RawBatchGetRequest,
-        kvrpcpb.RawBatchGetResponse,
-        _keys,
-        read=reads.raw_batch_get,
-        raw=True,
+        "MvccGetByStartTs",
+        kvrpcpb.MvccGetByStartTsRequest,
+        kvrpcpb.MvccGetByStartTsResponse,
+        read=reads.mvcc_get_by_start_ts,
     ),
-    Method("RawScan", kvrpcpb.RawScanRequest, kvrpcpb.RawScanResponse, read=reads.raw_scan, raw=True),
 )
 
 _WRITES = (
@@ -116,6 +127,8 @@ _WRITES = (
         _mutated,
         command=writes.prewrite,
         answer=writes.prewritten,
+        newest_ts=writes.prewrite_ts,
+        adds_keys=True,
         many_errors=True,
     ),
     Method(
@@ -149,6 +162,8 @@ _WRITES = (
         command=writes.pessimistic_lock,
         answer=writes.pessimistically_locked,
         refusal=writes.pessimistic_refusal,
+        newest_ts=writes.lock_ts,
+        adds_keys=True,
     ),
     Method(
         "KVPessimisticRollback",
@@ -190,32 +205,51 @@ _WRITES = (
         _keys,
         command=writes.resolve_lock,
     ),
-    Method("RawPut", kvrpcpb.RawPutRequest, kvrpcpb.RawPutResponse, _key, command=writes.raw_put, raw=True),
+)
+
+_RAW_READS = (
+    Method("RawGet", kvrpcpb.RawGetRequest, kvrpcpb.RawGetResponse, _key, read=raw_calls.get),
+    Method("RawGetKeyTTL", kvrpcpb.RawGetKeyTTLRequest, kvrpcpb.RawGetKeyTTLResponse, _key, read=raw_calls.get_ttl),
+    Method("RawBatchGet", kvrpcpb.RawBatchGetRequest, kvrpcpb.RawBatchGetResponse, _keys, read=raw_calls.batch_get),
+    Method("RawScan", kvrpcpb.RawScanRequest, kvrpcpb.RawScanResponse, read=raw_calls.scan),
+    Method("RawBatchScan", kvrpcpb.RawBatchScanRequest, kvrpcpb.RawBatchScanResponse, read=raw_calls.batch_scan),
+)
+
+_RAW_WRITES = (
+    Method("RawPut", kvrpcpb.RawPutRequest, kvrpcpb.RawPutResponse, _key, command=raw_calls.put, adds_keys=True),
     Method(
         "RawBatchPut",
         kvrpcpb.RawBatchPutRequest,
         kvrpcpb.RawBatchPutResponse,
         _pairs,
-        command=writes.raw_batch_put,
-        raw=True,
+        command=raw_calls.batch_put,
+        fault=raw_calls.ttl_fault,
+        adds_keys=True,
     ),
-    Method("RawDelete", kvrpcpb.RawDeleteRequest, kvrpcpb.RawDeleteResponse, _key, command=writes.raw_delete, raw=True),
+    Method("RawDelete", kvrpcpb.RawDeleteRequest, kvrpcpb.RawDeleteResponse, _key, command=raw_calls.delete),
     Method(
         "RawBatchDelete",
         kvrpcpb.RawBatchDeleteRequest,
         kvrpcpb.RawBatchDeleteResponse,
         _keys,
-        command=writes.raw_batch_delete,
-        raw=True,
+        command=raw_calls.batch_delete,
     ),
     Method(
         "RawDeleteRange",
         kvrpcpb.RawDeleteRangeRequest,
         kvrpcpb.RawDeleteRangeResponse,
-        command=writes.raw_delete_range,
-        raw=True,
+        command=raw_calls.delete_range,
+    ),
+    Method(
+        "RawCompareAndSwap",
+        kvrpcpb.RawCASRequest,
+        kvrpcpb.RawCASResponse,
+        _key,
+        command=raw_calls.compare_and_swap,
+        answer=raw_calls.swapped,
+        adds_keys=True,
     ),
 )
 
-METHODS = {method.name: method for method in (*_READS, *_WRITES)}
+METHODS = {method.name: method for method in (*_READS, *_WRITES, *_RAW_READS, *_RAW_WRITES)}
 BY_STREAM_FIELD = {method.stream_field: method for method in METHODS.values()}

@@ -8,17 +8,23 @@ from server.store.key_error import OPS, key_error, lock_info
 from storage.codec import encode_bytes
 from storage.kv import Reader
 from storage.mvcc.errors import KeyIsLockedError
-from storage.mvcc.history import key_history
-from storage.mvcc.layout import RAW
+from storage.mvcc.history import key_history, key_of_transaction
 from storage.mvcc.read_fence import Touch
+from storage.mvcc.record import Lock
 from storage.mvcc.region import Region
 from storage.mvcc.snapshot import Snapshot, scan_locks
 
 
 def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetResponse:
     """KvGet."""
-    value = _snapshot(reader, request).get(request.key)
-    return kvrpcpb.GetResponse(not_found=True) if value is None else kvrpcpb.GetResponse(value=value)
+    snapshot = _snapshot(reader, request)
+    if not request.need_commit_ts:
+        value = snapshot.get(request.key)
+        return kvrpcpb.GetResponse(not_found=True) if value is None else kvrpcpb.GetResponse(value=value)
+    found = snapshot.version(request.key)
+    if found is None:
+        return kvrpcpb.GetResponse(not_found=True)
+    return kvrpcpb.GetResponse(value=found[0], commit_ts=found[1])
 
 
 def touched_keys(request: kvrpcpb.GetRequest | kvrpcpb.BatchGetRequest) -> Touch:
@@ -40,14 +46,14 @@ def batch_get(reader: Reader, request: kvrpcpb.BatchGetRequest, _: Region) -> kv
     response = kvrpcpb.BatchGetResponse()
     for key in request.keys:
         try:
-            value = snapshot.get(key)
+            found = snapshot.version(key)
         except KeyIsLockedError as err:
             response.pairs.add(error=key_error(err), key=key)
             if not response.HasField("error"):
                 response.error.CopyFrom(response.pairs[-1].error)
         else:
-            if value is not None:
-                response.pairs.add(key=key, value=value)
+            if found is not None:
+                response.pairs.add(key=key, value=found[0], commit_ts=found[1] if request.need_commit_ts else 0)
     return response
 
 
@@ -76,56 +82,49 @@ def scan_lock(reader: Reader, request: kvrpcpb.ScanLockRequest, region: Region) 
 
 def mvcc_get_by_key(reader: Reader, request: kvrpcpb.MvccGetByKeyRequest, _: Region) -> kvrpcpb.MvccGetByKeyResponse:
     """MvccGetByKey: everything there is of one key."""
-    history = key_history(reader, request.key)
+    return kvrpcpb.MvccGetByKeyResponse(info=_mvcc_info(reader, request.key))
+
+
+def mvcc_get_by_start_ts(
+    reader: Reader, request: kvrpcpb.MvccGetByStartTsRequest, region: Region
+) -> kvrpcpb.MvccGetByStartTsResponse:
+    """MvccGetByStartTs: everything of the first key in the region that the transaction touched; walks the region."""
+    key = key_of_transaction(reader, region.start_key, region.end_key, request.start_ts)
+    if key is None:
+        return kvrpcpb.MvccGetByStartTsResponse()
+    return kvrpcpb.MvccGetByStartTsResponse(key=key, info=_mvcc_info(reader, key))
+
+
+def _mvcc_info(reader: Reader, key: bytes) -> kvrpcpb.MvccInfo:
+    history = key_history(reader, key)
     info = kvrpcpb.MvccInfo()
     if history.lock is not None:
-        lock = history.lock
-        info.lock.CopyFrom(
-            kvrpcpb.MvccLock(
-                type=kvrpcpb.Op.ValueType(OPS[lock.kind]),
-                start_ts=lock.start_ts,
-                primary=lock.primary,
-                short_value=lock.short_value or b"",
-                ttl=lock.ttl_ms,
-                for_update_ts=lock.for_update_ts,
-                txn_size=lock.txn_size,
-            )
-        )
+        info.lock.CopyFrom(_mvcc_lock(history.lock))
     for commit_ts, write in history.writes:
-        kind = kvrpcpb.Op.ValueType(OPS[write.kind])
-        info.writes.add(type=kind, start_ts=write.start_ts, commit_ts=commit_ts, short_value=write.short_value or b"")
+        info.writes.add(
+            type=kvrpcpb.Op.ValueType(OPS[write.kind]),
+            start_ts=write.start_ts,
+            commit_ts=commit_ts,
+            short_value=write.short_value or b"",
+            has_overlapped_rollback=write.overlapped_rollback,
+        )
     for start_ts, value in history.values:
         info.values.add(start_ts=start_ts, value=value)
-    return kvrpcpb.MvccGetByKeyResponse(info=info)
+    return info
 
 
-def raw_get(reader: Reader, request: kvrpcpb.RawGetRequest, _: Region) -> kvrpcpb.RawGetResponse:
-    """RawGet."""
-    value = reader.get(RAW + request.key)
-    return kvrpcpb.RawGetResponse(not_found=True) if value is None else kvrpcpb.RawGetResponse(value=value)
-
-
-def raw_batch_get(reader: Reader, request: kvrpcpb.RawBatchGetRequest, _: Region) -> kvrpcpb.RawBatchGetResponse:
-    """RawBatchGet: absent keys are left out."""
-    response = kvrpcpb.RawBatchGetResponse()
-    for key in request.keys:
-        value = reader.get(RAW + key)
-        if value is not None:
-            response.pairs.add(key=key, value=value)
-    return response
-
-
-def raw_scan(reader: Reader, request: kvrpcpb.RawScanRequest, region: Region) -> kvrpcpb.RawScanResponse:
-    """RawScan, within the region."""
-    bounds = (request.end_key, request.start_key) if request.reverse else (request.start_key, request.end_key)
-    lower, upper = region.clamp(*bounds)
-    response = kvrpcpb.RawScanResponse()
-    stop = RAW + upper if upper else bytes([RAW[0] + 1])
-    for key, value in reader.scan(RAW + lower, stop, reverse=request.reverse):
-        if len(response.kvs) >= request.limit:
-            break
-        response.kvs.add(key=key[1:], value=b"" if request.key_only else value)
-    return response
+def _mvcc_lock(lock: Lock) -> kvrpcpb.MvccLock:
+    return kvrpcpb.MvccLock(
+        type=kvrpcpb.Op.ValueType(OPS[lock.kind]),
+        start_ts=lock.start_ts,
+        primary=lock.primary,
+        short_value=lock.short_value or b"",
+        ttl=lock.ttl_ms,
+        for_update_ts=lock.for_update_ts,
+        txn_size=lock.txn_size,
+        use_async_commit=lock.async_commit,
+        secondaries=lock.secondaries,
+    )
 
 
 def _snapshot(reader: Reader, request: Any) -> Snapshot:

@@ -3,20 +3,24 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 from kvproto import errorpb_pb2 as errorpb
 
 from server.rpc.front import Answer, BatchHandler
+from server.store.horizon import Horizon
 from server.store.methods import Method
 from server.store.region_check import RegionGate
-from storage.kv import KV
+from server.store.request_check import entry_fault, key_fault
+from storage.kv import KV, Reader
 from storage.model.errors import InvalidError
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import MvccError
 from storage.mvcc.group_commit import GroupCommit, StoreBusyError
 from storage.mvcc.region import Region
+
+T = TypeVar("T")
 
 
 class BadRequestError(InvalidError):
@@ -35,11 +39,15 @@ class Call(NamedTuple):
 class Runner:
     """Answers calls of `server.store.methods`."""
 
-    def __init__(self, kv: KV, gate: RegionGate, group: GroupCommit, readers: Executor) -> None:
+    def __init__(
+        self, kv: KV, gate: RegionGate, group: GroupCommit, readers: Executor, horizon: Horizon | None = None
+    ) -> None:
+        """Without a `horizon` all timestamps are believed."""
         self._kv = kv
         self._gate = gate
         self._group = group
         self._readers = readers
+        self._horizon = horizon
 
     def watch_unlocked(self, on_unlocked: Callable[[Sequence[bytes]], None]) -> None:
         """See `GroupCommit.watch_unlocked`."""
@@ -69,36 +77,78 @@ class Runner:
         """Responses to read calls, aligned."""
         if not calls:
             return []
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_all, calls)
+        ahead = await self._ahead(calls)
+        good = [call for place, call in enumerate(calls) if place not in ahead]
+        found = await asyncio.get_running_loop().run_in_executor(self._readers, self._read_all, good)
+        return _filled(calls, ahead, found)
 
     async def write(self, calls: Sequence[Call]) -> list[Any]:
         """Responses to write calls, aligned; what they say is durable."""
-        responses: list[Any] = [None] * len(calls)
-        places: list[int] = []
+        refused = await self._ahead(calls)
         commands: list[Command] = []
         size = 0
-        for place, (method, request) in enumerate(calls):
-            region = self._admit(method, request)
-            if isinstance(region, Region):
-                assert method.command is not None
-                places.append(place)
-                commands.append(method.command(request, region))
-                size += request.ByteSize()
+        for place, call in enumerate(calls):
+            if place in refused:
+                continue
+            bytes_ = call.request.ByteSize()
+            admitted = self._checked(call, bytes_)
+            if isinstance(admitted, Region):
+                assert call.method.command is not None
+                commands.append(call.method.command(call.request, admitted))
+                size += bytes_
             else:
-                responses[place] = method.response(region_error=region)
-        if not commands:
-            return responses
+                refused[place] = admitted
+        good = [call for place, call in enumerate(calls) if place not in refused]
+        return _filled(calls, refused, await self._submit(good, commands, size) if commands else [])
+
+    async def look(self, function: Callable[[Reader], T]) -> T:
+        """Run a function of ours on a snapshot, in a reader thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, function)
+
+    async def run(self, command: Command) -> Any:
+        """Run a command of ours; durable when it returns.
+
+        Raises:
+            StoreBusyError, StoreStoppedError: see `GroupCommit.submit`.
+        """
+        (result,) = await self._group.submit([command])
+        return result
+
+    async def _submit(self, calls: Sequence[Call], commands: Sequence[Command], size: int) -> list[Any]:
         try:
-            results: Sequence[Any] = await self._group.submit(commands, size)
+            results = await self._group.submit(commands, size)
         except StoreBusyError as err:
             busy = errorpb.Error(message=str(err), server_is_busy=errorpb.ServerIsBusy(reason=err.message))
-            for place in places:
-                responses[place] = calls[place].method.response(region_error=busy)
-            return responses
-        for place, result in zip(places, results, strict=True):
-            method, request = calls[place]
-            responses[place] = method.respond(result, request)
-        return responses
+            return [call.method.response(region_error=busy) for call in calls]
+        return [call.method.respond(result, call.request) for call, result in zip(calls, results, strict=True)]
+
+    async def _ahead(self, calls: Sequence[Call]) -> dict[int, Any]:
+        """The answers to calls that name timestamps of the future, by place."""
+        if self._horizon is None:
+            return {}
+        newest = [call.method.ahead(call.request) for call in calls]
+        faults = [place for place, ts in enumerate(newest) if self._horizon.fault(ts) is not None]
+        for place in faults:
+            await self._horizon.reach(newest[place])
+        return {
+            place: calls[place].method.respond(fault, calls[place].request)
+            for place in faults
+            if (fault := self._horizon.fault(newest[place])) is not None
+        }
+
+    def _checked(self, call: Call, size: int) -> Region | Any:
+        """The region of a write, or the answer that refuses it."""
+        method, request = call
+        keys = method.keys(request)
+        region = self._gate.admit(request.context, keys, raw=method.raw)
+        if not isinstance(region, Region):
+            return method.response(region_error=region)
+        too_large = entry_fault(size, region.region_id)
+        if too_large is not None:
+            return method.response(region_error=too_large)
+        fault = key_fault(keys, raw=method.raw) if method.adds_keys else None
+        fault = fault or (method.fault(request) if method.fault else None)
+        return region if fault is None else method.respond(fault, request)
 
     def _read_all(self, calls: Sequence[Call]) -> list[Any]:
         self._group.fence.enter(call.method.touch(call.request) for call in calls if call.method.touch)
@@ -108,9 +158,16 @@ class Runner:
         finally:
             snapshot.close()
 
+    def _look(self, function: Callable[[Reader], T]) -> T:
+        snapshot = self._kv.snapshot()
+        try:
+            return function(snapshot)
+        finally:
+            snapshot.close()
+
     def _read_one(self, snapshot: Any, call: Call) -> Any:
         method, request = call
-        region = self._admit(method, request)
+        region = self._gate.admit(request.context, method.keys(request), raw=method.raw)
         if not isinstance(region, Region):
             return method.response(region_error=region)
         assert method.read is not None
@@ -119,5 +176,10 @@ class Runner:
         except MvccError as err:
             return method.refuse(err)
 
-    def _admit(self, method: Method, request: Any) -> Region | errorpb.Error:
-        return self._gate.admit(request.context, method.keys(request), raw=method.raw)
+
+def _filled(calls: Sequence[Call], refused: dict[int, Any], answers: Sequence[Any]) -> list[Any]:
+    """The answers to all calls, in their order, from those refused by place and those to the rest."""
+    if not refused:
+        return list(answers)
+    rest = iter(answers)
+    return [refused[place] if place in refused else next(rest) for place in range(len(calls))]

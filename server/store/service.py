@@ -9,6 +9,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 
 from server.store.batch_commands import BatchStream, Others
 from server.store.lock_wait import LockWaits
+from server.store.raw_expiry import expire
 from server.store.region_calls import RegionBackend, RegionCalls
 from server.store.runner import Runner
 
@@ -23,10 +24,12 @@ class TikvService(RegionCalls):
         self._runner = runner
         self._waits = LockWaits(runner, lock_wait_s)
         self._streams: set[BatchStream] = set()
+        self._expiry = tasks.create_task(expire(runner), name="raw-expiry")
         self._others: Others = {"GC": self.KvGC, "DeleteRange": self.KvDeleteRange}
 
     def close(self) -> None:
         """End all streams, so that the listener need not wait for their clients."""
+        self._expiry.cancel()
         for stream in self._streams:
             stream.close()
 

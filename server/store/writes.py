@@ -8,10 +8,8 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.store.key_error import key_errors, lock_info
 from storage.mvcc import percolator, pessimistic, status
-from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import MvccError
-from storage.mvcc.layout import RAW
 from storage.mvcc.mutation import Mutation
 from storage.mvcc.pessimistic import LockedKey, PessimisticLock
 from storage.mvcc.prewrite import Prewrite, Prewritten
@@ -40,6 +38,11 @@ def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
         max_commit_ts=request.max_commit_ts,
     )
     return partial(prewrite_command, txn=txn)
+
+
+def prewrite_ts(request: kvrpcpb.PrewriteRequest) -> int:
+    """The newest timestamp of KvPrewrite."""
+    return max(request.start_version, request.for_update_ts, request.min_commit_ts)
 
 
 def prewritten(done: Prewritten, _: Any) -> kvrpcpb.PrewriteResponse:
@@ -88,6 +91,11 @@ def pessimistic_lock(request: kvrpcpb.PessimisticLockRequest, _: Region) -> Comm
         force=_is_forced(request),
     )
     return partial(pessimistic.pessimistic_lock, request=locks)
+
+
+def lock_ts(request: kvrpcpb.PessimisticLockRequest) -> int:
+    """The newest timestamp of KvPessimisticLock."""
+    return max(request.start_version, request.for_update_ts)
 
 
 def pessimistically_locked(
@@ -200,44 +208,6 @@ def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command
         )
     outcomes = {info.txn: info.status for info in request.txn_infos} or {request.start_version: request.commit_version}
     return partial(status.resolve_range, lower=region.start_key, upper=region.end_key, outcomes=outcomes)
-
-
-def raw_put(request: kvrpcpb.RawPutRequest, _: Region) -> Command:
-    """RawPut; a TTL is not kept."""
-    return partial(_write_raw, puts=[(request.key, request.value)])
-
-
-def raw_batch_put(request: kvrpcpb.RawBatchPutRequest, _: Region) -> Command:
-    """RawBatchPut; a TTL is not kept."""
-    return partial(_write_raw, puts=[(pair.key, pair.value) for pair in request.pairs])
-
-
-def raw_delete(request: kvrpcpb.RawDeleteRequest, _: Region) -> Command:
-    """RawDelete."""
-    return partial(_write_raw, deletes=[request.key])
-
-
-def raw_batch_delete(request: kvrpcpb.RawBatchDeleteRequest, _: Region) -> Command:
-    """RawBatchDelete."""
-    return partial(_write_raw, deletes=request.keys)
-
-
-def raw_delete_range(request: kvrpcpb.RawDeleteRangeRequest, region: Region) -> Command:
-    """RawDeleteRange, within the region."""
-    lower, upper = region.clamp(request.start_key, request.end_key)
-    return partial(_delete_raw_range, lower=RAW + lower, upper=RAW + upper if upper else bytes([RAW[0] + 1]))
-
-
-def _write_raw(draft: Draft, puts: Sequence[tuple[bytes, bytes]] = (), deletes: Sequence[bytes] = ()) -> None:
-    for key, value in puts:
-        draft.put(RAW + key, value)
-    for key in deletes:
-        draft.delete(RAW + key)
-
-
-def _delete_raw_range(draft: Draft, lower: bytes, upper: bytes) -> None:
-    for key, _ in list(draft.scan(lower, upper)):
-        draft.delete(key)
 
 
 def _mutations(mutations: Sequence[kvrpcpb.Mutation]) -> list[Mutation]:

@@ -70,3 +70,14 @@ def key_history(reader: Reader, key: bytes) -> KeyHistory:
         tuple(versions.writes(encoded)),
         tuple((split_version(column_key)[1], value) for column_key, value in values),
     )
+
+
+def key_of_transaction(reader: Reader, lower: bytes, upper: bytes, start_ts: int) -> bytes | None:
+    """The first raw key of the encoded range that the transaction locked, wrote or is rolled back on; walks it all."""
+    for column_key, data in reader.scan(*column_range(LOCK, lower, upper)):
+        if decode_lock(data).start_ts == start_ts:
+            return user_key(column_key[1:])
+    for column_key, data in reader.scan(*column_range(WRITE, lower, upper)):
+        if decode_write(data).start_ts == start_ts:
+            return user_key(split_version(column_key)[0])
+    return None

@@ -10,6 +10,7 @@ LOCK = b"l"
 WRITE = b"w"
 VALUE = b"d"
 RAW = b"r"
+EXPIRY = b"e"
 META = b"m"
 AFTER_VERSIONS = b"\xff" * 9
 """Appended to an encoded key: after all its versions, before the next encoded key."""

@@ -52,13 +52,21 @@ class Snapshot:
         Raises:
             KeyIsLockedError: a lock stands in the way.
         """
+        found = self.version(key)
+        return None if found is None else found[0]
+
+    def version(self, key: bytes) -> tuple[bytes, int] | None:
+        """The value of a raw key and its commit_ts (0: it is still a lock, committed elsewhere). Raises as `get`."""
         encoded = encode_bytes(key)
         lock = None if self._ignore_locks else self._versions.lock(encoded)
         if lock is not None and self._meets(key, lock):
             if lock.start_ts not in self._committed:
                 raise KeyIsLockedError(key, lock)
-            return self._versions.written_value(encoded, lock) if lock.kind == PUT else None
-        return self._versions.value(encoded, self._ts)
+            return (self._versions.written_value(encoded, lock), 0) if lock.kind == PUT else None
+        found = self._versions.data_write(encoded, self._ts)
+        if found is None or found[1].kind != PUT:
+            return None
+        return self._versions.written_value(encoded, found[1]), found[0]
 
     def scan(
         self, lower: bytes, upper: bytes, limit: int, *, key_only: bool = False, reverse: bool = False

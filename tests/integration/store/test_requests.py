@@ -1,12 +1,10 @@
 """Regions, errors, BatchCommands, GC and destruction over the wire."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
-from kvproto import tikvpb_pb2 as tikvpb
 
 from storage.codec import encode_bytes
 from tests.integration.store.daemons import Cluster
@@ -60,54 +58,6 @@ async def test_a_split_serves_both_parts_and_tells_the_coordinator(cluster: Clus
         assert (await stubs.get(left)).value == b"l"
         assert (await stubs.get(right)).value == b"r"
         assert (await get_with(stubs, right, old)).region_error.HasField("epoch_not_match")
-
-
-async def test_batched_and_unary_calls_give_the_same_answers(cluster: Cluster) -> None:
-    key = row_key(101, 300)
-    async with stubs_of(cluster) as stubs:
-        await stubs.put(key, b"v" * 500)
-        context, version = await stubs.context(key), await stubs.pd.tso()
-        asked = [
-            ("Get", "KvGet", kvrpcpb.GetRequest(context=context, key=key, version=version)),
-            ("BatchGet", "KvBatchGet", kvrpcpb.BatchGetRequest(context=context, keys=[key, key], version=version)),
-            ("Scan", "KvScan", kvrpcpb.ScanRequest(context=context, start_key=key, limit=5, version=version)),
-            ("ScanLock", "KvScanLock", kvrpcpb.ScanLockRequest(context=context, max_version=version)),
-            ("Get", "KvGet", kvrpcpb.GetRequest(context=context, key=b"outside", version=version)),
-            (
-                "CheckTxnStatus",
-                "KvCheckTxnStatus",
-                kvrpcpb.CheckTxnStatusRequest(context=context, primary_key=key, lock_ts=7, current_ts=version),
-            ),
-            (
-                "Commit",
-                "KvCommit",
-                kvrpcpb.CommitRequest(context=context, start_version=7, keys=[key], commit_version=8),
-            ),
-        ]
-        batch = tikvpb.BatchCommandsRequest(
-            requests=[tikvpb.BatchCommandsRequest.Request(**{field: request}) for field, _, request in asked],
-            request_ids=range(100, 100 + len(asked)),
-        )
-        answers = await _batched(stubs, batch)
-        for number, (field, method, request) in enumerate(asked, 100):
-            assert getattr(answers[number], field) == await getattr(stubs.tikv, method)(request), method
-
-
-async def _batched(
-    stubs: Stubs, batch: tikvpb.BatchCommandsRequest
-) -> dict[int, tikvpb.BatchCommandsResponse.Response]:
-    async def requests() -> AsyncIterator[tikvpb.BatchCommandsRequest]:
-        yield batch
-        await asyncio.Event().wait()
-
-    answers: dict[int, tikvpb.BatchCommandsResponse.Response] = {}
-    call = stubs.tikv.BatchCommands(requests())
-    async with asyncio.timeout(10):
-        while len(answers) < len(batch.requests):
-            message = await call.read()
-            answers |= dict(zip(message.request_ids, message.responses, strict=True))
-    call.cancel()
-    return answers
 
 
 async def test_a_lock_shows_what_a_client_needs_to_resolve_it(cluster: Cluster) -> None:

@@ -1,0 +1,119 @@
+"""Raw keys: no versions, no locks, at most an end of life in seconds of the store's clock. Pure.
+
+A value lies in column RAW, its end of life, if it has one, in column EXPIRY (docs/format/mvcc.md). What is past its end
+reads as absent; `sweep` removes it for good.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from struct import Struct
+from typing import NamedTuple
+
+from storage.kv import Reader
+from storage.mvcc.draft import Draft
+from storage.mvcc.layout import EXPIRY, RAW, column_range
+
+_SECONDS = Struct(">Q")
+
+
+class RawPair(NamedTuple):
+    """One raw key to write; `expires_s` 0 means never."""
+
+    key: bytes
+    value: bytes
+    expires_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What compare-and-swap found, and whether it wrote."""
+
+    succeeded: bool
+    previous: bytes | None
+
+
+def get(reader: Reader, key: bytes, now_s: int) -> bytes | None:
+    """The value of a key that is alive at `now_s`."""
+    value = reader.get(RAW + key)
+    return None if value is None or _is_over(expires_s(reader, key), now_s) else value
+
+
+def expires_s(reader: Reader, key: bytes) -> int:
+    """When a key ends, in seconds since the Unix epoch; 0: never."""
+    data = reader.get(EXPIRY + key)
+    return 0 if data is None else _seconds(data)
+
+
+def scan(
+    reader: Reader, lower: bytes, upper: bytes, now_s: int, limit: int, *, reverse: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """At most `limit` living pairs of `[lower, upper)` in key order; `upper == b""` is no end."""
+    return list(islice(_living(reader, lower, upper, now_s, reverse=reverse), limit))
+
+
+def put(draft: Draft, pairs: Sequence[RawPair]) -> None:
+    """Write pairs, each with its own end or none, whatever they had before."""
+    for key, value, end_s in pairs:
+        draft.put(RAW + key, value)
+        if end_s:
+            draft.put(EXPIRY + key, _SECONDS.pack(end_s))
+        else:
+            draft.delete(EXPIRY + key)
+
+
+def delete(draft: Draft, keys: Sequence[bytes]) -> None:
+    """Remove keys."""
+    for key in keys:
+        draft.delete(RAW + key)
+        draft.delete(EXPIRY + key)
+
+
+def delete_range(draft: Draft, lower: bytes, upper: bytes) -> None:
+    """Remove the keys of `[lower, upper)`."""
+    for column in (RAW, EXPIRY):
+        for key, _ in list(draft.scan(*column_range(column, lower, upper))):
+            draft.delete(key)
+
+
+def compare_and_swap(draft: Draft, new: RawPair, previous: bytes | None, now_s: int, *, remove: bool) -> Swapped:
+    """Write `new`, or remove its key, if the key holds `previous` (None: is absent)."""
+    found = get(draft, new.key, now_s)
+    if found != previous:
+        return Swapped(succeeded=False, previous=found)
+    if remove:
+        delete(draft, [new.key])
+    else:
+        put(draft, [new])
+    return Swapped(succeeded=True, previous=found)
+
+
+def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:
+    """At most `limit` keys that are past their end."""
+    over = (key[1:] for key, data in reader.scan(*column_range(EXPIRY, b"", b"")) if _is_over(_seconds(data), now_s))
+    return list(islice(over, limit))
+
+
+def sweep(draft: Draft, keys: Sequence[bytes], now_s: int) -> None:
+    """Remove those of `keys` that are still past their end."""
+    delete(draft, [key for key in keys if _is_over(expires_s(draft, key), now_s)])
+
+
+def _living(reader: Reader, lower: bytes, upper: bytes, now_s: int, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+    ends = reader.scan(*column_range(EXPIRY, lower, upper), reverse=reverse)
+    end = next(ends, None)
+    for column_key, value in reader.scan(*column_range(RAW, lower, upper), reverse=reverse):
+        key = column_key[1:]
+        while end is not None and (end[0][1:] > key if reverse else end[0][1:] < key):
+            end = next(ends, None)
+        if end is None or end[0][1:] != key or not _is_over(_seconds(end[1]), now_s):
+            yield key, value
+
+
+def _seconds(data: bytes) -> int:
+    value: int = _SECONDS.unpack(data)[0]
+    return value
+
+
+def _is_over(end_s: int, now_s: int) -> bool:
+    return 0 < end_s <= now_s
