@@ -1,8 +1,8 @@
 """What one listener takes on at once: messages, calls, connections, pings. Whoever exceeds it is told, or cut off.
 
-gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own backlog bound is lifted to the same number: left
-alone, it drops calls of a burst of more than 1000 at random, without a word. A stream costs some 25 KiB, so the
-bounds hold a daemon's memory even when all of them are used up.
+gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own bounds are lifted above that number, so that it
+can: it leaves what one connection has too much waiting in the client, and drops calls of a burst of more than 1000 at
+random, without a word. A stream costs some 25 KiB, so the bounds hold a daemon's memory even when they are used up.
 """
 
 import resource
@@ -35,9 +35,9 @@ class Limits:
         return [
             ("grpc.max_receive_message_length", self.message_bytes),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_concurrent_streams", self.calls),
-            ("grpc.server.max_pending_requests", self.calls),
-            ("grpc.server.max_pending_requests_hard_limit", self.calls),
+            ("grpc.max_concurrent_streams", 2 * self.calls),
+            ("grpc.server.max_pending_requests", 4 * self.calls),
+            ("grpc.server.max_pending_requests_hard_limit", 4 * self.calls),
             ("grpc.max_allowed_incoming_connections", min(self.connections, _open_files() // 2)),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
             ("grpc.max_connection_idle_ms", _IDLE_MS),

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.rpc.front import MAX_BYTES, MAX_ITEMS, MAX_WAITING, Answer, OverloadedError, Route
+from server.rpc.errors import status_of
+from server.rpc.front import MAX_BYTES, MAX_ITEMS, MAX_WAITING, MAX_WAITING_BYTES, Answer, OverloadedError, Route
 from storage.model.errors import InvalidError, UnavailableError
 
 
@@ -132,3 +134,32 @@ def test_batches_keep_order_and_bounds(sizes: list[int]) -> None:
     for batch in asyncio.run(run()):
         assert len(batch) <= MAX_ITEMS
         assert sum(len(request) for request in batch[:-1]) < MAX_BYTES
+
+
+async def test_waiting_bytes_are_bounded_but_one_call_of_any_size_may_wait() -> None:
+    route = Route("Example/Method", Handler())
+    huge = bytes(MAX_WAITING_BYTES + 1)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(route.call(huge))
+        await asyncio.sleep(0)
+        refused = await route.call(b"x")
+        assert status_of(refused) == (  # type: ignore[arg-type]  # anything else fails here
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"1 calls of Example/Method with {len(huge)} bytes are waiting; slow down and try again",
+        )
+        waiting.cancel()
+
+
+async def test_a_call_given_up_in_the_queue_is_not_made_and_frees_its_bytes() -> None:
+    handler = Handler()
+    async with running(handler) as route, asyncio.TaskGroup() as tasks:
+        busy = tasks.create_task(route.call(b"a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaving = tasks.create_task(route.call(bytes(MAX_WAITING_BYTES)))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        handler.go.set()
+        assert await busy == b"A"
+        assert await calls(route, [b"b", b"c"]) == [b"B", b"C"]
+    assert handler.batches == [[b"a"], [b"b", b"c"]]
