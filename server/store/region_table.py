@@ -50,12 +50,16 @@ class RegionTable:
         await self.group.submit([partial(_persist, regions=regions, changed=changed, notes=notes or {})])
         await self.group.quiet(lambda: self._put_in_force(regions, changed, old, new))
         if new:
-            await self.report(new)
+            await self._report(new)
 
-    async def report(self, regions: Sequence[Region]) -> None:
+    async def _report(self, regions: Sequence[Region]) -> None:
         """Tell the coordinator; a silent one hears of it with the next heartbeat."""
+        messages = [region_message(region, self.gate.store_id) for region in regions]
         try:
-            await self.pd.region_heartbeat([region_message(region, self.gate.store_id) for region in regions])
+            if len(messages) > 1:
+                await self.pd.report_batch_split(messages)  # all at once: between heartbeats there would be a hole
+            else:
+                await self.pd.region_heartbeat(messages)
         except (UnavailableError, PdRefusedError) as err:
             _log.warning("the coordinator does not know the new regions yet", error=err.message)
 
