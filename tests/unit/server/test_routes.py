@@ -157,3 +157,13 @@ def test_tls_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path) -> No
         listen("127.0.0.1:0", ready=lambda: True, security=security),
     ):
         pass
+
+
+def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.http.REQUEST_SECONDS", 0.1)
+    with listen("127.0.0.1:0", ready=lambda: True) as bound:
+        host, _, port = bound.rpartition(":")
+        for begun in (b"", b"GET / HTTP/1.0\r\nX: "):
+            with socket.create_connection((host, int(port)), timeout=5) as connection:
+                connection.sendall(begun)
+                assert connection.recv(100) == b""
