@@ -49,6 +49,13 @@ class Cluster:
         self.wait_listening()
         self.leader()
 
+    def wait_until_nobody_leads(self, seconds: float = 15) -> None:
+        """No coordinator knows a leader."""
+        deadline = time.monotonic() + seconds
+        while any(members_of(address).leader for address in self.addresses):
+            assert time.monotonic() < deadline, "somebody still leads"
+            time.sleep(0.05)
+
     def wait_listening(self, seconds: float = 20) -> None:
         """Every coordinator answers, whoever leads."""
         deadline = time.monotonic() + seconds
@@ -85,9 +92,11 @@ def members_of(address: str, timeout_s: float = 1) -> View:
 
 
 @contextmanager
-def running_cluster(directory: Path, *, etcds: int = 1, flags: Sequence[str] = ()) -> Iterator[Cluster]:
+def running_cluster(
+    directory: Path, *, etcds: int = 1, flags: Sequence[str] = (), **etcd_flags: object
+) -> Iterator[Cluster]:
     """A healthy cluster that ends with the block."""
-    with etcd_members(directory, etcds) as etcd:
+    with etcd_members(directory, etcds, **etcd_flags) as etcd:
         metadata = "etcd://" + ",".join(member.address for member in etcd)
         coordinators = [
             Coordinator(f"127.0.0.1:{port}", metadata, directory / f"coordinator{number}.log", flags)

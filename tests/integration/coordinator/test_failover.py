@@ -66,7 +66,7 @@ async def test_kill_9_of_all_of_etcd_ends_the_term_and_its_return_begins_another
     async with load_on(cluster.addresses, SEED) as load:
         for member in cluster.etcd:
             member.kill()
-        await in_thread(wait_until_nobody_leads, cluster)
+        await in_thread(cluster.wait_until_nobody_leads)
         assert leader.running
         for member in cluster.etcd:
             member.launch()
@@ -87,13 +87,6 @@ def wait_until_listed(cluster: Cluster, addresses: set[str]) -> None:
     while set(members_of(cluster.leader().address).members) != addresses:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def wait_until_nobody_leads(cluster: Cluster) -> None:
-    deadline = time.monotonic() + 10
-    while any(members_of(address).leader for address in cluster.addresses):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def compact(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from kvproto.pdpb_pb2_grpc import PDStub
 from server.rpc.pd import PdClient
 from tests.integration.coordinator.clusters import Cluster, in_thread, members_of, running_cluster
 from tests.integration.coordinator.load import SEED, load_on
-from tests.integration.coordinator.processes import Coordinator
+from tests.integration.coordinator.processes import Coordinator, Etcd, free_ports
 
 NOT_LEADER = (grpc.StatusCode.UNAVAILABLE, "not leader")
 
@@ -116,16 +116,19 @@ async def test_everybody_is_listed_and_names_the_same_leader(cluster: Cluster) -
 
 
 async def test_a_coordinator_that_starts_before_etcd_waits_says_so_and_then_leads(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
-        coordinator = cluster.coordinators[0]
-        for daemon in (*cluster.coordinators, *cluster.etcd):
-            daemon.kill()
+    etcd_port, peer_port, port = free_ports(3)
+    etcd = Etcd("etcd", (etcd_port, peer_port), {"etcd": peer_port}, tmp_path)
+    coordinator = Coordinator(f"127.0.0.1:{port}", f"etcd://{etcd.address}", tmp_path / "coordinator.log")
+    try:
         coordinator.launch()
         await in_thread(wait_logged, coordinator, "waiting for the metadata")
-        await in_thread(cluster.etcd[0].start)
-        assert await in_thread(cluster.leader) is coordinator
+        await in_thread(etcd.start)
+        assert await in_thread(Cluster([etcd], [coordinator]).leader) is coordinator
         coordinator.send(signal.SIGTERM)
         assert await in_thread(coordinator.wait) == 0
+    finally:
+        coordinator.kill()
+        etcd.kill()
 
 
 def wait_logged(coordinator: Coordinator, text: str) -> None:
