@@ -42,7 +42,7 @@ class CaptureConfig:
     flight_addr: str = setting("127.0.0.1:8301", "Arrow Flight address: the rows")
     advertise_addr: str = setting("", "gRPC address that other captures are told; empty: the one listened on")
     advertise_flight_addr: str = setting("", "Flight address that readers are told; empty: the one listened on")
-    coordinator: str = setting("127.0.0.1:2379", "address of the coordinator, ours or PD")
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     data_dir: str = setting("./data/capture", "directory for sorted rows; a cache, filled again after a restart")
     http_addr: str = setting("127.0.0.1:8303", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)")

@@ -16,7 +16,7 @@ Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
 _GLOBAL = {
     "--server": ("127.0.0.1:8300", "a capture's gRPC address"),
-    "--pd": ("127.0.0.1:2379", "the coordinator's address"),
+    "--pd": ("127.0.0.1:2379", "the coordinators, host:port[,host:port…]"),
     "--ca-path": ("", "file with the CA certificates that daemons are checked against"),
     "--cert-path": ("", "file with the client's certificate chain"),
     "--key-path": ("", "file with the client's private key"),

@@ -20,7 +20,7 @@ class StoreConfig:
     addr: str = setting("127.0.0.1:20160", "host:port for gRPC")
     http_addr: str = setting("127.0.0.1:0", "host:port for metrics and health")
     advertise_addr: str = setting("", "host:port that clients are told; empty: --addr")
-    coordinator: str = setting("127.0.0.1:2379", "host:port of the coordinator")
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     data_dir: str = setting("data/store", "directory of this store's data")
     split_keys: str = setting(
         _DEMO_SPLIT_KEYS, "user keys in hex, comma-separated, where the first regions of a new cluster begin"

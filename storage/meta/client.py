@@ -35,7 +35,7 @@ async def open_meta(url: str, channel: Callable[[str], grpc.aio.Channel]) -> Asy
         MetaUrlError: not such a URL.
     """
     scheme, _, rest = url.partition("://")
-    endpoints = [endpoint for endpoint in rest.split(",") if endpoint]
+    endpoints = [endpoint.strip() for endpoint in rest.split(",") if endpoint.strip()]
     if scheme != "etcd" or not endpoints:
         raise MetaUrlError(f"{url!r} is not a metadata URL; write etcd://host:port[,host:port…]")
     async with RemoteEtcd.open(endpoints, channel) as api:
