@@ -13,7 +13,7 @@ class PumpConfig:
     addr: str = setting("127.0.0.1:8250", "address for binlog.Pump, host:port")
     advertise_addr: str = setting("", "address that TiDB is told to write to; empty: --addr")
     http_addr: str = setting("127.0.0.1:8251", "address for /metrics, /healthz and /readyz")
-    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]: time, cluster id, registry")
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     cluster_id: int = setting(0, "refuse to start in another cluster than this; 0: take the coordinator's")
     data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
     node_id: str = setting("", "name in the registry, kept in the data directory; empty: hostname:port")
