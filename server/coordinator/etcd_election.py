@@ -5,6 +5,7 @@ candidate of a client library and one of these calls stand in one line.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -51,11 +52,12 @@ class ElectionService:
         """Every leader and every value it proclaims, from now on."""
         prefix, told = asked.name + b"/", kv_pb2.KeyValue()
         whole = rpc_pb2.WatchCreateRequest(key=prefix, range_end=prefix_end(prefix))
-        async for _ in self._etcd.watch(whole):
-            found = await self._first(prefix, _OLDEST)
-            if found.kvs and found.kvs[0] != told:
-                told = found.kvs[0]
-                yield election_pb2.LeaderResponse(header=found.header, kv=told)
+        async with aclosing(self._etcd.watch(whole)) as changes:
+            async for _ in changes:
+                found = await self._first(prefix, _OLDEST)
+                if found.kvs and found.kvs[0] != told:
+                    told = found.kvs[0]
+                    yield election_pb2.LeaderResponse(header=found.header, kv=told)
 
     async def resign(self, asked: election_pb2.ResignRequest) -> election_pb2.ResignResponse:
         """Let the next one lead; nothing happens if this one does not stand any more."""
@@ -112,9 +114,11 @@ class ElectionService:
         return await self._etcd.txn(rpc_pb2.TxnRequest(compare=[ours], success=[op]))
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
-        async for response in self._etcd.watch(rpc_pb2.WatchCreateRequest(key=key, start_revision=start_revision)):
-            if response.canceled or any(event.type == kv_pb2.Event.DELETE for event in response.events):
-                return
+        asked = rpc_pb2.WatchCreateRequest(key=key, start_revision=start_revision)
+        async with aclosing(self._etcd.watch(asked)) as changes:
+            async for response in changes:
+                if response.canceled or any(event.type == kv_pb2.Event.DELETE for event in response.events):
+                    return
 
     def _header(self) -> rpc_pb2.ResponseHeader:
         return rpc_pb2.ResponseHeader(revision=self._etcd.revision)

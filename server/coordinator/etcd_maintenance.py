@@ -33,11 +33,11 @@ class MaintenanceService:
     async def status(self, _asked: rpc_pb2.StatusRequest) -> rpc_pb2.StatusResponse:
         """Which etcd this is like, how far it is and how large."""
         revision = self._etcd.revision
-        size, live = self._etcd.sizes()
+        live = self._etcd.statistics().live_bytes
         return rpc_pb2.StatusResponse(
             header=self._header(),
             version=VERSION,
-            dbSize=max(size, live),
+            dbSize=max(self._etcd.disk_bytes(), live),
             dbSizeInUse=live,
             leader=self._member_id,
             raftIndex=revision,

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
 
+from server.coordinator import etcd_metrics
 from server.coordinator.etcd_election import ElectionService
 from server.coordinator.etcd_maintenance import MaintenanceService, Unsupported
 from server.coordinator.etcd_watch import WatchService
@@ -31,6 +32,7 @@ class EtcdService:
 
     def add_to(self, server: RpcServer) -> None:
         """Serve them; what is not there is refused with what to do instead."""
+        etcd_metrics.expose(self._etcd)
         unary = self._kv_calls() | self._maintenance_calls() | self._election_calls()
         calls: dict[str, Any] = {name: self._call(function) for name, function in unary.items()}
         calls |= {"LeaseKeepAlive": self.keep_alive, "Watch": self._watch.watch, "Observe": self.observe}

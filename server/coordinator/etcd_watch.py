@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 from etcdpb import rpc_pb2
 
+from server.coordinator.etcd_metrics import SLOW_WATCHES_TOTAL
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.watchers import Watchers
 
@@ -34,6 +35,8 @@ class WatchService:
             try:
                 async for response in self._responses(inbox, woken):
                     self._complete(response.header)
+                    if response.compact_revision:
+                        SLOW_WATCHES_TOTAL.inc()
                     yield response
             finally:
                 reader.cancel()

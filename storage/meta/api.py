@@ -1,6 +1,6 @@
 """The etcd v3 calls this house makes, behind one Protocol: answered over the network, or by the embedded server."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from etcdpb import rpc_pb2
@@ -29,6 +29,6 @@ class EtcdApi(Protocol):
         """Renew a lease; returns its TTL in seconds, 0 if it is over. A server silent for `within_s` is left."""
         ...
 
-    def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[rpc_pb2.WatchResponse]:
+    def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """One watch, until the connection breaks (`MetaUnavailableError`) or the server cancels it."""
         ...

@@ -2,15 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 import grpc.aio
-from etcdpb import kv_pb2, rpc_pb2
+from etcdpb import rpc_pb2
 
 from storage.codec import prefix_end
 from storage.meta.api import EtcdApi
-from storage.meta.convert import compare_message, op_message, pair_of, parts
+from storage.meta.convert import compare_message, event_of, op_message, pair_of, parts
 from storage.meta.errors import (
     CompactedError,
     EtcdError,
@@ -98,7 +98,7 @@ class EtcdMeta:
         granted = await self._api.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
         return KeptLease(self._api, granted.ID, granted.TTL, asked_at)
 
-    async def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
+    async def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncGenerator[list[WatchEvent], None]:
         """See `Meta.watch`."""
         asked = rpc_pb2.WatchCreateRequest(
             key=prefix or b"\0",
@@ -110,29 +110,31 @@ class EtcdMeta:
         pause, most = _BACKOFF_SECONDS
         while True:
             try:
-                async for events in self._watch_once(asked):
-                    pause, _ = _BACKOFF_SECONDS
-                    yield events
+                async with aclosing(self._watch_once(asked)) as shown:
+                    async for events in shown:
+                        pause, _ = _BACKOFF_SECONDS
+                        yield events
             except MetaUnavailableError:
                 pass  # the server is away: watch again, from the next revision
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
             pause = min(pause * 2, most)
 
-    async def _watch_once(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[list[WatchEvent]]:
+    async def _watch_once(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[list[WatchEvent], None]:
         """One watch until it breaks; moves `asked.start_revision` behind all that was shown, or told as progress."""
         pieces: list[WatchEvent] = []
-        async for response in self._api.watch(asked):
-            if response.canceled:
-                raise _cancelled(response)
-            pieces += [WatchEvent(event.type == kv_pb2.Event.DELETE, pair_of(event.kv)) for event in response.events]
-            if response.fragment:
-                continue
-            if pieces:
-                asked.start_revision = pieces[-1].pair.mod_revision + 1
-                yield pieces
-                pieces = []
-            elif not response.created or not asked.start_revision:
-                asked.start_revision = response.header.revision + 1
+        async with aclosing(self._api.watch(asked)) as responses:
+            async for response in responses:
+                if response.canceled:
+                    raise _cancelled(response)
+                pieces += map(event_of, response.events)
+                if response.fragment:
+                    continue
+                if pieces:
+                    asked.start_revision = pieces[-1].pair.mod_revision + 1
+                    yield pieces
+                    pieces = []
+                elif not response.created or not asked.start_revision:
+                    asked.start_revision = response.header.revision + 1
 
     async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
         """See `Meta.campaign`."""
@@ -147,9 +149,10 @@ class EtcdMeta:
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
         try:
-            async for events in self.watch(key, start_revision):
-                if any(event.deleted and event.pair.key == key for event in events):
-                    return
+            async with aclosing(self.watch(key, start_revision)) as shown:
+                async for events in shown:
+                    if any(event.deleted and event.pair.key == key for event in events):
+                        return
         except CompactedError:
             return
 

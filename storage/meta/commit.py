@@ -32,6 +32,11 @@ class GroupCommit:
         self._waiting: deque[tuple[Change, asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
     async def submit(self, change: Callable[[WriteBatch], R]) -> R:
         """Run `change` in its turn; it may add to the batch of its group, or raise and then must have done nothing.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from etcdpb import kv_pb2, rpc_pb2
 
-from storage.meta.meta import Compare, Delete, KeyValue, Op, Put
+from storage.meta.meta import Compare, Delete, KeyValue, Op, Put, WatchEvent
 from storage.meta.request import MAX_REQUEST_BYTES, MAX_TXN_OPS
 
 _PART_BYTES = MAX_REQUEST_BYTES * 2 // 3
@@ -28,6 +28,11 @@ _TARGET: dict[str, Any] = {
 def pair_of(pair: kv_pb2.KeyValue) -> KeyValue:
     """A stored pair as our value."""
     return KeyValue(pair.key, pair.value, pair.create_revision, pair.mod_revision, pair.version, pair.lease)
+
+
+def event_of(event: kv_pb2.Event) -> WatchEvent:
+    """A change as our value."""
+    return WatchEvent(event.type == kv_pb2.Event.DELETE, pair_of(event.kv))
 
 
 def compare_message(compare: Compare) -> rpc_pb2.Compare:

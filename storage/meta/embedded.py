@@ -7,9 +7,10 @@ forgotten by itself (`storage.meta.history`), and its space is given back to the
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +30,19 @@ from storage.meta.watchers import Watchers
 R = TypeVar("R")
 _EXPIRY_SECONDS = 0.25
 _DEAF_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What an embedded server holds; bytes are those of the messages."""
+
+    revision: int
+    compact_revision: int
+    live_bytes: int
+    log_bytes: int
+    leases: int
+    watchers: int
+    waiting: int
 
 
 class EmbeddedEtcd:
@@ -154,7 +168,7 @@ class EmbeddedEtcd:
         """Renew a lease in memory; returns its TTL in seconds, 0 if it is over."""
         return self._leases.renew(lease, self._clock())
 
-    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[rpc_pb2.WatchResponse]:
+    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """One watch inside this process."""
         watchers = self.watchers()
         watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.revision)
@@ -196,9 +210,22 @@ class EmbeddedEtcd:
         """Give the space of overwritten and forgotten records back to the disk."""
         await asyncio.get_running_loop().run_in_executor(self._sweeper, self._kv.compact, b"", b"")
 
-    def sizes(self) -> tuple[int, int]:
-        """Bytes on disk, about, and of the pairs of now."""
-        return self._kv.approximate_bytes(b"", b"\xff"), self._state.live_bytes
+    def disk_bytes(self) -> int:
+        """Bytes on disk, about; the last writes are not in it."""
+        return self._kv.approximate_bytes(b"", b"\xff")
+
+    def statistics(self) -> Statistics:
+        """A picture of now."""
+        state = self._state
+        return Statistics(
+            self.revision,
+            state.compact_revision,
+            state.live_bytes,
+            state.log_bytes,
+            len(state.leases),
+            len(self._watching),
+            self._commit.waiting,
+        )
 
     async def _write(self, asked: Message, apply: Callable[[], R]) -> R:
         def change(batch: WriteBatch) -> R:

@@ -8,7 +8,7 @@ that was sent is not: its caller must read and decide.
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ class RemoteEtcd:
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
 
-    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncIterator[rpc_pb2.WatchResponse]:
+    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """See `EtcdApi.watch`."""
         address, call = self._endpoints.current, None
         try:
