@@ -222,6 +222,13 @@ def test_http_has_pds_shape_and_texts(cluster, wanting):
     assert refused == (500, "cannot remove service safe point of gc_worker")
 
 
+def test_what_the_alerts_go_by_is_there(cluster, wanting):
+    with urllib.request.urlopen(f"http://{cluster.coordinator.endpoints['http']}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    [line] = [line for line in lines if line.startswith("pd_gc_barrier_timestamp_seconds{") and f'"{BANK}"' in line]
+    assert float(line.rpartition(" ")[2]) == (wanting.safe_point >> 18) / 1000
+
+
 def test_gc_states_are_shown_as_pd_ctl_shows_them(cluster, wanting):
     hold(cluster, "br-2", wanting.safe_point + 5, 3000)
     hold(cluster, "native_br", wanting.safe_point + 6, 3000)  # becomes a barrier of all keyspaces
