@@ -75,17 +75,17 @@ class Cluster:
         Raises:
             CorruptError: a record cannot be read.
         """
-        meta = self._ledger.meta
-        self.bootstrapped = await meta.get(self._keys.path("raft")) is not None
+        ledger = self._ledger
+        self.bootstrapped = await ledger.get(self._keys.path("raft")) is not None
         try:
-            for pair in await meta.get_prefix(self._keys.path("raft/s/")):
+            for pair in await ledger.get_prefix(self._keys.path("raft/s/")):
                 store = metapb_pb2.Store.FromString(pair.value)
                 self.stores[store.id] = store
-            for pair in await meta.get_prefix(self._keys.path("raft/r/")):
+            for pair in await ledger.get_prefix(self._keys.path("raft/r/")):
                 self.regions.report(metapb_pb2.Region.FromString(pair.value), metapb_pb2.Peer())
         except DecodeError as err:
             raise CorruptError(f"a stored store or region cannot be read: {err}; restore the metadata") from err
-        if stored := await meta.get(self._keys.path("alloc_id")):
+        if stored := await ledger.get(self._keys.path("alloc_id")):
             self._adopt_ids([stored])
         self._count()
 

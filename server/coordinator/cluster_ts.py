@@ -82,7 +82,7 @@ class ClusterTsService:
         return pdpb_pb2.SyncMaxTSResponse(header=self._headers.ok)
 
     async def _external(self) -> int:
-        found = await self._ledger.meta.get(self._key)
+        found = await self._ledger.get(self._key)
         return int(found.value, 16) if found else 0
 
 

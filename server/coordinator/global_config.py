@@ -79,7 +79,7 @@ class GlobalConfigService:
             yield pdpb_pb2.WatchGlobalConfigResponse(header=refusal)
 
     async def _named(self, path: str, name: str) -> pdpb_pb2.GlobalConfigItem:
-        found = await self._ledger.meta.get(_key(path, name))
+        found = await self._ledger.get(_key(path, name))
         if found is None:
             error = pdpb_pb2.Error(type=pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND, message=f"key {name} not found")
             return pdpb_pb2.GlobalConfigItem(name=name, error=error)

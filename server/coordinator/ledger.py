@@ -13,7 +13,7 @@ class Ledger:
     """Fenced access to the metadata."""
 
     def __init__(self, meta: Meta, leadership: Leadership) -> None:
-        self.meta = meta
+        self._meta = meta
         self.leadership = leadership
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
@@ -23,8 +23,8 @@ class Ledger:
             NotLeaderError: the leader's key is no longer ours; nothing was written.
         """
         fence = self.leadership.fence
-        result = await self.meta.txn([*fence, *compares], success, failure)
-        if not result.succeeded and fence and not (await self.meta.txn(fence, ())).succeeded:
+        result = await self._meta.txn([*fence, *compares], success, failure)
+        if not result.succeeded and fence and not (await self._meta.txn(fence, ())).succeeded:
             self.leadership.end()
             self.leadership.check()
         return result
@@ -34,13 +34,17 @@ class Ledger:
         for part in _parts(ops):
             await self.txn((), part)
 
+    async def get(self, key: bytes) -> KeyValue | None:
+        """See `Meta.get`."""
+        return await self._meta.get(key)
+
     async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
         """See `Meta.get_prefix`."""
-        return await self.meta.get_prefix(prefix)
+        return await self._meta.get_prefix(prefix)
 
     def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
         """See `Meta.watch`."""
-        return self.meta.watch(prefix, start_revision)
+        return self._meta.watch(prefix, start_revision)
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

@@ -97,7 +97,7 @@ class TimestampOracle:
     @classmethod
     async def load(cls, ledger: Ledger, key: bytes, clock_ns: Callable[[], int] = time.time_ns) -> "TimestampOracle":
         """Continue above everything that was ever handed out; the first window is durable when it returns."""
-        saved = await ledger.meta.get(key)
+        saved = await ledger.get(key)
         oracle = cls(ledger, key, [saved] if saved else [], clock_ns)
         await oracle._grow()
         ahead_ms = oracle._oracle.physical_ms - oracle._now_ms()
