@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from storage.model.errors import ConflictError
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
@@ -45,6 +47,12 @@ class LowestService:
     safe_point: int
 
 
+class SafePointDecreasesError(ConflictError):
+    """The coordinator holds a greater one already: an earlier leader asked for it and died before it could say so."""
+
+    code = "ErrSafePointDecreases"
+
+
 class Cluster(Protocol):
     """A coordinator and its stores."""
 
@@ -53,7 +61,11 @@ class Cluster(Protocol):
         ...
 
     async def hold_safe_point(self, safe_point: int) -> LowestService:
-        """Record the GC worker's own service safepoint, for ever; returns who holds GC back most."""
+        """Record the GC worker's own service safepoint, for ever; returns who holds GC back most.
+
+        Raises:
+            SafePointDecreasesError: a greater one is in force.
+        """
         ...
 
     async def lowest_service(self) -> LowestService | None:

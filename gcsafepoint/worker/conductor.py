@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from gcsafepoint.worker import history, safepoint
 from gcsafepoint.worker.clock import Clock
-from gcsafepoint.worker.cluster import Cluster, LockPage
+from gcsafepoint.worker.cluster import Cluster, LockPage, SafePointDecreasesError
 from gcsafepoint.worker.config import GCConfig
 from gcsafepoint.worker.delete_range import DeleteRange
 from gcsafepoint.worker.delete_ranges import DueRanges, Report, delete_again, delete_first, load_due
@@ -116,10 +116,7 @@ class Conductor:
         """Decide the safepoint and save it; returns the settings, and whether that safepoint was not collected yet."""
         config, asked = await self._approve(number)
         saved = await read_ts(self._records, SAFE_POINT_TS)
-        bound = asked
-        if asked.ts >= saved:
-            lowest = await self._cluster.hold_safe_point(asked.ts)
-            bound = safepoint.granted(asked, lowest.safe_point, lowest.service_id)
+        bound = await self._hold(asked) if asked.ts >= saved else asked
         moved = bound.ts > saved
         self._rounds.aim(number, max(saved, bound.ts), bound.blocker)
         if bound.blocker or not moved:
@@ -128,6 +125,13 @@ class Conductor:
             saved_time = format_instant(physical_ms(bound.ts))
             await self._write({SAFE_POINT: saved_time, SAFE_POINT_TS: str(bound.ts)})
         return config, saved <= bound.ts != await read_ts(self._records, COLLECTED_TS)
+
+    async def _hold(self, asked: safepoint.Bound) -> safepoint.Bound:
+        try:
+            lowest = await self._cluster.hold_safe_point(asked.ts)
+        except SafePointDecreasesError:
+            return safepoint.Bound(0)  # nothing is given up anew until time has gone by
+        return safepoint.granted(asked, lowest.safe_point, lowest.service_id)
 
     async def _approve(self, number: int) -> tuple[GCConfig, safepoint.Bound]:
         """Record the round's beginning under the settings it read; returns them, and the safepoint to ask for."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from tidemarkpb.v1 import gc_pb2
 
+from gcsafepoint.worker.round import Phase
 from server.cli.tso import time_of
 
 COLUMNS = (
@@ -28,7 +29,9 @@ def document(it: gc_pb2.GCRound) -> dict[str, Any]:
         "started": it.started,
         "seconds": round((it.ended_ms - it.started_ms) / 1000, 3) if it.ended_ms else None,
         "phase": it.phase,
-        "phase_seconds": {phase: ms / 1000 for phase, ms in sorted(it.phase_ms.items())},
+        "phase_seconds": {
+            phase.label: it.phase_ms[phase.label] / 1000 for phase in Phase if phase.label in it.phase_ms
+        },
         "progress": _progress(it),
         "eta_seconds": it.eta_ms / 1000 if it.HasField("eta_ms") else None,
         "safe_point": it.safe_point,

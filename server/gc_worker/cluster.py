@@ -8,7 +8,7 @@ from kvproto import debugpb_pb2 as debugpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto.debugpb_pb2_grpc import DebugStub
 
-from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService
+from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService, SafePointDecreasesError
 from gcsafepoint.worker.config import MAX_WRITE_BYTES
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Records
@@ -16,7 +16,7 @@ from server.gc_worker.services import OWN_ID, lowest_service
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
-from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient, region_end
 from storage.codec import decode_bytes
@@ -27,6 +27,7 @@ _FOREVER_S = (1 << 63) - 1
 _LOCKS_PER_PAGE = 1024
 _REGIONS_PER_PAGE = 128
 _SETTING_S = 10.0
+_DECREASES = "ErrDecreasingTxnSafePoint"
 
 
 class StoreSettingError(UnavailableError):
@@ -51,7 +52,12 @@ class TikvCluster:
 
     async def hold_safe_point(self, safe_point: int) -> LowestService:
         """See `Cluster`."""
-        lowest = await self._pd.update_service_gc_safe_point(OWN_ID, _FOREVER_S, safe_point)
+        try:
+            lowest = await self._pd.update_service_gc_safe_point(OWN_ID, _FOREVER_S, safe_point)
+        except PdRefusedError as err:
+            if _DECREASES not in err.message:
+                raise
+            raise SafePointDecreasesError(err.message) from err
         return LowestService(lowest.service_id, lowest.safe_point)
 
     async def lowest_service(self) -> LowestService | None:

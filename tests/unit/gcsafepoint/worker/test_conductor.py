@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gcsafepoint.worker.cluster import SafePointDecreasesError
 from gcsafepoint.worker.conductor import GCDisabledError, SettingsChangedError
 from gcsafepoint.worker.delete_range import DeleteRange
 from gcsafepoint.worker.delete_ranges import load, register
@@ -147,6 +148,19 @@ async def test_a_round_in_its_first_phases_makes_the_next_one_skip(bench: Any) -
         assert caught.value.message == "there's already a gc job running, skipped"
         go_on.set()
     assert first.result().result == Result.DONE
+
+
+async def test_a_safepoint_that_a_dead_leader_asked_for_and_did_not_save_is_waited_for(bench: Any) -> None:
+    hold = bench.cluster.hold_safe_point
+
+    async def decreases(safe_point: int) -> Any:
+        raise SafePointDecreasesError(f"current value: {safe_point + 1}, given: {safe_point}")
+
+    bench.cluster.hold_safe_point = decreases
+    assert (await bench.run_round()).result == Result.NOTHING_NEW
+    assert SAFE_POINT_TS not in bench.records.held
+    bench.cluster.hold_safe_point = hold
+    assert (await bench.run_round()).result == Result.DONE
 
 
 async def test_gc_that_is_switched_off_runs_no_round(bench: Any) -> None:

@@ -11,12 +11,12 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 from kvproto import tikvpb_pb2 as tikvpb
 
-from gcsafepoint.worker.cluster import KeyRange, LowestService
+from gcsafepoint.worker.cluster import KeyRange, LowestService, SafePointDecreasesError
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Record
 from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.services import lowest_service
-from server.rpc.pd import MinSafePoint, RegionRoute
+from server.rpc.pd import MinSafePoint, PdRefusedError, RegionRoute
 from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
@@ -37,6 +37,7 @@ class Coordinator:
     def __init__(self, address: str) -> None:
         self.address = address
         self.held: list[tuple[str, int, int]] = []
+        self.refusal = ""
 
     def _route(self, region: metapb.Region) -> RegionRoute:
         return RegionRoute(region, region.peers[0], self.address)
@@ -56,6 +57,8 @@ class Coordinator:
         return compose(1_000_000)
 
     async def update_service_gc_safe_point(self, service_id: str, ttl_s: int, safe_point: int) -> MinSafePoint:
+        if self.refusal:
+            raise PdRefusedError(self.refusal)
         self.held.append((service_id, ttl_s, safe_point))
         return MinSafePoint("ticdc-default-feed", 60, 7)
 
@@ -184,3 +187,14 @@ async def test_a_record_of_the_coordinator_that_cannot_be_read_is_named() -> Non
         held.texts = {"/pd/7/gc/safe_point/service/feed": text}
         with pytest.raises(CorruptError, match="safe_point/service/feed cannot be read"):
             await lowest_service(held, 7, 1000)
+
+
+async def test_a_safepoint_behind_the_coordinators_is_told_apart_from_other_refusals() -> None:
+    async with opened() as (cluster, _, pd):
+        for text, error in (
+            ("[PD:gc:ErrDecreasingTxnSafePoint]trying to update to a smaller value", SafePointDecreasesError),
+            ("TTL of gc_worker must be infinity", PdRefusedError),
+        ):
+            pd.refusal = text
+            with pytest.raises(error):
+                await cluster.hold_safe_point(9)
