@@ -25,6 +25,12 @@ class FeedRefusedError(InvalidError):
     code = "ErrEventFeedRefused"
 
 
+class HistoryLostError(InvalidError):
+    """The store has collected what was not pulled yet: going on would miss rows (TiCDC's code for it)."""
+
+    code = "ErrSnapshotLostByGC"
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """The end of one subscription; `fatal` set: of the puller."""
@@ -46,6 +52,9 @@ def fault_of(error: cdcpb.Error) -> Fault:
     if error.HasField("duplicate_request"):
         message = f"the store says region {error.duplicate_request.region_id} is subscribed twice under one request id"
         return Fault("duplicate_request", fatal=FeedRefusedError(message))
+    lost, _, why = error.server_is_busy.reason.partition(" ")
+    if lost == f"[TM:{HistoryLostError.code}]":  # the protocol has no error for it; other clients wait, we know better
+        return Fault("snapshot_lost", fatal=HistoryLostError(why))
     if error.HasField("server_is_busy"):
         return Fault("server_is_busy", wait_ms=error.server_is_busy.backoff_ms or _BUSY_MS)
     if error.HasField("congested"):

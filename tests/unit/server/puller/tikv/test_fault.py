@@ -1,7 +1,7 @@
 import pytest
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.puller.tikv.fault import ClusterIdMismatchError, FeedRefusedError, fault_of
+from server.puller.tikv.fault import ClusterIdMismatchError, FeedRefusedError, HistoryLostError, fault_of
 
 
 @pytest.mark.parametrize("name", ["not_leader", "epoch_not_match", "region_not_found"])
@@ -28,6 +28,11 @@ def test_an_error_of_a_newer_store_is_waited_out():
         (cdcpb.Error(cluster_id_mismatch={"current": 7, "request": 8}), ClusterIdMismatchError, "cluster 7"),
         (cdcpb.Error(compatibility={"required_version": "9.9.9"}), FeedRefusedError, "9.9.9"),
         (cdcpb.Error(duplicate_request={"region_id": 5}), FeedRefusedError, "region 5"),
+        (
+            cdcpb.Error(server_is_busy={"reason": "[TM:ErrSnapshotLostByGC] GC has passed 7", "backoff_ms": 5000}),
+            HistoryLostError,
+            "GC has passed 7",
+        ),
     ],
 )
 def test_what_can_never_succeed_is_fatal_and_says_why(error, kind, told):
