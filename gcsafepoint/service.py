@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import structlog
@@ -15,6 +16,7 @@ from gcsafepoint import classic, metrics, pd9, refusal, view
 from gcsafepoint.barrier import GC_WORKER, ServiceSafePoint
 from gcsafepoint.clock import steady_clock
 from gcsafepoint.keys import GcKeys
+from gcsafepoint.record import SafePointRecordError
 from gcsafepoint.refusal import SafePointRequestError
 from gcsafepoint.rules import Advance, SafePoints
 from gcsafepoint.states import NULL_KEYSPACE, GcStates, Keyspace
@@ -139,8 +141,11 @@ class SafePointService:
         outcomes: list[Outcome] = []
         while len(outcomes) < len(updates):
             rest = updates[len(outcomes) :]
-            advances = next((update.keyspace_id for update in rest if update.service_id == GC_WORKER), None)
-            outcomes += await self._stored.change(partial(self._apply, rest), advances)
+            if rest[0].service_id == GC_WORKER:
+                outcomes.append(await self._update_gc_worker(rest[0]))
+            else:
+                services = list(takewhile(lambda update: update.service_id != GC_WORKER, rest))
+                outcomes += await self._stored.change(partial(self._apply, services))
         metrics.UPDATES_TOTAL.inc(len(updates))
         return outcomes
 
@@ -192,6 +197,14 @@ class SafePointService:
     async def delete_global_barrier(self, barrier_id: str) -> ServiceSafePoint | None:
         """Remove a global barrier; returns what it was. Raises: SafePointRequestError."""
         return await self._stored.change(lambda states: states.delete_global_barrier(barrier_id))
+
+    async def _update_gc_worker(self, update: ServiceUpdate) -> Outcome:
+        """Alone: it advances, and what TiDB servers wrote for that to read may be no good."""
+        try:
+            (outcome,) = await self._stored.change(partial(self._apply, [update]), update.keyspace_id)
+        except (SafePointRecordError, SafePointRequestError) as err:
+            return err
+        return outcome
 
     def _apply(self, updates: Sequence[ServiceUpdate], states: GcStates) -> list[Outcome]:
         outcomes: list[Outcome] = []

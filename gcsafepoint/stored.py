@@ -4,7 +4,7 @@
 2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when somebody else wrote first,
    or a write may or may not have happened, the states are read again before the next answer.
 3. What others write (an operator with etcdctl, TiDB itself) is followed; TiDB's min start ts are read by whoever is
-   about to advance, as PD does.
+   about to advance, as PD does. A record nobody can read stops a start; written later, it stops the calls about GC.
 One object serves one term of leadership; its first `load` gives services back what an outage took
 (`gcsafepoint.clock`).
 """
@@ -68,6 +68,7 @@ class StoredStates:
         self._lock = asyncio.Lock()
         self._states: GcStates | None = None
         self._guard = (0, 0)
+        self._shown: GcStates | None = None
         self._led = False
         self._read_at_s = 0
         self.gc_safe_point = 0
@@ -96,7 +97,7 @@ class StoredStates:
                 tasks.create_task(following, name="safepoints-of-keyspaces")
                 tasks.create_task(self._beat(), name="safepoints-clock")
         finally:
-            metrics.SAFE_POINTS.forget(self._states)
+            metrics.SAFE_POINTS.forget(self._shown)
 
     async def read(self, ask: Callable[[GcStates], R], advances: int | None = None) -> R:
         """What `ask` answers on the states of now; `advances`: the keyspace whose min start ts it wants."""
@@ -194,7 +195,7 @@ class StoredStates:
     def _publish(self, states: GcStates) -> None:
         self._states = states
         self.gc_safe_point = states.null.gc_safe_point
-        metrics.SAFE_POINTS.states = states
+        metrics.SAFE_POINTS.states = self._shown = states
 
     async def _beat(self) -> None:
         while True:
@@ -223,9 +224,13 @@ class StoredStates:
 
     async def _heard(self, revision: int) -> None:
         async with self._lock:
-            if revision > self._guard[1]:
-                _log.info("safepoints were written by somebody else", revision=revision)
+            if revision <= self._guard[1]:
+                return
+            _log.info("safepoints were written by somebody else", revision=revision)
+            try:
                 await self.load()
+            except record.SafePointRecordError as err:  # calls about GC are refused with it until it is corrected
+                _log.error("safepoints cannot be understood", reason=err.message)
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

@@ -11,6 +11,7 @@ from kvproto import pdpb_pb2
 from gcsafepoint import refusal
 from gcsafepoint.barrier import NEVER_S, ServiceSafePoint
 from gcsafepoint.go_text import valid_text
+from gcsafepoint.record import SafePointRecordError
 from gcsafepoint.refusal import SafePointRequestError
 from gcsafepoint.service import SafePointService
 from gcsafepoint.states import NULL_KEYSPACE
@@ -54,7 +55,7 @@ def refusing_in_header(handler: Handler) -> Handler:
     async def call(request: Any) -> Any:
         try:
             return await handler(request)
-        except (SafePointRequestError, SafePointConflictError) as err:
+        except (SafePointRequestError, SafePointConflictError, SafePointRecordError) as err:
             raise RefusedError(pdpb_pb2.UNKNOWN, err.message) from err
 
     return call

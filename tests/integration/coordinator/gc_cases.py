@@ -108,7 +108,7 @@ STATE = Call("GetGCState", {"include_global_gc_barriers": True})
 
 
 def around(seconds: int) -> Callable[[int], bool]:
-    return lambda ttl_s: seconds - 3 <= ttl_s <= seconds + 1
+    return lambda ttl_s: seconds - 8 <= ttl_s <= seconds + 1
 
 
 def forever(ttl_s: int) -> bool:

@@ -75,7 +75,7 @@ async def test_what_is_stored_is_what_pd_stores(meta: CountedMeta) -> None:
     assert b'"expired_at":9223372036854775807' in stored.pop(b"/pd/7/gc/safe_point/service/gc_worker")
     assert stored == {
         b"/pd/7/gc/safe_point": b"64",
-        b"/pd/7/gc/gc_state_revision": b"2",
+        b"/pd/7/gc/gc_state_revision": b"3",
         b"/tidb/store/gcworker/saved_safe_point": b"500",
     }
 
@@ -201,6 +201,40 @@ async def test_an_unreadable_min_start_ts_stops_the_advance_and_nothing_else(met
     with pytest.raises(SafePointRecordError, match=r"tidb-1.*correct it with etcdctl"):
         await service.advance_txn_safe_point(NULL_KEYSPACE, 100)
     assert await service.set_barrier(NULL_KEYSPACE, "a", 50, 60) == ServiceSafePoint("a", 1060, 50)
+
+
+async def test_what_stops_gc_worker_stops_no_service_beside_it(meta: CountedMeta) -> None:
+    service = await opened(meta)
+    await meta.put(b"/tidb/server/minstartts/tidb-1", b"soon")
+    outcomes = await service.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S), update("b", 60)])
+    assert [type(outcome) for outcome in outcomes] == [ServiceSafePoint, SafePointRecordError, ServiceSafePoint]
+    assert [barrier.service_id for barrier in await barriers_of(service)] == ["a", "b"]
+
+
+async def test_a_record_that_gets_unreadable_stops_the_calls_about_gc_until_it_is_corrected(
+    meta: CountedMeta, loads: asyncio.Queue[GcStates]
+) -> None:
+    service = await opened(meta)
+    await service.update_services([update(GC_WORKER, 80, NEVER_S)])
+    await service.update_gc_safe_point(70)
+    await loads.get()
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
+        following = tasks.create_task(service.run())
+        await meta.put(KEYS.null.service("a"), b"{")
+        while True:
+            try:
+                await service.set_barrier(NULL_KEYSPACE, "b", 90, 60)
+            except SafePointRecordError:
+                break
+        assert service.gc_safe_point == 70
+        await meta.put(KEYS.null.service("a"), b'{"service_id":"a","expired_at":1060,"safe_point":85}')
+        await loads.get()
+        assert (await service.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 85
+        following.cancel()
+
+
+async def barriers_of(service: SafePointService) -> tuple[ServiceSafePoint, ...]:
+    return (await service.gc_state(NULL_KEYSPACE, with_barriers=True)).barriers
 
 
 async def test_more_services_than_a_transaction_takes_expire_at_once(meta: CountedMeta) -> None:
