@@ -91,6 +91,11 @@ class Cluster:
             await self._stack.enter_async_context(open_meta(f"etcd://{self.coordinator}", connect))
         )
 
+    async def second_store(self, address: str = "127.0.0.1:0") -> Daemon:
+        """A store without regions, on its own disk; at `address` again after it was killed."""
+        data_dir = str(self._directory / "second")
+        return await self._daemon("store", *self._to, "--data-dir", data_dir, "--addr", address)
+
     async def worker(self) -> Daemon:
         pace = ("--tick-seconds", str(TICK_S), "--lease-seconds", str(LEASE_S), "--min-gc-time", "1ms")
         return await self._daemon("gc-worker", *self._to, *pace)

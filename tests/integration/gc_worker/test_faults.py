@@ -96,6 +96,8 @@ async def test_a_worker_killed_in_any_phase_leaves_nothing_that_the_next_round_d
         broken = (await gc.RunGC(gc_pb2.RunGCRequest(no_wait=True))).round
         async with asyncio.timeout(10):
             await held.reached.wait()
+        if phase != "do gc":
+            assert await refusal(gc) == "[TM:ErrGCRunning] there's already a gc job running, skipped"
         await worker.kill()
         held.go_on.set()
         worker, gc = await cluster.leader()
@@ -226,3 +228,22 @@ async def test_a_safepoint_that_a_dead_leader_asked_for_but_did_not_save_makes_n
     assert held.safe_point < asked
     await configure(gc, life_time="1ms")
     assert (await gc.RunGC(RUN)).round.safe_point > asked
+
+
+async def test_a_store_that_is_away_fails_its_ranges_only_and_gets_them_when_it_is_back(cluster: Any, gc: Any) -> None:
+    second = await cluster.second_store()
+    await cluster.put((b"f1", b"v"), (b"h1", b"v"))
+    drop_ts = await cluster.now()
+    request = gc_pb2.RegisterDeleteRangeRequest(job_id=1, element_id=1, start_key=b"f", end_key=b"g", ts=drop_ts)
+    await gc.RegisterDeleteRange(request)
+    await second.kill()
+    done = (await gc.RunGC(RUN)).round
+    assert (done.result, done.deleted_ranges, done.failed_ranges) == ("done", 0, 1)
+    [failed] = (await gc.ListDeleteRanges(gc_pb2.ListDeleteRangesRequest())).ranges
+    assert (failed.state, failed.attempts) == ("failed", 1)
+    assert second.endpoints["store"] in failed.last_error
+    await cluster.second_store(second.endpoints["store"])
+    done = (await gc.RunGC(RUN)).round
+    assert (done.deleted_ranges, done.failed_ranges) == (1, 0)
+    [destroyed] = (await gc.ListDeleteRanges(gc_pb2.ListDeleteRangesRequest())).ranges
+    assert (destroyed.state, destroyed.attempts, destroyed.last_error) == ("done", 2, "")
