@@ -51,6 +51,7 @@ def target(address: str, pid: int, metadata: str) -> Iterator[Target]:
         found = Target(address, {"server": pid}) if address else _own(stack, metadata)
         with found.stub() as stub:
             found.cluster_id = stub.GetMembers(pdpb_pb2.GetMembersRequest()).header.cluster_id
+            _wait_for_leader(stub, found.header)
             _bootstrap(stub, found.header)
         yield found
 
@@ -94,6 +95,19 @@ def _etcd(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
             sleep(0.05)
     process.kill()
     raise TimeoutError("etcd does not get healthy")
+
+
+def _wait_for_leader(stub: pdpb_pb2_grpc.PDStub, header: pdpb_pb2.RequestHeader) -> None:
+    deadline = monotonic() + 20
+    while True:
+        try:
+            stub.IsBootstrapped(pdpb_pb2.IsBootstrappedRequest(header=header))
+        except grpc.RpcError:
+            if monotonic() > deadline:
+                raise
+            sleep(0.05)
+        else:
+            return
 
 
 def _bootstrap(stub: pdpb_pb2_grpc.PDStub, header: pdpb_pb2.RequestHeader) -> None:
