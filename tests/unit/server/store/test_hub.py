@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import FeedMemory, Outbox, Rows
+from server.store.feed.outbox import Failure, FeedMemory, Outbox, Rows
 from server.store.feed.subscription import Subscription
 from server.store.region_check import RegionGate
 from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
@@ -160,3 +160,72 @@ async def test_a_scan_waits_for_room() -> None:
     waiting = outbox.put(rows)
     assert waiting.send(None) is not None  # suspended
     waiting.close()
+
+
+async def test_connections_share_one_memory_limit_and_an_idle_one_still_gets_through() -> None:
+    memory = FeedMemory(1000)
+    stuck, idle = outbox_of(10_000, memory), outbox_of(10_000, memory)
+    rows = Rows(wanted(LEFT), [change(PREWRITE, b"a", 5, value=b"v")], 400)
+    assert [stuck.offer(rows) for _ in range(4)] == [True, True, False, False]
+    assert idle.offer(rows), "an empty outbox takes one piece whatever the others hold"
+    assert not idle.offer(rows)
+    stuck.drop()
+    assert memory.used_bytes == 400
+    assert idle.offer(rows)
+    await sent(idle)
+    assert memory.used_bytes == 0
+
+
+async def test_requests_wait_while_their_refusals_fill_the_outbox() -> None:
+    outbox = outbox_of(100)
+    for request_id in range(5):
+        outbox.control(Failure(1, request_id, cdcpb.Error()))
+    waiting = outbox.wait_room()
+    assert waiting.send(None) is not None  # suspended
+    waiting.close()
+    outbox.drop()
+    await outbox.wait_room()
+
+
+async def test_only_a_multiplexed_stream_names_requests_in_resolved_timestamps() -> None:
+    outbox = Outbox(1 << 20, FeedMemory(1 << 20), multiplexed=False)
+    hub = hub_with(outbox, wanted(LEFT), wanted(RIGHT))
+    hub.resolve(50)
+    (message,) = await sent(outbox)
+    assert (message.resolved_ts.request_id, sorted(message.resolved_ts.regions), message.resolved_ts.ts) == (
+        0,
+        [1, 2],
+        50,
+    )
+
+
+async def test_a_merge_ends_both_subscriptions_with_the_merged_region() -> None:
+    outbox = outbox_of(1000)
+    gate = RegionGate(1, RegionMap([LEFT, RIGHT]))
+    hub = FeedHub(gate, OpenLocks([b"", b"m"]))
+    hub.attach(wanted(LEFT), outbox)
+    hub.attach(wanted(RIGHT), outbox)
+    merged = RIGHT.merged(LEFT)
+    gate.regions = gate.regions.replaced([LEFT, RIGHT], [merged])
+    hub.replaced([LEFT, RIGHT], [merged])
+    hub.resolve(9)
+    (message,) = await sent(outbox)
+    told = [(event.region_id, [r.id for r in event.error.epoch_not_match.current_regions]) for event in message.events]
+    assert told == [(1, [2]), (2, [2])]
+    assert hub.safe_ts(b"", b"") == 9
+
+
+async def test_safe_ts_never_goes_back_over_late_locks_and_new_regions() -> None:
+    gate = RegionGate(1, RegionMap([LEFT, RIGHT]))
+    hub = FeedHub(gate, OpenLocks([b"", b"m"]))
+    assert hub.safe_ts(b"", b"") == 0
+    hub.resolve(50)
+    hub.observe([change(PREWRITE, b"a", 5, value=b"v")])
+    hub.resolve(60)
+    assert (hub.safe_ts(b"", b""), hub.safe_ts(b"x", b"")) == (50, 60)
+    parts = RIGHT.split([b"t"], [(3, 13)])
+    gate.regions = gate.regions.replaced([RIGHT], parts)
+    hub.replaced([RIGHT], parts)
+    assert hub.safe_ts(b"x", b"") == 50
+    hub.resolve(70)
+    assert hub.safe_ts(b"x", b"") == 70
