@@ -59,8 +59,9 @@ class TsoStream:
                         await self._round()
             return waiter.last.result()
         finally:
-            if not waiter.last.done():
-                self._waiting.remove(waiter)
+            if waiter.last.cancel():  # its caller left; a round that has it on board looks before it answers
+                with suppress(ValueError):
+                    self._waiting.remove(waiter)
 
     def close(self) -> None:
         """End the stream."""
@@ -79,11 +80,12 @@ class TsoStream:
             last = _last_ts(await self._call.read()) - total
         except BaseException:
             self.close()
-            self._waiting.extendleft(reversed(batch))
+            self._waiting.extendleft(waiter for waiter in reversed(batch) if not waiter.last.done())
             raise
         for waiter in batch:
             last += waiter.count
-            waiter.last.set_result(last)
+            if not waiter.last.done():
+                waiter.last.set_result(last)
 
     def _next_batch(self) -> list[_Waiter]:
         batch = [self._waiting.popleft()]
