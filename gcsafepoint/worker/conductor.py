@@ -149,7 +149,7 @@ class Conductor:
             self._election.check()
             if await self._records.write(began, {**self._election.fence, **settings.revisions}):
                 return config, asked
-        await self._write({})
+        await self._write({})  # raises if it was the leader that changed, and no setting
         raise SettingsChangedError("the GC settings changed again and again while a round began; it begins anew later")
 
     async def _resolve_locks(self, number: int, config: GCConfig) -> None:

@@ -87,7 +87,7 @@ class GCConfig:
                 field, parse = _field(name, bounds)
                 values[field] = parse(text)
             except (GCConfigError, DurationError) as err:
-                faults.append(f"{name}: {err.message}")
+                faults.append(f"{name[:40]}: {err.message}")
         if faults:
             raise GCConfigError("; ".join(faults))
         return replace(self, **values)

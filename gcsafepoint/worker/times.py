@@ -19,7 +19,8 @@ _UNITS_NS = {
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_MAX_CHARACTERS = 128
 _MAX_NS = 2**63 - 1
 
 
@@ -40,15 +41,15 @@ def parse_duration_ns(text: str) -> int:
     if body == "0":
         return 0
     total, end = Fraction(0), 0
-    for part in _PART.finditer(body):
+    for part in _PART.finditer(body[:_MAX_CHARACTERS]):
         if part.start() != end:
             break
         total += Fraction(part[1].rstrip(".")) * _UNITS_NS[part[2]]
         end = part.end()
-    if not body or end != len(body):
-        raise DurationError(f"{text!r} is not a duration; write it like 10m, 1h30m or 1.5s")
+    if not body or end != len(body) or len(text) > _MAX_CHARACTERS:
+        raise DurationError(f"{text[:40]!r} is not a duration; write it like 10m, 1h30m or 1.5s")
     if total > _MAX_NS:
-        raise DurationError(f"{text!r} is longer than 292 years")
+        raise DurationError(f"{text[:40]!r} is longer than 292 years")
     return sign * int(total)
 
 
@@ -79,7 +80,7 @@ def parse_instant_ms(text: str) -> int:
     try:
         return int(dt.datetime.strptime(text, "%Y%m%d-%H:%M:%S %z").timestamp()) * 1000
     except ValueError as err:
-        raise DurationError(f"{text!r} is not an instant; it looks like 20190715-12:12:14 +0000") from err
+        raise DurationError(f"{text[:40]!r} is not an instant; it looks like 20190715-12:12:14 +0000") from err
 
 
 def _decimal(ns: int, unit_ns: int) -> str:

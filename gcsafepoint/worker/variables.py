@@ -12,7 +12,8 @@ CENTRAL: Final = "central"
 _MAX_CONCURRENCY = 128
 _MS_NS = 10**6
 _YEAR_MS = 365 * 24 * 3600 * 1000
-_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+_NUMBER = re.compile("[0-9]{1,3}")
+_SIZE = re.compile(r"([0-9]{1,15})\s*([KMG]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MAX_BYTES = 1 << 40
 
@@ -39,7 +40,9 @@ class Bounds:
         """
         duration_ms = parse_duration_ns(text) // _MS_NS
         if not self.least_ms <= duration_ms <= self.most_ms:
-            raise GCConfigError(f"{text!r} must be at least {shown(self.least_ms)} and at most {shown(self.most_ms)}")
+            raise GCConfigError(
+                f"{text[:40]!r} must be at least {shown(self.least_ms)} and at most {shown(self.most_ms)}"
+            )
         return duration_ms
 
 
@@ -55,21 +58,21 @@ def shown(duration_ms: int) -> str:
 def boolean(text: str) -> bool:
     """True or false, also 1 or 0; raises GCConfigError."""
     if text.lower() not in ("true", "false", "1", "0"):
-        raise GCConfigError(f"{text!r} is neither true nor false")
+        raise GCConfigError(f"{text[:40]!r} is neither true nor false")
     return text.lower() in ("true", "1")
 
 
 def mode(text: str) -> str:
     """One of the two modes; raises GCConfigError."""
     if text.lower() not in (DISTRIBUTED, CENTRAL):
-        raise GCConfigError(f"{text!r} is neither {DISTRIBUTED} nor {CENTRAL}")
+        raise GCConfigError(f"{text[:40]!r} is neither {DISTRIBUTED} nor {CENTRAL}")
     return text.lower()
 
 
 def concurrency(text: str) -> int:
     """1 to 128; raises GCConfigError."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MAX_CONCURRENCY:
-        raise GCConfigError(f"{text!r} is not a number from 1 to {_MAX_CONCURRENCY}")
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MAX_CONCURRENCY:
+        raise GCConfigError(f"{text[:40]!r} is not a number from 1 to {_MAX_CONCURRENCY}")
     return int(text)
 
 
@@ -78,7 +81,7 @@ def size_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     size = int(found[1]) * _UNITS[found[2].upper()] if found else -1
     if not 0 <= size <= _MAX_BYTES:
-        raise GCConfigError(f"{text!r} is no size up to 1TiB; write it like 10MB, 512KB, or 0 for no limit")
+        raise GCConfigError(f"{text[:40]!r} is no size up to 1TiB; write it like 10MB, 512KB, or 0 for no limit")
     return size
 
 

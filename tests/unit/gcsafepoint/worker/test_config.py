@@ -65,11 +65,22 @@ def test_a_day_is_set_as_the_seed_does() -> None:
         ("tikv_gc_mode", "sharded", "neither distributed nor central"),
         ("tikv_gc_concurrency", "0", "from 1 to 128"),
         ("tikv_gc_concurrency", "two", "from 1 to 128"),
+        ("tikv_gc_concurrency", "9" * 5000, "from 1 to 128"),
+        ("tikv_gc_concurrency", "٣", "from 1 to 128"),
+        ("tikv_gc_life_time", "1" * 5000 + "h", "write it like 10m"),
+        ("gc.max-write-bytes-per-sec", "9" * 5000, "write it like 10MB"),
     ],
 )
 def test_bad_values_are_refused_with_the_reason(name: str, text: str, reason: str) -> None:
-    with pytest.raises(GCConfigError, match=reason):
+    with pytest.raises(GCConfigError, match=reason) as caught:
         GCConfig().updated({name: text})
+    assert len(caught.value.message) < 200  # it has to fit into a gRPC status
+
+
+def test_a_name_without_end_is_refused_in_short() -> None:
+    with pytest.raises(GCConfigError) as caught:
+        GCConfig().updated({"x" * 5000: "1"})
+    assert len(caught.value.message) < 200
 
 
 @pytest.mark.parametrize(
