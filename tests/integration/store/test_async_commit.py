@@ -1,14 +1,16 @@
 """Async commit and 1PC over the wire: reads, orphans and change feeds agree on one commit_ts."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
-from tests.integration.store.daemons import Cluster
+from tests.integration.store.daemons import Cluster, running_cluster
 from tests.integration.store.feeds import feeding
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
@@ -103,3 +105,37 @@ async def test_no_computed_commit_ever_comes_at_or_below_a_resolved_ts(cluster: 
                 clients.create_task(client(worker))
         await feed.wait_resolved(await stubs.pd.tso())
     assert {row[2]: row[0] for row in feed.committed if row[2] in committed} == committed
+
+
+async def test_a_killed_store_keeps_every_computed_commit_it_answered(tmp_path: Path) -> None:
+    answered: dict[bytes, tuple[int, int]] = {}
+    enough = asyncio.Event()
+
+    async def client(stubs: Stubs, worker: int) -> None:
+        for number in range(100_000):
+            key = row_key(101, worker * 1000 + number)
+            mode = {"try_one_pc": True} if number % 2 else {"use_async_commit": True}
+            try:
+                start_ts = await stubs.pd.tso()
+                done = await prewrite(stubs, key, start_ts=start_ts, **mode)
+            except grpc.aio.AioRpcError:
+                return
+            answered[key] = start_ts, max(done.one_pc_commit_ts, done.min_commit_ts)
+            if len(answered) >= 60:
+                enough.set()
+
+    with running_cluster(tmp_path, "--split-keys", "") as started:
+        async with stubs_of(started) as stubs, asyncio.TaskGroup() as clients:
+            for worker in range(4):
+                clients.create_task(client(stubs, worker))
+            await enough.wait()
+            started.store.kill()
+        started.restart_store()
+        async with stubs_of(started) as stubs, KvClient.open(stubs.pd) as kv:
+            for key, (start_ts, commit_ts) in answered.items():
+                lock = (await stubs.get(key)).error.locked
+                if lock.lock_version == start_ts:
+                    assert await LockResolver(stubs.pd, kv).decide(lock) == commit_ts
+                    await kv.resolve_lock([key], start_ts, commit_ts)
+                assert (await stubs.get(key, commit_ts)).value == b"v" + key
+                assert (await stubs.get(key, commit_ts - 1)).not_found
