@@ -35,23 +35,21 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
     def _passed_on(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
         async def passed_on(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            address, call = self._remote.address, None
+            address = self._remote.address
             try:
                 channel, ours = await self._remote.connected()
                 address = self._remote.address
                 call = channel.stream_stream(method, None, None)(
                     requests, timeout=context.time_remaining(), metadata=_metadata(context, ours)
                 )
-                async for answer in call:
-                    yield self._with_our_urls(answer) if method == _MEMBER_LIST else answer
+                with self._remote.streams.reading(call, address):
+                    async for answer in call:
+                        yield self._with_our_urls(answer) if method == _MEMBER_LIST else answer
             except EtcdError as err:
                 await context.abort(grpc.StatusCode[err.status], err.text)
             except grpc.aio.AioRpcError as err:
                 self._remote.failed(err, address)
                 await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
-            finally:
-                if call is not None:
-                    call.cancel()
 
         return passed_on
 

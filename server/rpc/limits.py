@@ -45,6 +45,7 @@ class Limits:
             ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),  # gRPC's core waits a minute without it
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),

@@ -12,6 +12,7 @@ from typing import Any
 from etcdpb import rpc_pb2
 
 from storage.meta.errors import MetaUnavailableError
+from storage.meta.streams import is_cancelled
 
 _Waiting = dict[int, deque[asyncio.Future[int]]]
 
@@ -68,7 +69,7 @@ class _Stream:
         except BaseException as err:
             answer.cancel()  # nobody looks at it any more
             self.give_up()
-            if isinstance(err, asyncio.CancelledError) and not _is_cancelled():
+            if isinstance(err, asyncio.CancelledError) and not is_cancelled():
                 raise MetaUnavailableError("another waiter gave the stream of lease renewals up; try again") from err
             raise
         return answer.result()
@@ -89,9 +90,3 @@ class _Stream:
     def give_up(self) -> None:
         self.broken = True
         self._call.cancel()
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is; gRPC raises the same error in whoever reads a call that somebody else cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

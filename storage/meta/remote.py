@@ -27,6 +27,7 @@ from storage.meta.errors import (
     error_of,
 )
 from storage.meta.keep_alive import KeepAlives
+from storage.meta.streams import Streams
 from storage.meta.user import Metadata, Token, User
 
 R = TypeVar("R")
@@ -44,6 +45,8 @@ class RemoteEtcd:
         self._endpoints = endpoints
         self._token = Token(user)
         self._keep_alives = KeepAlives(self._open_keep_alive)
+        self.streams = Streams()
+        """Those that end when their server falls silent."""
 
     @classmethod
     @asynccontextmanager
@@ -77,6 +80,7 @@ class RemoteEtcd:
         """`err` as our error, once the endpoint or the token that it speaks of is no longer used."""
         if isinstance(err, TimeoutError):
             self._endpoints.leave(address)
+            self.streams.give_up(address)
             return MetaUnavailableError(f"the metadata server at {address} did not answer in time; is it running?")
         failure = error_of(err.code().name, err.details() or "")
         if isinstance(failure, InvalidTokenError | UserNeededError) and self._token.forget():
@@ -117,26 +121,23 @@ class RemoteEtcd:
 
     async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """See `EtcdApi.watch`."""
-        address, call = self._endpoints.current, None
+        address = self._endpoints.current
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
                 channel, has = await self.connected()
-                address = self._endpoints.current
-                call = rpc_pb2_grpc.WatchStub(channel).Watch(None, metadata=has + NEEDS_LEADER)
-                await call.write(rpc_pb2.WatchRequest(create_request=asked))
-                response: Any = await call.read()
-            while isinstance(response, rpc_pb2.WatchResponse):
-                yield response
-                if response.canceled:
-                    return
-                response = await call.read()
-        except asyncio.InvalidStateError as err:  # gRPC's word for a call that ended before it was written to
-            raise MetaUnavailableError("the watch ended before it began; try again") from err
+            address = self._endpoints.current
+            call = rpc_pb2_grpc.WatchStub(channel).Watch(None, metadata=has + NEEDS_LEADER)
+            with self.streams.reading(call, address):
+                async with asyncio.timeout(_ATTEMPT_SECONDS):
+                    await call.write(rpc_pb2.WatchRequest(create_request=asked))
+                    response: Any = await call.read()
+                while isinstance(response, rpc_pb2.WatchResponse):
+                    yield response
+                    if response.canceled:
+                        return
+                    response = await call.read()
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
-        finally:
-            if call is not None:
-                call.cancel()
 
     async def _open_keep_alive(self) -> Any:
         channel, has = await self.connected()

@@ -1,6 +1,7 @@
 """Members that die, servers that are killed, etcds that demand a user: what client and pass-through make of it."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,6 +55,26 @@ async def test_a_killed_member_costs_neither_writes_nor_events_nor_leases(api: A
         assert len(revisions) == len(set(revisions)) == 31
         assert revisions == sorted(revisions)
         assert not lease.lost.is_set()
+
+
+async def test_a_member_that_falls_silent_is_left_by_calls_leases_and_watches(
+    trio: Any, certificates: SecurityConfig, servers: Any
+) -> None:
+    api = servers.Api([member.address for member in trio], certificates)
+    async with (
+        open_meta(api.url, api.channel) as meta,
+        asyncio.TaskGroup() as tasks,
+        await meta.grant_lease(3) as lease,
+    ):
+        first = await meta.put(KEYS, b"", lease.id)
+        watching = tasks.create_task(seen(meta, first, 2))
+        trio[0].signal(signal.SIGSTOP)
+        try:
+            while not watching.done():
+                await meta.put(KEYS, b"again", lease.id)
+            assert not lease.lost.is_set()
+        finally:
+            trio[0].signal(signal.SIGCONT)
 
 
 async def written(meta: EtcdMeta, value: bytes) -> None:
