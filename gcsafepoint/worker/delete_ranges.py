@@ -14,6 +14,7 @@ from gcsafepoint.worker.records import DONE, PENDING, Records
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 from storage.tasks import together
 
+MAX_KEY_BYTES = 8192
 _AT_ONCE = 4  # a store that hangs holds up its range for minutes, the others go on
 Fence = Callable[[], Mapping[str, int]]
 Report = Callable[[DeleteRange, TidemarkError | None], None]
@@ -42,10 +43,13 @@ async def register(records: Records, new: DeleteRange) -> None:
     """Record a range to be destroyed once its ts is before the safepoint; durable when it returns.
 
     Raises:
-        DeleteRangeError: an empty or endless range, or another one of the same job and element.
+        DeleteRangeError: an empty or endless range, too long keys, or another range of the same job and element.
     """
+    if max(len(new.start_key), len(new.end_key)) > MAX_KEY_BYTES:
+        raise DeleteRangeError(f"a key of a range has at most {MAX_KEY_BYTES} bytes")
     if not new.start_key < new.end_key:
-        raise DeleteRangeError(f"the range [{new.start_key.hex()}, {new.end_key.hex()}) is empty or has no end")
+        shown = ", ".join(key[:64].hex() for key in (new.start_key, new.end_key))
+        raise DeleteRangeError(f"the range [{shown}) is empty or has no end")
     if not new.ts:
         raise DeleteRangeError("a range to delete needs the timestamp of its drop")
     key = PENDING + new.name

@@ -169,7 +169,20 @@ async def test_a_range_already_done_is_not_registered_again(cluster: Any, record
     assert await load(records, PENDING) == []
 
 
-@pytest.mark.parametrize(("start", "end", "ts"), [(b"", b"", 1), (b"b", b"a", 1), (b"a", b"a", 1), (b"a", b"b", 0)])
-def test_empty_endless_and_undated_ranges_are_refused(records: Any, start: bytes, end: bytes, ts: int) -> None:
-    with pytest.raises(DeleteRangeError):
+@pytest.mark.parametrize(
+    ("start", "end", "ts", "reason"),
+    [
+        (b"", b"", 1, "is empty or has no end"),
+        (b"b", b"a", 1, "is empty or has no end"),
+        (b"a", b"a", 1, "is empty or has no end"),
+        (b"a", b"b", 0, "needs the timestamp of its drop"),
+        (b"a", b"b" * 8193, 1, "at most 8192 bytes"),
+        (b"b" * 8192, b"a", 1, "is empty or has no end"),
+    ],
+)
+def test_empty_endless_undated_and_oversized_ranges_are_refused(
+    records: Any, start: bytes, end: bytes, ts: int, reason: str
+) -> None:
+    with pytest.raises(DeleteRangeError, match=reason) as caught:
         asyncio.run(register(records, DeleteRange(1, 1, start, end, ts)))
+    assert len(caught.value.message) < 300
