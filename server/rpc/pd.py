@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kvproto.pdpb_pb2_grpc import PDAsyncStub
 
 R = TypeVar("R")
-_CALL_SECONDS = 10.0
+_OPEN_SECONDS = 10.0
+_CALL_SECONDS = 20.0  # a real PD with its defaults takes more than 10 to lead anew
 _ATTEMPT_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -100,7 +101,7 @@ class PdClient:
         """
         async with AsyncExitStack() as channels:
             members = Members(addresses_of(address), security, channels)
-            await _repeat(address, members.leader)
+            await _repeat(address, members.leader, _OPEN_SECONDS)
             client = cls(address, members)
             try:
                 yield client
@@ -246,7 +247,7 @@ class PdClient:
             asked = await self._members.leader()
             return await attempt(asked)
 
-        return await _repeat(self.address, once, lambda: self._members.forget(asked))
+        return await _repeat(self.address, once, _CALL_SECONDS, lambda: self._members.forget(asked))
 
     async def _routes(self, regions: list[tuple[metapb_pb2.Region, metapb_pb2.Peer]], sought: str) -> list[RegionRoute]:
         if any(not region.id for region, _ in regions):
@@ -257,11 +258,13 @@ class PdClient:
         return [RegionRoute(region, leader, addresses[leader.store_id]) for region, leader in regions]
 
 
-async def _repeat(address: str, attempt: Callable[[], Awaitable[R]], failed: Callable[[], None] = lambda: None) -> R:
+async def _repeat(
+    address: str, attempt: Callable[[], Awaitable[R]], within_s: float, failed: Callable[[], None] = lambda: None
+) -> R:
     """Await `attempt()` until it answers; transient failures are repeated with jittered back-off, after `failed()`."""
     pause, most = _BACKOFF_SECONDS
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _CALL_SECONDS
+    deadline = loop.time() + within_s
     while True:
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
