@@ -28,6 +28,7 @@ from storage.model.errors import ConflictError
 R = TypeVar("R")
 MAX_CHANGES = 90
 _ATTEMPTS = 10
+_OWN_REVISIONS = 4096
 
 _log = structlog.get_logger(__name__)
 
@@ -68,6 +69,8 @@ class StoredStates:
         self._lock = asyncio.Lock()
         self._states: GcStates | None = None
         self._guard = (0, 0)
+        self._own = Revisions()
+        self._follow_from = 0
         self._shown: GcStates | None = None
         self._led = False
         self._read_at_s = 0
@@ -81,8 +84,11 @@ class StoredStates:
             SafePointRecordError: a record cannot be read.
             MetaUnavailableError, SafePointConflictError.
         """
-        states = await self._read(Outage() if self._led else await self._outage())
-        if not self._led and await self._write(states, record.operations(states.take_changes(), self._keys)) is False:
+        if self._led:
+            return await self._read(Outage())
+        states = await self._read(await self._outage())
+        self._follow_from = self._guard[1] + 1
+        if not await self._write(states, record.operations(states.take_changes(), self._keys)):
             raise SafePointConflictError("somebody else writes safepoints while this coordinator begins to lead")
         self._led = True
         return states
@@ -184,6 +190,7 @@ class StoredStates:
             if not result.succeeded:
                 return False
             self._guard = (number + 1, result.revision)
+            self._own.add(result.revision)
             metrics.TRANSACTIONS_TOTAL.inc()
         self._publish(states)
         return True
@@ -209,28 +216,47 @@ class StoredStates:
                 _log.warning("the clock of safepoints cannot be kept", reason=err.message)
 
     async def _follow(self, prefix: bytes, tail: bytes = b"") -> None:
-        revision = self._guard[1] + 1
+        revision = self._follow_from
         while True:
             try:
                 async for events in self._store.watch(prefix, revision):
-                    if any(event.pair.key.endswith(tail) for event in events):
-                        await self._heard(events[-1].pair.mod_revision)
+                    await self._heard({event.pair.mod_revision for event in events if event.pair.key.endswith(tail)})
                     revision = events[-1].pair.mod_revision + 1
             except CompactedError as err:
+                await self._reread()
                 revision = err.compact_revision
-                await self._heard(revision)
             except MetaUnavailableError as err:
                 _log.warning("safepoints cannot be read", reason=err.message)  # the next call reads them
 
-    async def _heard(self, revision: int) -> None:
+    async def _heard(self, revisions: set[int]) -> None:
+        async with self._lock:  # without it a write of ours may be under way, its revision not yet known as ours
+            ours = all(revision in self._own for revision in revisions)
+        if not ours:
+            _log.info("safepoints were written by somebody else", revision=max(revisions))
+            await self._reread()
+
+    async def _reread(self) -> None:
         async with self._lock:
-            if revision <= self._guard[1]:
-                return
-            _log.info("safepoints were written by somebody else", revision=revision)
             try:
                 await self.load()
             except record.SafePointRecordError as err:  # calls about GC are refused with it until it is corrected
                 _log.error("safepoints cannot be understood", reason=err.message)
+
+
+class Revisions:
+    """The latest revisions of our own writes; one that is forgotten costs reading the states once more."""
+
+    def __init__(self) -> None:
+        self._kept: set[int] = set()
+
+    def __contains__(self, revision: int) -> bool:
+        return revision in self._kept
+
+    def add(self, revision: int) -> None:
+        """Remember `revision`, which is above all before."""
+        self._kept.add(revision)
+        if len(self._kept) > 2 * _OWN_REVISIONS:
+            self._kept = {kept for kept in self._kept if kept > revision - _OWN_REVISIONS}
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

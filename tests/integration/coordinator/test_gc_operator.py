@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from server.rpc.pd import PdClient
@@ -70,3 +71,10 @@ async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(start: A
         minimum = await pd.update_service_gc_safe_point("gc_worker", NEVER_S, 80)
         assert (minimum.service_id, minimum.safe_point) == ("ticdc-a", 50)
         assert 50 <= minimum.ttl_s <= 75
+
+
+def test_an_unknown_compatibility_is_one_clear_error(refused: Any, tmp_path: Path) -> None:
+    ended = refused("--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path}", "--gc-compat", "pd-8")
+    shown = [line for line in ended.stderr.splitlines() if line and not line.startswith("{")]
+    assert ended.returncode == 1
+    assert shown == ["[TM:ErrGcCompat] --gc-compat 'pd-8' must be one of classic, pd-9"]

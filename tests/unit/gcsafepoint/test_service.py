@@ -180,6 +180,20 @@ async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta, loads
     assert loads.empty()
 
 
+async def test_an_edit_just_before_a_write_of_ours_is_heard(meta: CountedMeta, loads: asyncio.Queue[GcStates]) -> None:
+    service = await opened(meta)
+    await service.update_services([update("a", 50)])
+    await meta.put(KEYS.null.service("by-hand"), b'{"service_id":"by-hand","expired_at":0,"safe_point":30}')
+    await service.update_services([update("a", 60)])
+    await loads.get()
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
+        following = tasks.create_task(service.run())
+        await loads.get()
+        following.cancel()
+    assert (await service.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 30
+    assert loads.empty()
+
+
 async def test_tidbs_oldest_transactions_are_read_before_an_advance(meta: CountedMeta) -> None:
     service = await opened(meta)
     await meta.put(b"/tidb/server/minstartts/tidb-1:10080", b"60")
