@@ -22,8 +22,8 @@ from server.coordinator.config import CoordinatorConfig
 from server.coordinator.door import Door
 from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
-from server.coordinator.etcd_proxy import EtcdProxy
-from server.coordinator.etcd_service import EtcdService
+from server.coordinator.etcd.proxy import EtcdProxy
+from server.coordinator.etcd.service import EtcdService
 from server.coordinator.explain.service import Explainer, ExplainService
 from server.coordinator.forwarding import Forwarding
 from server.coordinator.http_api import HttpApi
@@ -42,9 +42,9 @@ from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.history import Retention
 from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
+from storage.meta.store.history import Retention
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
 _PATIENCE_S = 2.0

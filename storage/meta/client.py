@@ -22,7 +22,7 @@ from storage.meta.errors import (
 from storage.meta.lease import KeptLease
 from storage.meta.meta import Compare, Delete, Get, KeyValue, Lease, Op, Put, TxnResult, WatchEvent
 from storage.meta.remote import RemoteEtcd
-from storage.meta.request import MAX_TXN_OPS
+from storage.meta.store.request import MAX_TXN_OPS
 
 _BACKOFF_SECONDS = (0.05, 2.0)
 

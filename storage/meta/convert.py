@@ -6,7 +6,7 @@ from typing import Any
 from etcdpb import kv_pb2, rpc_pb2
 
 from storage.meta.meta import Compare, Delete, KeyValue, Op, Put, WatchEvent
-from storage.meta.request import MAX_REQUEST_BYTES, MAX_TXN_OPS
+from storage.meta.store.request import MAX_REQUEST_BYTES, MAX_TXN_OPS
 
 _PART_BYTES = MAX_REQUEST_BYTES * 2 // 3
 

@@ -1,7 +1,7 @@
 """The embedded metadata server: the pure state behind one queue, LevelDB below it.
 
-Requests are group-committed (`storage.meta.commit`): nobody ever sees what a crash could take back. History is
-forgotten by itself (`storage.meta.history`), and its space is given back to the disk behind the writes.
+Requests are group-committed (`storage.meta.store.commit`): nobody ever sees what a crash could take back. History is
+forgotten by itself (`storage.meta.store.history`), and its space is given back to the disk behind the writes.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from google.protobuf.message import Message
 
 from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
-from storage.meta import record, request
-from storage.meta.commit import GroupCommit
 from storage.meta.errors import LeaseNotFoundError, NoSpaceError
-from storage.meta.history import History, Retention
-from storage.meta.leases import Leases
-from storage.meta.watchers import Watchers
+from storage.meta.store import record, request
+from storage.meta.store.commit import GroupCommit
+from storage.meta.store.history import History, Retention
+from storage.meta.store.leases import Leases
+from storage.meta.store.watchers import Watchers
 
 R = TypeVar("R")
 _EXPIRY_SECONDS = 0.25
@@ -228,15 +228,17 @@ class EmbeddedEtcd:
         )
 
     async def _write(self, asked: Message, apply: Callable[[], R]) -> R:
+        size = asked.ByteSize()
+
         def change(batch: WriteBatch) -> R:
-            if self._state.live_bytes + asked.ByteSize() > self._retention.quota_bytes:
+            if self._state.live_bytes + size > self._retention.quota_bytes:
                 self.alarms.add(rpc_pb2.NOSPACE)
                 record.save_alarms(batch, self.alarms)
             if rpc_pb2.NOSPACE in self.alarms:
                 raise NoSpaceError
             return apply()
 
-        return await self._commit.submit(change)
+        return await self._commit.submit(change, size)
 
     def _save(self, batch: WriteBatch) -> None:
         """Write the revisions that are new; before any of them can be forgotten."""

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.meta.errors import EtcdError
-from storage.meta.state import State
-from storage.meta.watchers import Watchers
+from storage.meta.store.state import State
+from storage.meta.store.watchers import Watchers
 
 Range, Compare, Op = rpc_pb2.RangeRequest, rpc_pb2.Compare, rpc_pb2.RequestOp
 LEASES = (11, 12)

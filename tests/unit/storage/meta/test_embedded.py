@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from storage.kv import MemoryKV, WriteBatch
 from storage.meta import embedded
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.errors import MetaRequestError, MetaUnavailableError, NoSpaceError
-from storage.meta.history import Retention
+from storage.meta.errors import MetaRequestError, MetaUnavailableError, NoSpaceError, TooManyRequestsError
+from storage.meta.store import commit
+from storage.meta.store.history import Retention
 from storage.model.errors import UnavailableError
 
 WHOLE = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
@@ -161,6 +162,21 @@ async def test_beyond_the_quota_puts_are_refused_until_the_alarm_is_taken_back_a
         await etcd.delete_range(rpc_pb2.DeleteRangeRequest(key=b"a"))
         await etcd.set_alarms(set())
         await etcd.put(put(b"b", bytes(600)))
+
+
+async def test_requests_wait_in_a_queue_of_bounded_bytes_and_go_in_groups_of_bounded_bytes() -> None:
+    group = commit.GroupCommit(MemoryKV(), lambda _: None, lambda: None)
+    batches: list[WriteBatch] = []
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(group.submit(batches.append, 1 << 20)) for _ in range(64)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyRequestsError):
+            await group.submit(lambda _: None)
+        running = tasks.create_task(group.run())
+        await asyncio.wait(asked)
+        running.cancel()
+    group.close()
+    assert [batches.count(batch) for batch in batches] == [4] * 64
 
 
 @pytest.fixture

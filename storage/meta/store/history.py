@@ -7,7 +7,7 @@ The kept changes are what reads of the past and watches that fell behind live on
 from collections import deque
 from dataclasses import dataclass
 
-from storage.meta.state import State
+from storage.meta.store.state import State
 
 _SAMPLES = 60
 

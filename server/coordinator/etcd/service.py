@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
 
-from server.coordinator import etcd_metrics
-from server.coordinator.etcd_election import ElectionService
-from server.coordinator.etcd_maintenance import MaintenanceService, Unsupported
-from server.coordinator.etcd_watch import WatchService
+from server.coordinator.etcd import metrics
+from server.coordinator.etcd.election import ElectionService
+from server.coordinator.etcd.maintenance import MaintenanceService, Unsupported
+from server.coordinator.etcd.watch import WatchService
 from server.coordinator.members import Members
 from server.rpc.errors import StatusError
 from server.rpc.server import RpcServer
@@ -32,7 +32,7 @@ class EtcdService:
 
     def add_to(self, server: RpcServer) -> None:
         """Serve them; what is not there is refused with what to do instead."""
-        etcd_metrics.expose(self._etcd)
+        metrics.expose(self._etcd)
         unary = self._kv_calls() | self._maintenance_calls() | self._election_calls()
         calls: dict[str, Any] = {name: self._call(function) for name, function in unary.items()}
         calls |= {"LeaseKeepAlive": self.keep_alive, "Watch": self._watch.watch, "Observe": self.observe}

@@ -6,8 +6,9 @@ fails, memory is ahead of it, so `run` raises instead of going on.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +19,16 @@ from storage.model.errors import TidemarkError
 R = TypeVar("R")
 Change = Callable[[WriteBatch], Any]
 MAX_WAITING = 16_384
+MAX_WAITING_BYTES = 64 << 20
 _GROUP = 1024
+_GROUP_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    change: Change
+    answer: asyncio.Future[Any]
+    size: int
 
 
 class GroupCommit:
@@ -29,7 +39,8 @@ class GroupCommit:
         self._applied = applied
         self._durable = durable
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="metadata-disk")
-        self._waiting: deque[tuple[Change, asyncio.Future[Any]]] = deque()
+        self._waiting: deque[_Request] = deque()
+        self._waiting_bytes = 0
         self._wake = asyncio.Event()
 
     @property
@@ -37,19 +48,22 @@ class GroupCommit:
         """Requests in the queue."""
         return len(self._waiting)
 
-    async def submit(self, change: Callable[[WriteBatch], R]) -> R:
+    async def submit(self, change: Callable[[WriteBatch], R], size: int = 0) -> R:
         """Run `change` in its turn; it may add to the batch of its group, or raise and then must have done nothing.
+
+        `size` is the request's in bytes.
 
         Raises:
             TooManyRequestsError: the queue is full.
             MetaUnavailableError: the disk failed, or the server is stopping.
         """
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= MAX_WAITING_BYTES:
             raise TooManyRequestsError
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((change, future))
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(change, answer, size))
+        self._waiting_bytes += size
         self._wake.set()
-        return await future
+        return await answer
 
     async def run(self) -> None:
         """Apply and answer what is queued, group by group, until cancelled."""
@@ -57,17 +71,26 @@ class GroupCommit:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                await self._commit([self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))])
+                await self._commit(self._take())
 
     def close(self) -> None:
         """Wait for a write under way, and refuse what is still queued."""
         self._disk.shutdown(wait=True)
-        _refuse(list(self._waiting), "the metadata server is stopping; try again")
+        _refuse(self._waiting, "the metadata server is stopping; try again")
         self._waiting.clear()
 
-    async def _commit(self, group: list[tuple[Change, asyncio.Future[Any]]]) -> None:
+    def _take(self) -> list[_Request]:
+        group: list[_Request] = []
+        size = 0
+        while self._waiting and len(group) < _GROUP and size < _GROUP_BYTES:
+            group.append(self._waiting.popleft())
+            size += group[-1].size
+        self._waiting_bytes -= size
+        return group
+
+    async def _commit(self, group: list[_Request]) -> None:
         batch = WriteBatch()
-        outcomes = [(future, _attempt(change, batch)) for change, future in group]
+        outcomes = [(request.answer, _attempt(request.change, batch)) for request in group]
         self._applied(batch)
         try:
             if len(batch):
@@ -80,13 +103,13 @@ class GroupCommit:
             _refuse(group, "the metadata server stopped while this was written; read what holds, then decide")
             raise
         self._durable()
-        for future, outcome in outcomes:
-            if future.done():
+        for answer, outcome in outcomes:
+            if answer.done():
                 continue
             if isinstance(outcome, TidemarkError):
-                future.set_exception(outcome)
+                answer.set_exception(outcome)
             else:
-                future.set_result(outcome)
+                answer.set_result(outcome)
 
 
 def _attempt(change: Change, batch: WriteBatch) -> Any:
@@ -96,7 +119,7 @@ def _attempt(change: Change, batch: WriteBatch) -> Any:
         return err
 
 
-def _refuse(group: list[tuple[Change, asyncio.Future[Any]]], reason: str) -> None:
-    for _, future in group:
-        if not future.done():
-            future.set_exception(MetaUnavailableError(reason))
+def _refuse(group: Iterable[_Request], reason: str) -> None:
+    for request in group:
+        if not request.answer.done():
+            request.answer.set_exception(MetaUnavailableError(reason))

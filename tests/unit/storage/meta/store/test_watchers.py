@@ -6,9 +6,9 @@ from etcdpb import kv_pb2, rpc_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.meta import watchers as limits
-from storage.meta.state import State
-from storage.meta.watchers import Watchers
+from storage.meta.store import watchers as limits
+from storage.meta.store.state import State
+from storage.meta.store.watchers import Watchers
 
 
 def put(state: State, *keys: bytes, value: bytes = b"") -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from etcdpb import rpc_pb2
 
 from storage.meta.errors import MetaRequestError, RequestTooLargeError, TooManyOpsError
-from storage.meta.ranges import in_range
+from storage.meta.store.ranges import in_range
 
 MAX_TXN_OPS = 128
 MAX_REQUEST_BYTES = 1536 << 10

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from etcdpb import kv_pb2, rpc_pb2
 
 from storage.meta.errors import CompactedError
-from storage.meta.ranges import in_range
-from storage.meta.state import State
+from storage.meta.store.ranges import in_range
+from storage.meta.store.state import State
 
 MAX_WATCHES = 1024
 MAX_EVENTS = 1000

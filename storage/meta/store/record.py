@@ -10,7 +10,7 @@ from etcdpb import kv_pb2, rpc_pb2
 from google.protobuf.message import DecodeError
 
 from storage.kv import Reader, WriteBatch, scan_prefix
-from storage.meta.state import State
+from storage.meta.store.state import State
 from storage.model.errors import CorruptError
 
 VERSION = 1

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 
 from etcdpb import kv_pb2, rpc_pb2
 
-from storage.meta import compare, request
 from storage.meta.errors import (
     CompactedError,
     FutureRevisionError,
@@ -25,7 +24,8 @@ from storage.meta.errors import (
     LeaseNotFoundError,
     MetaRequestError,
 )
-from storage.meta.ranges import in_range, select
+from storage.meta.store import compare, request
+from storage.meta.store.ranges import in_range, select
 
 Event = kv_pb2.Event
 KeyValue = kv_pb2.KeyValue

@@ -1,4 +1,4 @@
-"""etcd's Watch on the coordinator's port: one client stream, many watches; the rules are in `storage.meta.watchers`."""
+"""etcd's Watch on the coordinator's port: one stream, many watches; the rules are in `storage.meta.store.watchers`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 from etcdpb import rpc_pb2
 
-from server.coordinator.etcd_metrics import SLOW_WATCHES_TOTAL
+from server.coordinator.etcd.metrics import SLOW_WATCHES_TOTAL
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.watchers import Watchers
+from storage.meta.store.watchers import Watchers
 
 PROGRESS_S = 60.0
 _INBOX = 16

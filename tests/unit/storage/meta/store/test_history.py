@@ -2,8 +2,8 @@
 
 from etcdpb import rpc_pb2
 
-from storage.meta.history import History, Retention
-from storage.meta.state import State
+from storage.meta.store.history import History, Retention
+from storage.meta.store.state import State
 
 
 def written(count: int, value: bytes = b"") -> State:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from storage.kv import MemoryKV, WriteBatch
-from storage.meta import record
 from storage.meta.errors import CompactedError, FutureRevisionError, LeaseNotFoundError, MetaRequestError
-from storage.meta.state import State
+from storage.meta.store import record
+from storage.meta.store.state import State
 
 KEYS = st.sampled_from([b"a", b"a/1", b"a/2", b"b", b"b\xff", b"c"])
 ENDS = st.sampled_from([b"", b"\0", b"a0", b"b", b"c"])

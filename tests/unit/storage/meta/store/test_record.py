@@ -7,11 +7,11 @@ import pytest
 from etcdpb import kv_pb2, rpc_pb2
 
 from storage.kv import MemoryKV, WriteBatch
-from storage.meta import record
-from storage.meta.state import State
+from storage.meta.store import record
+from storage.meta.store.state import State
 from storage.model.errors import CorruptError
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "metadata_leveldb.json"
+GOLDEN = Path(__file__).parents[4] / "golden" / "metadata_leveldb.json"
 
 
 def written() -> MemoryKV:
