@@ -62,3 +62,12 @@ def test_what_was_collected_by_request_is_remembered() -> None:
 def test_damaged_progress_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptError):
         decode_walk(data)
+
+
+def test_progress_has_the_documented_bytes() -> None:
+    walk = GcWalk(7, b"k", b"m", wrapped=True, finished=False, begun_safe_point=9)
+    assert walk.encode() == (
+        b'{"format": 1, "safe_point": 7, "next_key": "6b", "rewind_key": "6d", "wrapped": true, "finished": false, '
+        b'"begun_safe_point": 9}'
+    )
+    assert decode_walk(walk.encode()) == walk

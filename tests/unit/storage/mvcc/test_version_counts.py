@@ -72,3 +72,11 @@ def test_a_record_of_another_length_is_corrupt() -> None:
     kv = MemoryKV({counts_key(1): b"short"})
     with pytest.raises(CorruptError):
         stored_versions(kv, RegionMap([LEFT]))
+
+
+def test_a_record_has_the_documented_bytes() -> None:
+    versions = stored_versions(MemoryKV(), RegionMap([LEFT, RIGHT]))
+    versions.begin_walk(LEFT)
+    assert versions.end_walk(LEFT, VersionCounts(1, 2, 3, 4)) == {
+        b"mversions/" + bytes(7) + b"\x01": b"".join(number.to_bytes(8) for number in (1, 1, 2, 3, 4))
+    }
