@@ -130,6 +130,22 @@ class StateMachine(RuleBasedStateMachine):
             self.past[revision] = dict(self.rows)
         self.saved(first)
 
+    @rule(key=KEYS, value=VALUES, keep_value=st.booleans())
+    def put_that_keeps(self, key: bytes, value: bytes, *, keep_value: bool) -> None:
+        asked = rpc_pb2.PutRequest(key=key, ignore_value=keep_value, ignore_lease=not keep_value)
+        if not keep_value:
+            asked.value = value
+        first, old = self.state.revision, self.rows.get(key)
+        if old is None:
+            with pytest.raises(MetaRequestError, match="key not found"):
+                self.state.put(asked)
+            return
+        self.state.put(asked)
+        kept = (old.value, 0) if keep_value else (value, old.lease)
+        self.model_put(key, *kept, self.revision + 1)
+        self.past[self.revision + 1] = dict(self.rows)
+        self.saved(first)
+
     @rule(data=st.data())
     def compact(self, data: st.DataObject) -> None:
         revision = data.draw(st.integers(1, self.revision + 1))
@@ -173,6 +189,9 @@ class StateMachine(RuleBasedStateMachine):
             assert (again.revision, again.compact_revision) == (self.state.revision, self.state.compact_revision)
             assert set(ttls) == self.leases
             assert all(again.events(old) == self.state.events(old) for old in range(1, self.revision + 1))
+            assert (again.live_bytes, again.log_bytes) == (self.state.live_bytes, self.state.log_bytes)
+            assert again.hash_kv(0).hash == self.state.hash_kv(0).hash
+            assert {lease: again.leases[lease] for lease in ttls} == self.state.leases
 
 
 def as_row(pair: kv_pb2.KeyValue) -> Row:
@@ -202,6 +221,21 @@ def test_both_branches_of_a_nested_transaction_may_write_the_same_key() -> None:
     nested = rpc_pb2.TxnRequest(success=[put(b"a", b"1")], failure=[put(b"a", b"2")])
     answer = State().txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_txn=nested)]))
     assert answer.responses[0].response_txn.succeeded
+
+
+def test_the_conditions_of_an_inner_transaction_are_judged_before_anything_is_written() -> None:
+    absent = rpc_pb2.Compare(key=b"a", target=rpc_pb2.Compare.CREATE, create_revision=0)
+    inner = rpc_pb2.RequestOp(request_txn=rpc_pb2.TxnRequest(compare=[absent]))
+    answer = State().txn(rpc_pb2.TxnRequest(success=[put(b"a"), inner]))
+    assert answer.responses[1].response_txn.succeeded
+
+
+def test_inner_transactions_share_the_bound_of_operations_with_the_outer_ones() -> None:
+    inner = rpc_pb2.RequestOp(request_txn=rpc_pb2.TxnRequest(success=[put(b"%d" % number) for number in range(100)]))
+    others = [put(b"x%d" % number) for number in range(28)]
+    State().txn(rpc_pb2.TxnRequest(success=[inner, *others[:27]]))
+    with pytest.raises(MetaRequestError, match="too many operations"):
+        State().txn(rpc_pb2.TxnRequest(success=[inner, *others]))
 
 
 def test_a_put_inside_a_deleted_range_of_the_same_transaction_is_refused() -> None:
