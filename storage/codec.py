@@ -9,6 +9,8 @@ from storage.model.errors import CorruptError
 
 _GROUP = 8
 _MARKER = 0xFF
+_FULL_MARKER = bytes([_MARKER])
+_LAST_PADDING = [bytes(_GROUP - rest) + bytes([_MARKER - _GROUP + rest]) for rest in range(_GROUP)]
 _U64 = struct.Struct(">Q")
 _SIGN = 1 << 63
 _MASK = (1 << 64) - 1
@@ -16,14 +18,11 @@ _MASK = (1 << 64) - 1
 
 def encode_bytes(data: bytes) -> bytes:
     """Encode so that a shorter key sorts before any longer key it is a prefix of, whatever follows."""
-    out = bytearray()
-    for start in range(0, len(data) + 1, _GROUP):
-        group = data[start : start + _GROUP]
-        pad = _GROUP - len(group)
-        out += group
-        out += bytes(pad)
-        out.append(_MARKER - pad)
-    return bytes(out)
+    rest = len(data) % _GROUP
+    full = len(data) - rest
+    groups = [data[start : start + _GROUP] for start in range(0, full, _GROUP)]
+    groups.append(data[full:] + _LAST_PADDING[rest])
+    return _FULL_MARKER.join(groups)
 
 
 def decode_bytes(encoded: bytes, offset: int = 0) -> tuple[bytes, int]:
@@ -63,7 +62,8 @@ def decode_u64(encoded: bytes, offset: int = 0) -> int:
 
 def decode_u64_desc(encoded: bytes, offset: int = 0) -> int:
     """Read what `encode_u64_desc` wrote."""
-    return ~decode_u64(encoded, offset) & _MASK
+    value: int = _U64.unpack_from(encoded, offset)[0]
+    return value ^ _MASK
 
 
 def encode_i64(value: int) -> bytes:

@@ -150,16 +150,15 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> _
         if must_own:
             raise PessimisticLockLostError(mutation.key, txn.start_ts)
         raise KeyIsLockedError(mutation.key, held)
-    checked = _Checked(mutation, encoded, held)
-    if checked.is_prewritten:
-        return checked
-    if held is not None and txn.locked_at.get(index, held.for_update_ts) != held.for_update_ts:
-        raise PessimisticLockLostError(mutation.key, txn.start_ts)
+    newest_ts = 0
     if held is None:
         newest_ts = _check_newest(draft, txn, mutation.key, encoded, _newest_allowed(txn, action), must_own=must_own)
-        checked = checked._replace(newest_ts=newest_ts)
+    elif held.kind != PESSIMISTIC:
+        return _Checked(mutation, encoded, held)
+    elif txn.locked_at and txn.locked_at.get(index, held.for_update_ts) != held.for_update_ts:
+        raise PessimisticLockLostError(mutation.key, txn.start_ts)
     _check_beliefs(draft, txn, mutation, encoded)
-    return checked
+    return _Checked(mutation, encoded, held, newest_ts)
 
 
 def _newest_allowed(txn: Prewrite, action: int) -> int:
