@@ -1,5 +1,7 @@
 """What the worker does, under the names that TiDB's dashboards and runbooks look for."""
 
+import pytest
+import structlog
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -12,6 +14,12 @@ from storage.model.errors import UnavailableError
 
 AWAY = UnavailableError("the store is away")
 IT = Round(id=1, safe_point=7, blocker="the service feed", result=Result.DONE)
+
+
+@pytest.fixture(autouse=True)
+def _all_levels() -> None:
+    """Tests of the command line leave it at warnings."""
+    structlog.reset_defaults()
 
 
 def value(name: str, **labels: str) -> float:
