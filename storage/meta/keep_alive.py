@@ -11,8 +11,8 @@ from typing import Any
 
 from etcdpb import rpc_pb2
 
+from storage.meta.calls import is_cancelled
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.streams import is_cancelled
 
 _Waiting = dict[int, deque[asyncio.Future[int]]]
 

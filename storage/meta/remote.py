@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
+from storage.meta.calls import OpenCalls
 from storage.meta.endpoints import Endpoints
 from storage.meta.errors import (
     EtcdError,
@@ -27,7 +28,6 @@ from storage.meta.errors import (
     error_of,
 )
 from storage.meta.keep_alive import KeepAlives
-from storage.meta.streams import Streams
 from storage.meta.user import Metadata, Token, User
 
 R = TypeVar("R")
@@ -45,7 +45,7 @@ class RemoteEtcd:
         self._endpoints = endpoints
         self._token = Token(user)
         self._keep_alives = KeepAlives(self._open_keep_alive)
-        self.streams = Streams()
+        self.calls = OpenCalls()
         """Those that end when their server falls silent."""
 
     @classmethod
@@ -80,7 +80,7 @@ class RemoteEtcd:
         """`err` as our error, once the endpoint or the token that it speaks of is no longer used."""
         if isinstance(err, TimeoutError):
             self._endpoints.leave(address)
-            self.streams.give_up(address)
+            self.calls.give_up(address)
             return MetaUnavailableError(f"the metadata server at {address} did not answer in time; is it running?")
         failure = error_of(err.code().name, err.details() or "")
         if isinstance(failure, InvalidTokenError | UserNeededError) and self._token.forget():
@@ -127,7 +127,7 @@ class RemoteEtcd:
                 channel, has = await self.connected()
             address = self._endpoints.current
             call = rpc_pb2_grpc.WatchStub(channel).Watch(None, metadata=has + NEEDS_LEADER)
-            with self.streams.reading(call, address):
+            with self.calls.reading(call, address):
                 async with asyncio.timeout(_ATTEMPT_SECONDS):
                     await call.write(rpc_pb2.WatchRequest(create_request=asked))
                     response: Any = await call.read()
@@ -170,8 +170,10 @@ class RemoteEtcd:
             raise self.failed(err, self._endpoints.current) from err
         address = self._endpoints.current
         try:
+            call = attempt(channel, has)
             async with asyncio.timeout(_ATTEMPT_SECONDS):
-                return await attempt(channel, has)
+                with self.calls.reading(call, address):
+                    return await call
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
 

@@ -42,7 +42,7 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
                 call = channel.stream_stream(method, None, None)(
                     requests, timeout=context.time_remaining(), metadata=_metadata(context, ours)
                 )
-                with self._remote.streams.reading(call, address):
+                with self._remote.calls.reading(call, address):
                     async for answer in call:
                         yield self._with_our_urls(answer) if method == _MEMBER_LIST else answer
             except EtcdError as err:

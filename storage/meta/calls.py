@@ -1,4 +1,4 @@
-"""The open streams of a client, by endpoint: when one call finds a server silent, all streams to it end."""
+"""The open calls of a client, by endpoint: when one of them finds a server silent, all calls to it end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any
 from storage.meta.errors import MetaUnavailableError
 
 
-class Streams:
-    """Calls that are being read."""
+class OpenCalls:
+    """Calls, unary ones too, whose answers are waited for."""
 
     def __init__(self) -> None:
         self._open: dict[Any, str] = {}
@@ -35,7 +35,7 @@ class Streams:
             call.cancel()
 
     def give_up(self, address: str) -> None:
-        """End all streams to a server that fell silent."""
+        """End all calls to a server that fell silent."""
         for call, used in list(self._open.items()):
             if used == address:
                 call.cancel()
