@@ -36,6 +36,7 @@ def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
         one_pc=request.try_one_pc,
         secondaries=request.secondaries,
         max_commit_ts=request.max_commit_ts,
+        txn_source=request.context.txn_source,
     )
     return partial(prewrite_command, txn=txn)
 

@@ -12,6 +12,7 @@ class Change(NamedTuple):
     """One event on one key; numbers of `event` as in cdcpb.Event.LogType. `op` is `record.PUT` or `record.DELETE`.
 
     Only a PREWRITE and a COMMITTED carry values; `old_value` is what the transaction replaced, b"" when nothing.
+    `txn_source` is 0 for what users wrote.
     """
 
     event: int
@@ -22,3 +23,4 @@ class Change(NamedTuple):
     commit_ts: int = 0
     value: bytes = b""
     old_value: bytes = b""
+    txn_source: int = 0

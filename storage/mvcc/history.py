@@ -40,7 +40,9 @@ def changes_since(
             pending = None
         if commit_ts > checkpoint_ts:
             key = user_key(encoded)
-            pending = Change(COMMITTED, key, encoded, write.kind, write.start_ts, commit_ts, value)
+            pending = Change(
+                COMMITTED, key, encoded, write.kind, write.start_ts, commit_ts, value, txn_source=write.txn_source
+            )
     if pending is not None:
         yield pending
 
@@ -48,7 +50,8 @@ def changes_since(
 def _prewritten(versions: Versions, encoded: bytes, lock: Lock, *, old_values: bool) -> Change:
     value = versions.written_value(encoded, lock) if lock.kind == PUT else b""
     old_value = (versions.value(encoded) or b"") if old_values else b""
-    return Change(PREWRITE, user_key(encoded), encoded, lock.kind, lock.start_ts, 0, value, old_value)
+    key = user_key(encoded)
+    return Change(PREWRITE, key, encoded, lock.kind, lock.start_ts, 0, value, old_value, lock.txn_source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,10 @@ def commit_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock, commit_ts:
     draft.delete_lock(encoded)
     if lock.kind == PESSIMISTIC:
         return
-    put_version(
-        draft, encoded, commit_ts, Write(lock.kind, lock.start_ts, lock.short_value), computed=lock.async_commit
-    )
+    write = Write(lock.kind, lock.start_ts, lock.short_value, txn_source=lock.txn_source)
+    put_version(draft, encoded, commit_ts, write, computed=lock.async_commit)
     if lock.changes_data:
-        draft.note(Change(COMMIT, key, encoded, lock.kind, lock.start_ts, commit_ts))
+        draft.note(Change(COMMIT, key, encoded, lock.kind, lock.start_ts, commit_ts, txn_source=lock.txn_source))
 
 
 def put_version(draft: Draft, encoded: bytes, commit_ts: int, write: Write, *, computed: bool) -> None:
@@ -103,7 +102,7 @@ def rollback_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock) -> None:
     draft.delete_lock(encoded)
     record_rollback(draft, encoded, lock.start_ts)
     if lock.changes_data:
-        draft.note(Change(ROLLED_BACK, key, encoded, lock.kind, lock.start_ts))
+        draft.note(Change(ROLLED_BACK, key, encoded, lock.kind, lock.start_ts, txn_source=lock.txn_source))
 
 
 def record_rollback(draft: Draft, encoded: bytes, start_ts: int) -> None:

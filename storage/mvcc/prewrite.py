@@ -62,6 +62,7 @@ class Prewrite:
     one_pc: bool = False
     secondaries: Sequence[bytes] = ()
     max_commit_ts: int = 0
+    txn_source: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +279,12 @@ def _lock_all(
             short,
             async_commit,
             tuple(txn.secondaries) if async_commit and key == txn.primary else (),
+            txn.txn_source,
         )
         draft.put_lock(item.encoded, lock)
         if kind != LOCK:
             old_value = _old_value(draft, item.encoded)
-            draft.note(Change(PREWRITE, key, item.encoded, kind, txn.start_ts, 0, value, old_value))
+            draft.note(Change(PREWRITE, key, item.encoded, kind, txn.start_ts, 0, value, old_value, txn.txn_source))
 
 
 def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[_Checked], commit_ts: int) -> None:
@@ -291,9 +293,11 @@ def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[_Checked], commit
             continue
         old_value = _old_value(draft, item.encoded)
         kind, value, short = _stored_value(draft, item, txn.start_ts)
-        put_version(draft, item.encoded, commit_ts, Write(kind, txn.start_ts, short), computed=True)
+        write = Write(kind, txn.start_ts, short, txn_source=txn.txn_source)
+        put_version(draft, item.encoded, commit_ts, write, computed=True)
         if item.held is not None:
             draft.delete_lock(item.encoded)
         if kind != LOCK:
             key = item.mutation.key
-            draft.note(Change(COMMITTED, key, item.encoded, kind, txn.start_ts, commit_ts, value, old_value))
+            change = Change(COMMITTED, key, item.encoded, kind, txn.start_ts, commit_ts, value, old_value)
+            draft.note(change._replace(txn_source=txn.txn_source))

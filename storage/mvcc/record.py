@@ -20,15 +20,18 @@ _VERSION: Final = 1
 _ASYNC_VERSION: Final = 2
 _HAS_SHORT_VALUE: Final = 1
 _OVERLAPPED_ROLLBACK: Final = 2
+_HAS_SOURCE: Final = 4
 _LOCK_HEAD = struct.Struct(">BBBQQQQQI")
 _WRITE_HEAD = struct.Struct(">BBBQ")
 _LENGTH = struct.Struct(">I")
+_SOURCE = struct.Struct(">Q")
 
 
 class Lock(NamedTuple):
     """A prewritten (PUT, DELETE, LOCK) or pessimistic lock; `ttl_ms` counts from the physical time of `start_ts`.
 
     A transaction with `async_commit` locks is committed once all of them are there; its primary names the others.
+    `txn_source` says who wrote it, 0 for users (kvrpcpb.Context.txn_source).
     """
 
     kind: int
@@ -41,6 +44,7 @@ class Lock(NamedTuple):
     short_value: bytes | None = None
     async_commit: bool = False
     secondaries: tuple[bytes, ...] = ()
+    txn_source: int = 0
 
     @property
     def changes_data(self) -> bool:
@@ -49,7 +53,7 @@ class Lock(NamedTuple):
 
     def encode(self) -> bytes:
         """The bytes of the lock column."""
-        flags = 0 if self.short_value is None else _HAS_SHORT_VALUE
+        flags = _flags(self.short_value, self.txn_source)
         head = _LOCK_HEAD.pack(
             _ASYNC_VERSION if self.async_commit else _VERSION,
             self.kind,
@@ -62,7 +66,7 @@ class Lock(NamedTuple):
             len(self.primary),
         )
         named = _encode_keys(self.secondaries) if self.async_commit else b""
-        return b"".join((head, self.primary, named, self.short_value or b""))
+        return b"".join((head, self.primary, _encode_source(self.txn_source), named, self.short_value or b""))
 
 
 class Write(NamedTuple):
@@ -72,13 +76,13 @@ class Write(NamedTuple):
     start_ts: int
     short_value: bytes | None = None
     overlapped_rollback: bool = False
+    txn_source: int = 0
 
     def encode(self) -> bytes:
         """The bytes of the write column."""
-        flags = (0 if self.short_value is None else _HAS_SHORT_VALUE) | (
-            _OVERLAPPED_ROLLBACK if self.overlapped_rollback else 0
-        )
-        return _WRITE_HEAD.pack(_VERSION, self.kind, flags, self.start_ts) + (self.short_value or b"")
+        flags = _flags(self.short_value, self.txn_source) | (_OVERLAPPED_ROLLBACK if self.overlapped_rollback else 0)
+        head = _WRITE_HEAD.pack(_VERSION, self.kind, flags, self.start_ts)
+        return b"".join((head, _encode_source(self.txn_source), self.short_value or b""))
 
 
 def decode_lock(data: bytes) -> Lock:
@@ -94,12 +98,34 @@ def decode_lock(data: bytes) -> Lock:
     )
     end = _LOCK_HEAD.size + length
     primary = data[_LOCK_HEAD.size : end]
+    txn_source, end = _decode_source(data, flags, end)
     secondaries: tuple[bytes, ...] = ()
     if version == _ASYNC_VERSION:
         secondaries, end = _decode_keys(data, end)
     short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
     known = (kind, primary, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, short_value)
-    return Lock(*known, version == _ASYNC_VERSION, secondaries)
+    return Lock(*known, version == _ASYNC_VERSION, secondaries, txn_source)
+
+
+def _flags(short_value: bytes | None, txn_source: int) -> int:
+    return (0 if short_value is None else _HAS_SHORT_VALUE) | (_HAS_SOURCE if txn_source else 0)
+
+
+def _encode_source(txn_source: int) -> bytes:
+    return _SOURCE.pack(txn_source) if txn_source else b""
+
+
+def _decode_source(data: bytes, flags: int, at: int) -> tuple[int, int]:
+    """The source, and where it ends.
+
+    Raises:
+        CorruptError: the record ends before it does.
+    """
+    if not flags & _HAS_SOURCE:
+        return 0, at
+    if at + _SOURCE.size > len(data):
+        raise CorruptError(f"a record of {len(data)} bytes ends within its transaction's source")
+    return int(_SOURCE.unpack_from(data, at)[0]), at + _SOURCE.size
 
 
 def _encode_keys(keys: tuple[bytes, ...]) -> bytes:
@@ -138,5 +164,6 @@ def decode_write(data: bytes) -> Write:
             f"a write record of {len(data)} bytes has no known version; was it written by a newer store?"
         )
     _, kind, flags, start_ts = _WRITE_HEAD.unpack_from(data)
-    short_value = data[_WRITE_HEAD.size :] if flags & _HAS_SHORT_VALUE else None
-    return Write(kind, start_ts, short_value, bool(flags & _OVERLAPPED_ROLLBACK))
+    txn_source, end = _decode_source(data, flags, _WRITE_HEAD.size)
+    short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
+    return Write(kind, start_ts, short_value, bool(flags & _OVERLAPPED_ROLLBACK), txn_source)

@@ -112,6 +112,7 @@ class Connection:
             lower=lower,
             upper=upper,
             old_values=request.extra_op == kvrpcpb.ReadOldValue,
+            filter_loop=request.filter_loop,
         )
         self._subscriptions[request.request_id, request.region_id] = wanted
         scans.create_task(self._scan(wanted), name=f"feed-scan-{found.region_id}")
@@ -151,7 +152,7 @@ class Connection:
             changes = changes_since(
                 snapshot, wanted.lower, wanted.upper, wanted.checkpoint_ts, old_values=wanted.old_values
             )
-            async with cursor(snapshot, _pieces(changes), self._backend.scanners) as pieces:
+            async with cursor(snapshot, _pieces(filter(wanted.covers, changes)), self._backend.scanners) as pieces:
                 while not wanted.ended and (piece := await pieces.next()) is not None:
                     await self._send(wanted, *piece)
         if not wanted.ended:

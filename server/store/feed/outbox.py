@@ -208,4 +208,5 @@ def _add(message: cdcpb.ChangeDataEvent, item: Item) -> None:
             key=change.key,
             value=change.value if with_values else b"",
             old_value=change.old_value if with_values and wanted.old_values else b"",
+            txn_source=change.txn_source,
         )

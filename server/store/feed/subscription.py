@@ -9,6 +9,7 @@ from storage.mvcc.region import Region
 MAX_EVENT_BYTES = 1 << 20
 MAX_EVENT_ROWS = 1024
 _ROW_BYTES = 64
+_CDC_SOURCE = 0xFF  # these bits of a txn_source are set by a changefeed that writes here (TiKV's TxnSource)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -21,12 +22,15 @@ class Subscription:
     lower: bytes
     upper: bytes
     old_values: bool
+    filter_loop: bool = False
     initialized: bool = False
     ended: bool = False
     resolved_ts: int = field(default=0)
 
     def covers(self, change: Change) -> bool:
-        """Whether the client asked for this key."""
+        """Whether the client asked for this key, and for this writer."""
+        if self.filter_loop and change.txn_source & _CDC_SOURCE:
+            return False
         return self.lower <= change.encoded and (not self.upper or change.encoded < self.upper)
 
 

@@ -161,3 +161,37 @@ async def test_an_unknown_feature_is_unimplemented(cluster: Cluster) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_filter_loop_hides_what_a_changefeed_wrote_here_live_and_scanned(cluster: Cluster) -> None:
+    ours, looped = row_key(102, 80), row_key(102, 81)
+    async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
+        checkpoint_ts, route = await stubs.pd.tso(), await stubs.pd.region(encode_bytes(ours))
+
+        async def put(key: bytes, source: int) -> int:
+            start_ts = await stubs.pd.tso()
+            context = await stubs.context(key)
+            context.txn_source = source
+            answer = await stubs.tikv.KvPrewrite(
+                kvrpcpb.PrewriteRequest(
+                    context=context,
+                    mutations=[kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v")],
+                    primary_lock=key,
+                    start_version=start_ts,
+                    lock_ttl=3000,
+                )
+            )
+            assert not answer.errors
+            return await stubs.commit(key, start_ts)
+
+        written = [await put(ours, 0x100), await put(looped, 1)]
+        feed.subscribe(route, checkpoint_ts, filter_loop=True)
+        await feed.wait_resolved(written[-1])
+        written += [await put(looped, 1), await put(ours, 0)]
+        await feed.wait_resolved(written[-1])
+        assert [row[2] for row in feed.committed] == [ours, ours]
+        feed.subscribe(route, checkpoint_ts, request_id=2)
+        feed.committed.clear()
+        while len(feed.committed) < 4:
+            await feed.step()
+        assert sorted(row[2] for row in feed.committed) == [ours, ours, looped, looped]

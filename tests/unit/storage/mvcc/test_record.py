@@ -18,10 +18,11 @@ VALUES = st.none() | st.binary(max_size=255)
 KINDS = st.sampled_from([PUT, DELETE, LOCK, PESSIMISTIC])
 LOCK_FIELDS = (KINDS, st.binary(max_size=40), TS, TS, TS, TS, TS, VALUES)
 SECONDARIES = st.lists(st.binary(max_size=40), max_size=4).map(tuple)
-LOCKS = st.builds(Lock, *LOCK_FIELDS, st.just(value=False), st.just(())) | st.builds(
-    Lock, *LOCK_FIELDS, st.just(value=True), SECONDARIES
+SOURCES = st.just(0) | TS
+LOCKS = st.builds(Lock, *LOCK_FIELDS, st.just(value=False), st.just(()), SOURCES) | st.builds(
+    Lock, *LOCK_FIELDS, st.just(value=True), SECONDARIES, SOURCES
 )
-WRITES = st.builds(Write, st.sampled_from([PUT, DELETE, LOCK, ROLLBACK]), TS, VALUES, st.booleans())
+WRITES = st.builds(Write, st.sampled_from([PUT, DELETE, LOCK, ROLLBACK]), TS, VALUES, st.booleans(), SOURCES)
 
 
 @given(LOCKS)
@@ -39,6 +40,8 @@ RECORDS: dict[str, Lock | Write] = {
     "lock_put_short": Lock(PUT, b"pk", 0x0102, 3000, 7, 8, 9, b"v"),
     "lock_pessimistic": Lock(PESSIMISTIC, b"pk", 0x0102, 20000, 0x0103),
     "lock_async_commit": Lock(PUT, b"pk", 0x0102, 3000, 0, 0x0103, 3, b"v", True, (b"s1", b"")),
+    "lock_source": Lock(DELETE, b"pk", 0x0102, 3000, txn_source=5),
+    "write_source": Write(PUT, 0x0102, b"v", txn_source=5),
     "write_put_long": Write(PUT, 0x0102),
     "write_delete": Write(DELETE, 0x0102),
     "write_put_empty_over_rollback": Write(PUT, 1, b"", overlapped_rollback=True),
