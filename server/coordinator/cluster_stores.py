@@ -31,17 +31,17 @@ def version_of(store: metapb_pb2.Store) -> Version:
     Raises:
         RefusedError: it is not three numbers with dots.
     """
-    found = _VERSION.fullmatch(store.version or "1.0.0")
-    if found is None:
+    version = _parsed(store.version)
+    if version is None:
         raise _refused(f"invalid put store {one_line(store)}, error: {store.version} is not in dotted-tri format")
-    major, minor, patch = found.groups()
-    return int(major), int(minor), int(patch)
+    return version
 
 
 def cluster_version(stores: Iterable[metapb_pb2.Store]) -> str:
     """The oldest version among the stores that are not removed, as `8.5.0`; empty without stores."""
-    versions = [version_of(store) for store in stores if not is_removed(store)]
-    return ".".join(map(str, min(versions))) if versions else ""
+    versions = [_parsed(store.version) for store in stores if not is_removed(store)]
+    oldest = min((version for version in versions if version), default=())
+    return ".".join(map(str, oldest))
 
 
 def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) -> metapb_pb2.Store:
@@ -60,6 +60,14 @@ def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) 
         if other.id != store.id and not is_removed(other):
             _check_addresses(store, other)
     return store if known is None else _merged(store, known)
+
+
+def _parsed(version: str) -> Version | None:
+    found = _VERSION.fullmatch(version or "1.0.0")
+    if found is None:
+        return None
+    major, minor, patch = found.groups()
+    return int(major), int(minor), int(patch)
 
 
 def _check_addresses(store: metapb_pb2.Store, other: metapb_pb2.Store) -> None:
