@@ -19,12 +19,12 @@ from server.coordinator.cluster import Cluster
 from server.coordinator.cluster_service import ClusterService
 from server.coordinator.cluster_ts import ClusterTsService
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.gc_service import GcService
+from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
+from server.coordinator.gc.service import GcService
 from server.coordinator.global_config import GlobalConfigService
 from server.coordinator.guarded import while_leading
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.keyspace_service import KeyspaceService, keyspace_of
 from server.coordinator.leader import Leadership
 from server.coordinator.ledger import Ledger
 from server.coordinator.members import Members

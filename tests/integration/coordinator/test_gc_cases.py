@@ -19,7 +19,7 @@ from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
 from gcsafepoint.keys import GcKeys
 from gcsafepoint.service import Compat, SafePointService
-from server.coordinator.gc_service import GcService
+from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.leader import Leadership
 from server.rpc.server import RpcServer

@@ -7,7 +7,7 @@ from kvproto import pdpb_pb2
 
 from gcsafepoint.service import SafePointService
 from gcsafepoint.view import KeyspaceState
-from server.coordinator.gc_wire import barrier_info, global_barrier_info, refusing_in_header, scope_of
+from server.coordinator.gc.wire import barrier_info, global_barrier_info, refusing_in_header, scope_of
 from server.coordinator.header import Headers
 
 

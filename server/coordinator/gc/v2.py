@@ -10,7 +10,7 @@ from gcsafepoint.barrier import ServiceSafePoint
 from gcsafepoint.go_text import key_bytes
 from gcsafepoint.service import SafePointService, ServiceUpdate
 from gcsafepoint.states import NULL_KEYSPACE
-from server.coordinator.gc_wire import checked_id, refusing_by_status
+from server.coordinator.gc.wire import checked_id, refusing_by_status
 from server.coordinator.header import Headers
 from server.rpc.errors import StatusError
 

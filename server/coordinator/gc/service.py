@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gcsafepoint.service import SafePointService
-from server.coordinator.gc_barrier_service import GcBarrierService
-from server.coordinator.gc_classic_service import GcClassicService
-from server.coordinator.gc_state_service import GcStateService
-from server.coordinator.gc_v2_service import GcV2Service
+from server.coordinator.gc.barriers import GcBarrierService
+from server.coordinator.gc.classic import GcClassicService
+from server.coordinator.gc.state import GcStateService
+from server.coordinator.gc.v2 import GcV2Service
 from server.coordinator.header import Headers
 from server.rpc.front import BatchHandler
 

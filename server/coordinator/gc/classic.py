@@ -11,7 +11,7 @@ from gcsafepoint.go_text import key_bytes
 from gcsafepoint.refusal import SafePointRequestError
 from gcsafepoint.service import Compat, Outcome, SafePointService, ServiceUpdate
 from server.coordinator.errors import RefusedError, RequestError
-from server.coordinator.gc_wire import checked_id, refusing_by_status
+from server.coordinator.gc.wire import checked_id, refusing_by_status
 from server.coordinator.header import Headers
 from server.rpc.errors import StatusError
 from server.rpc.front import Answer, BatchHandler
