@@ -12,6 +12,7 @@ import grpc
 from kvproto import pdpb_pb2
 from kvproto.pdpb_pb2_grpc import PDStub
 
+from server.rpc.credentials import SecurityConfig, channel_credentials
 from tests.integration.coordinator.processes import Coordinator, Etcd, etcd_members, free_ports
 
 
@@ -78,25 +79,24 @@ class View:
         return self.leader == self.address
 
 
-def members_of(address: str, timeout_s: float = 1) -> View:
+def members_of(address: str, security: SecurityConfig | None = None) -> View:
     """What a coordinator says about all; of one that does not answer, nothing."""
-    with grpc.insecure_channel(address) as channel:
+    credentials = channel_credentials(security or SecurityConfig())
+    with grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address) as channel:
         stub: Any = PDStub(channel)
         try:
-            answer = stub.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=timeout_s)
+            answer = stub.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=1)
         except grpc.RpcError:
             return View(address, 0, "", [])
-    urls = [member.client_urls[0].removeprefix("http://") for member in answer.members]
-    leader = answer.leader.client_urls[0].removeprefix("http://") if answer.leader.client_urls else ""
+    urls = [member.client_urls[0].rpartition("//")[2] for member in answer.members]
+    leader = answer.leader.client_urls[0].rpartition("//")[2] if answer.leader.client_urls else ""
     return View(address, answer.header.cluster_id, leader, sorted(urls))
 
 
 @contextmanager
-def running_cluster(
-    directory: Path, *, etcds: int = 1, flags: Sequence[str] = (), **etcd_flags: object
-) -> Iterator[Cluster]:
-    """A healthy cluster that ends with the block."""
-    with etcd_members(directory, etcds, **etcd_flags) as etcd:
+def running_cluster(directory: Path, *, etcds: int = 1, flags: Sequence[str] = (), **of_etcd: Any) -> Iterator[Cluster]:
+    """A healthy cluster that ends with the block; `flags` are of coordinators, the rest is of `Etcd`."""
+    with etcd_members(directory, etcds, **of_etcd) as etcd:
         metadata = "etcd://" + ",".join(member.address for member in etcd)
         coordinators = [
             Coordinator(f"127.0.0.1:{port}", metadata, directory / f"coordinator{number}.log", flags)

@@ -1,16 +1,18 @@
 """Real processes that can be killed, stopped, continued and started again at the same address."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from server.rpc.credentials import SecurityConfig
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"}
@@ -61,25 +63,36 @@ class Daemon:
 
 
 class Etcd(Daemon):
-    """One etcd member."""
+    """One etcd member; with `security` its clients need certificates."""
 
     def __init__(
-        self, name: str, ports: tuple[int, int], peers: dict[str, int], directory: Path, **more: object
+        self,
+        name: str,
+        ports: tuple[int, int],
+        peers: Mapping[str, int],
+        directory: Path,
+        *,
+        host: str = "127.0.0.1",
+        settings: Mapping[str, object] = MappingProxyType({}),
+        security: SecurityConfig | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
-        host = str(more.pop("host", "127.0.0.1"))
         self.address = f"{host}:{ports[0]}"
-        client, peer = f"http://{self.address}", f"http://127.0.0.1:{ports[1]}"
+        self._security = security
+        client, peer = f"{'https' if security else 'http'}://{self.address}", f"http://127.0.0.1:{ports[1]}"
         flags = {
             "name": name,
-            "data-dir": str(directory / name),
+            "data-dir": directory / name,
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": ",".join(f"{peer}=http://127.0.0.1:{port}" for peer, port in peers.items()),
-            **{key.replace("_", "-"): str(value) for key, value in more.items() if key != "inside"},
+            **settings,
         }
-        inside: Sequence[str] = more.get("inside", ())  # type: ignore[assignment]
+        if security:
+            flags |= {"trusted-ca-file": security.ca_path, "cert-file": security.cert_path}
+            flags |= {"key-file": security.key_path, "client-cert-auth": "true"}
         command = ["etcd", *(f"--{key}={value}" for key, value in flags.items())]
         super().__init__(command, directory / f"{name}.log", inside)
 
@@ -91,31 +104,29 @@ class Etcd(Daemon):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"http://{self.address}/health", timeout=1) as answer:
-                    if json.load(answer)["health"] == "true":
-                        return
-            except OSError:
-                pass
-            time.sleep(0.05)
+                self.ctl("--command-timeout", "1s", "endpoint", "health")
+            except subprocess.CalledProcessError:
+                time.sleep(0.05)
+            else:
+                return
         raise AssertionError(f"etcd at {self.address} does not get healthy:\n{self.log[-2000:]}")
 
     def ctl(self, *arguments: str) -> str:
         """`etcdctl ARGUMENTS` on this member."""
-        done = subprocess.run(
-            ["etcdctl", "--endpoints", self.address, *arguments], capture_output=True, text=True, timeout=20, check=True
-        )
-        return done.stdout
+        tls = self._security
+        keys = [f"--cacert={tls.ca_path}", f"--cert={tls.cert_path}", f"--key={tls.key_path}"] if tls else []
+        command = ["etcdctl", "--endpoints", self.address, *keys, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
 
 
 @contextmanager
-def etcd_members(directory: Path, count: int = 1, **more: object) -> Iterator[list[Etcd]]:
+def etcd_members(directory: Path, count: int, **settings: Any) -> Iterator[list[Etcd]]:
     """A running etcd cluster of `count` members."""
-    names = [f"etcd{number}" for number in range(count)]
-    clients, peers = free_ports(2 * count)[:count], free_ports(2 * count)[count:]
-    listed = dict(zip(names, peers, strict=True))
+    ports = free_ports(2 * count)
+    peers = {f"etcd{number}": port for number, port in enumerate(ports[count:])}
     members = [
-        Etcd(name, (client, peer), listed, directory, **dict(more))
-        for name, client, peer in zip(names, clients, peers, strict=True)
+        Etcd(name, (client, peers[name]), peers, directory, **settings)
+        for name, client in zip(peers, ports[:count], strict=True)
     ]
     try:
         for member in members:

@@ -20,7 +20,7 @@ from tests.integration.coordinator.processes import Etcd
 
 
 async def test_at_etcds_quota_writes_are_refused_with_what_to_do_and_reads_go_on(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, quota_backend_bytes=4 << 20) as cluster:
+    with running_cluster(tmp_path, settings={"quota-backend-bytes": 4 << 20}) as cluster:
         leader = await in_thread(cluster.leader)
         async with load_on(cluster.addresses, SEED) as load:
             await in_thread(fill, cluster.etcd[0])
@@ -100,7 +100,7 @@ def small_disk(directory: Path, size: str) -> Iterator[Namespace]:
 
 @contextmanager
 def running_on(disk: Namespace, directory: Path) -> Iterator[Cluster]:
-    with running_cluster(directory, inside=disk.inside, data_dir=directory / "disk" / "etcd") as cluster:
+    with running_cluster(directory, inside=disk.inside, settings={"data-dir": directory / "disk" / "etcd"}) as cluster:
         yield cluster
 
 
