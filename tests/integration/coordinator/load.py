@@ -67,8 +67,9 @@ class Load:
         return time.monotonic() - began_s
 
     def longest_silence_s(self, since_s: float) -> float:
-        """The longest time without a timestamp received since then."""
-        times = [since_s, *sorted(tso.received_s for tso in self.tsos if tso.received_s > since_s)]
+        """The longest time since then in which no client, following the leader, received a timestamp."""
+        received = (tso.received_s for tso in self.tsos if tso.asked == "client" and tso.received_s > since_s)
+        times = [since_s, *sorted(received)]
         return max(later - earlier for earlier, later in pairwise(times))
 
     async def take_timestamps(self, pd: PdClient) -> None:
