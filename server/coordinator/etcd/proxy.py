@@ -5,12 +5,13 @@ finds etcd there without an account, as behind a PD; the coordinator's own TLS s
 client addresses are told to be the coordinators': clients that follow them (TiDB does, every 30 s) need reach no etcd.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
-from etcdpb import rpc_pb2
+from etcdpb import election_pb2, lock_pb2, rpc_pb2
 
 from server.coordinator.members import Members
 from storage.meta.errors import EtcdError
@@ -18,11 +19,18 @@ from storage.meta.remote import RemoteEtcd
 
 _PREFIXES = ("/etcdserverpb.", "/v3electionpb.", "/v3lockpb.")
 _MEMBER_LIST = "/etcdserverpb.Cluster/MemberList"
+_UNARY = {
+    f"/{service.full_name}/{method.name}"
+    for stubs in (rpc_pb2, election_pb2, lock_pb2)
+    for service in stubs.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if not (method.client_streaming or method.server_streaming)
+}
 _OWN = (":", "grpc-", "user-agent", "content-type", "te")
 
 
 class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Handles every method of etcd's packages as a stream of bytes; a unary call is one of one message each way."""
+    """Handles every method of etcd's packages: the unary ones we know as such, all others as streams of bytes."""
 
     def __init__(self, remote: RemoteEtcd, members: Members) -> None:
         self._remote = remote
@@ -31,27 +39,47 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """The handler of a method, or None if it is not etcd's."""
         method: str = handler_call_details.method
-        return grpc.stream_stream_rpc_method_handler(self._passed_on(method)) if method.startswith(_PREFIXES) else None
+        if method in _UNARY:
+            return grpc.unary_unary_rpc_method_handler(self._answer(method))
+        return grpc.stream_stream_rpc_method_handler(self._stream(method)) if method.startswith(_PREFIXES) else None
 
-    def _passed_on(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
+    def _answer(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def passed_on(request: bytes, context: Any) -> bytes:
+            async with self._passing(context) as (channel, address, metadata):
+                call = channel.unary_unary(method, None, None)(
+                    request, timeout=context.time_remaining(), metadata=metadata
+                )
+                with self._remote.calls.reading(call, address):
+                    answer: bytes = await call
+            return self._with_our_urls(answer) if method == _MEMBER_LIST else answer
+
+        return passed_on
+
+    def _stream(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
         async def passed_on(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            address = self._remote.address
-            try:
-                channel, ours = await self._remote.connected()
-                address = self._remote.address
+            async with self._passing(context) as (channel, address, metadata):
                 call = channel.stream_stream(method, None, None)(
-                    requests, timeout=context.time_remaining(), metadata=_metadata(context, ours)
+                    requests, timeout=context.time_remaining(), metadata=metadata
                 )
                 with self._remote.calls.reading(call, address):
                     async for answer in call:
-                        yield self._with_our_urls(answer) if method == _MEMBER_LIST else answer
-            except EtcdError as err:
-                await context.abort(grpc.StatusCode[err.status], err.text)
-            except grpc.aio.AioRpcError as err:
-                self._remote.failed(err, address)
-                await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
+                        yield answer
 
         return passed_on
+
+    @asynccontextmanager
+    async def _passing(self, context: Any) -> AsyncIterator[tuple[grpc.aio.Channel, str, list[tuple[str, str]]]]:
+        """Where to, and with which metadata; what fails in the block, fails for the caller as it did for us."""
+        address = self._remote.address
+        try:
+            channel, ours = await self._remote.connected()
+            address = self._remote.address
+            yield channel, address, _metadata(context, ours)
+        except EtcdError as err:
+            await context.abort(grpc.StatusCode[err.status], err.text)
+        except grpc.aio.AioRpcError as err:
+            self._remote.failed(err, address)
+            await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
 
     def _with_our_urls(self, answer: bytes) -> bytes:
         told = rpc_pb2.MemberListResponse.FromString(answer)
