@@ -17,11 +17,12 @@ from tidemarkpb.v1 import explain_pb2
 
 from gcsafepoint.service import CompatError
 from server.config import ConfigError
-from server.coordinator.cluster import load_cluster_id
+from server.coordinator.cluster.cluster import load_cluster_id
 from server.coordinator.config import CoordinatorConfig
 from server.coordinator.door import Door
 from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
+from server.coordinator.etcd.meta_storage import MetaStorageService
 from server.coordinator.etcd.proxy import EtcdProxy
 from server.coordinator.etcd.service import EtcdService
 from server.coordinator.explain.service import Explainer, ExplainService
@@ -32,7 +33,6 @@ from server.coordinator.leader import Leadership
 from server.coordinator.member_service import MemberService
 from server.coordinator.members import Members, member_at
 from server.coordinator.membership import Membership
-from server.coordinator.meta_storage import MetaStorageService
 from server.coordinator.term import Seat, Term
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect

@@ -15,21 +15,21 @@ from kvproto import keyspacepb_pb2, pdpb_pb2
 
 from gcsafepoint.service import Compat, SafePointService
 from server.coordinator import metrics
-from server.coordinator.cluster import Cluster
-from server.coordinator.cluster_service import ClusterService
-from server.coordinator.cluster_ts import ClusterTsService
+from server.coordinator.cluster.cluster import Cluster
+from server.coordinator.cluster.global_config import GlobalConfigService
+from server.coordinator.cluster.region_service import RegionService
+from server.coordinator.cluster.service import ClusterService
+from server.coordinator.cluster.splits import RegionSplitService
+from server.coordinator.cluster.timestamps import ClusterTsService
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.gc.service import GcService
-from server.coordinator.global_config import GlobalConfigService
 from server.coordinator.guarded import while_leading
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leader import Leadership
 from server.coordinator.ledger import Ledger
 from server.coordinator.members import Members
-from server.coordinator.region_service import RegionService
-from server.coordinator.region_splits import RegionSplitService
 from server.coordinator.tso import TimestampOracle
 from server.coordinator.tso_service import TsoService
 from server.rpc.client import connect

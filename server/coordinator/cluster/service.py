@@ -6,8 +6,8 @@ from typing import Any
 
 from kvproto import metapb_pb2, pdpb_pb2
 
-from server.coordinator.cluster import Cluster
-from server.coordinator.cluster_stores import cluster_version, is_removed, registered
+from server.coordinator.cluster.cluster import Cluster
+from server.coordinator.cluster.stores import cluster_version, is_removed, registered
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
 

@@ -13,10 +13,10 @@ import grpc.aio
 import structlog
 from kvproto import kvrpcpb_pb2, metapb_pb2, pdpb_pb2, tikvpb_pb2_grpc
 
-from server.coordinator.cluster import Cluster
+from server.coordinator.cluster.cluster import Cluster
+from server.coordinator.cluster.regions import KnownRegion, check_region, one_line
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
-from server.coordinator.regions import KnownRegion, check_region, one_line
 
 MAX_SPLITS = 1000
 _MAX_ROUNDS = 5

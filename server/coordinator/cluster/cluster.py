@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from kvproto import metapb_pb2, pdpb_pb2
 
 from server.coordinator import metrics
+from server.coordinator.cluster.regions import KnownRegion, Regions, Reported
 from server.coordinator.errors import ClusterIdMismatchError, RefusedError
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.ledger import Ledger
-from server.coordinator.regions import KnownRegion, Regions, Reported
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError

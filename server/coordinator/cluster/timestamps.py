@@ -9,7 +9,7 @@ from typing import Any
 
 from kvproto import pdpb_pb2
 
-from server.coordinator.cluster import Cluster
+from server.coordinator.cluster.cluster import Cluster
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from kvproto import metapb_pb2, pdpb_pb2
 
+from server.coordinator.cluster.regions import one_line
 from server.coordinator.errors import RefusedError
-from server.coordinator.regions import one_line
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:[-+].*)?")
 _KEPT = ("state", "node_state", "last_heartbeat", "physically_destroyed")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvproto import metapb_pb2, pdpb_pb2
 
-from server.coordinator.cluster_stores import cluster_version, is_removed, registered, version_of
+from server.coordinator.cluster.stores import cluster_version, is_removed, registered, version_of
 from server.coordinator.errors import RefusedError
 
 ADDRESSES = st.sampled_from(["h:1", "h:2", "h:3"])

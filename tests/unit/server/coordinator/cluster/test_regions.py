@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvproto import metapb_pb2
 
-from server.coordinator.regions import Regions
+from server.coordinator.cluster.regions import Regions
 
 NOBODY = metapb_pb2.Peer()
 KEYS = st.sampled_from([b"", b"a", b"b", b"c", b"d", b"e"])

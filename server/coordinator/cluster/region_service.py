@@ -7,11 +7,11 @@ from typing import Any
 from kvproto import pdpb_pb2
 
 from server.coordinator import metrics
-from server.coordinator.cluster import Cluster, message_of
-from server.coordinator.cluster_stores import is_removed
+from server.coordinator.cluster.cluster import Cluster, message_of
+from server.coordinator.cluster.regions import KnownRegion, check_region, one_line
+from server.coordinator.cluster.stores import is_removed
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
-from server.coordinator.regions import KnownRegion, check_region, one_line
 
 
 class RegionService:
