@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
 from server.capture.flight import OwnerFeeds
+from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import Membership
 from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
-from server.capture.processor import Resources
 from server.capture.records import Records
 from server.capture.service import CaptureService, ChangefeedService
 from server.config import setting
@@ -67,12 +68,13 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             EventFeeds.open(pd.cluster_id, security) as feeds,
         ):
             records = Records(meta)
-            owner = Owner(records, Resources(pd, feeds, directory / "sorter", config.memory_quota_bytes))
+            resources = Resources(pd, feeds, kv, directory / "sorter", config.memory_quota_bytes)
+            owner = Owner(records, pd, partial(LocalProcessor, resources))
             membership = Membership(meta, identity, owner, records)
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
             server.add_service(changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds)
-            captures = CaptureService(membership, Blockers(owner, kv))
+            captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)
             async with _flight(config, security, owner) as flight, server.listen(config.addr) as bound:

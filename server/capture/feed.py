@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from server.capture.changefeed import ChangefeedInfo, State
-from server.capture.processor import Processor, Resources
+from server.capture.processor import MakeProcessor, Processor
 from server.capture.table import SourceTable, source_tables
 
 
@@ -25,20 +25,20 @@ class Feed:
     """Loop time at which it was set; 0: not by this owner."""
 
     @classmethod
-    def of(cls, info: ChangefeedInfo, checkpoint_ts: int, resources: Resources) -> "Feed":
+    def of(cls, info: ChangefeedInfo, checkpoint_ts: int, make: MakeProcessor) -> "Feed":
         """A changefeed that does not run yet; raises as `source_tables`."""
         tables = source_tables(info.tables)
-        return cls(info, checkpoint_ts, tables, Processor(info.id, tables, checkpoint_ts, info.target_ts, resources))
+        return cls(info, checkpoint_ts, tables, make(info.id, tables, checkpoint_ts, info.target_ts))
 
     @property
     def id(self) -> str:
         """Its id."""
         return self.info.id
 
-    def restart_at(self, checkpoint_ts: int, resources: Resources) -> None:
+    def restart_at(self, checkpoint_ts: int, make: MakeProcessor) -> None:
         """Begin elsewhere next time it runs."""
         self.checkpoint_ts = checkpoint_ts
-        self.processor = Processor(self.id, self.tables, checkpoint_ts, self.info.target_ts, resources)
+        self.processor = make(self.id, self.tables, checkpoint_ts, self.info.target_ts)
 
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""

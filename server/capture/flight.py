@@ -15,10 +15,10 @@ from server.capture.changefeed import State
 from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningError
 from server.capture.feed import Feed
 from server.capture.owner import Owner
+from server.capture.processor import Sink
 from server.capture.table import SourceTable
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
-from sink.manager import SinkManager
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import physical_ms
@@ -102,8 +102,12 @@ class OwnerFeeds:
         def plan() -> list[Slice]:
             for table in wanted:
                 self._wait(sink, table.span, end_ts, _CALL_WAIT_S)
-            planned = [(table.name, sink.plan(table.span, start_ts, end_ts)) for table in wanted]
-            return [Slice(name, part.rows, part.bytes) for name, part in planned if part.rows]
+            parts = sink.plan_tables([table.span for table in wanted], start_ts, end_ts)
+            planned = zip(wanted, parts, strict=True)
+            locate = feed.processor.locations
+            return [
+                Slice(table.name, part.rows, part.bytes, locate(table.span)) for table, part in planned if part.rows
+            ]
 
         return _while_running(feed, plan)
 
@@ -132,7 +136,7 @@ class OwnerFeeds:
 
         return _while_running(feed, ack)
 
-    def _running(self, changefeed: str) -> tuple[Feed, SinkManager]:
+    def _running(self, changefeed: str) -> tuple[Feed, Sink]:
         """The changefeed and its sink; one that is starting is waited for."""
         feed = self._owner.feed(changefeed)
         deadline = time.monotonic() + _START_WAIT_S
@@ -141,7 +145,7 @@ class OwnerFeeds:
                 raise _not_running(feed)
         return feed, sink
 
-    def _wait(self, sink: SinkManager, span: Span | None, ts: int, limit_s: float) -> bool:
+    def _wait(self, sink: Sink, span: Span | None, ts: int, limit_s: float) -> bool:
         """Wait until the table (None: all) is resolved up to `ts`, for `limit_s` at most; returns whether it is."""
         deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0 and not self._closing.is_set():
@@ -150,12 +154,12 @@ class OwnerFeeds:
         return sink.resolved_ts(span) >= ts
 
 
-def _worth_a_cut(feed: Feed, sink: SinkManager, span: Span | None, start_ts: int, end_ts: int) -> bool:
+def _worth_a_cut(feed: Feed, sink: Sink, span: Span | None, start_ts: int, end_ts: int) -> bool:
     """Whether there are rows to take, or the reader's position has grown old; each cut costs the reader a commit."""
     if physical_ms(end_ts) - physical_ms(start_ts) >= _IDLE_CUT_MS:
         return True
     spans = [span] if span else [table.span for table in feed.tables]
-    return any(sink.plan(each, start_ts, end_ts).rows for each in spans)
+    return any(part.rows for part in sink.plan_tables(spans, start_ts, end_ts))
 
 
 def _table(feed: Feed, name: str) -> SourceTable:

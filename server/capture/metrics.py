@@ -57,16 +57,16 @@ class FeedCollector(Collector):
 
 def _values(feed: Feed) -> dict[str, float]:
     processor = feed.processor
-    sink, sorter = processor.sink, processor.sorter_stats
+    held = processor.stats()
     numbers = (
         feed.checkpoint_ts,
         _lag_s(feed.checkpoint_ts),
         processor.resolved_ts,
         _lag_s(processor.resolved_ts),
-        sum(puller.regions for puller in processor.pullers),
-        sink.stats().used_bytes if sink else 0,
-        sorter.memory_bytes if sorter else 0,
-        sorter.disk_bytes if sorter else 0,
+        held.regions,
+        held.staged_bytes,
+        held.sorter_memory_bytes,
+        held.sorter_disk_bytes,
     )
     return dict(zip(_GAUGES, map(float, numbers), strict=True))
 

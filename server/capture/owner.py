@@ -25,12 +25,13 @@ from server.capture.errors import (
 )
 from server.capture.feed import Feed
 from server.capture.keeper import Keeper
-from server.capture.processor import Resources
+from server.capture.processor import MakeProcessor
 from server.capture.records import Records
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
 from server.capture.table import source_tables
 from server.puller.tikv.puller import TablePuller
+from server.rpc.pd import PdClient
 from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)
@@ -39,11 +40,12 @@ _log = structlog.get_logger(__name__)
 class Owner:
     """The changefeeds; empty-handed (NotOwnerError) while `run` does not run."""
 
-    def __init__(self, records: Records, resources: Resources) -> None:
+    def __init__(self, records: Records, pd: PdClient, make_processor: MakeProcessor) -> None:
         self.feeds: dict[str, Feed] = {}
         self._records = records
-        self._resources = resources
-        self._safepoints = Safepoints(resources.pd)
+        self._pd = pd
+        self._make_processor = make_processor
+        self._safepoints = Safepoints(pd)
         self._changing = asyncio.Lock()
         self._keeper = Keeper(self.feeds, records, self._safepoints, self._changing, self._on_lost)
         self._tasks: asyncio.TaskGroup | None = None
@@ -73,7 +75,7 @@ class Owner:
         """Own the changefeeds until cancelled; `started` is called when they can be asked for."""
         try:
             for info, checkpoint_ts in await self._records.load():
-                self.feeds[info.id] = Feed.of(info, checkpoint_ts, self._resources)
+                self.feeds[info.id] = Feed.of(info, checkpoint_ts, self._make_processor)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 for feed in self.feeds.values():
@@ -114,7 +116,7 @@ class Owner:
             self._check_active()
             if changefeed in self.feeds:
                 raise ChangefeedExistsError(f"changefeed {changefeed} exists already; choose another id or remove it")
-            now_ts = await self._resources.pd.tso()
+            now_ts = await self._pd.tso()
             start_ts = start_ts or now_ts
             _check_range(start_ts, target_ts, now_ts)
             info = ChangefeedInfo(
@@ -127,7 +129,7 @@ class Owner:
             )
             await self._safepoints.protect_creation(changefeed, start_ts)
             await self._records.create(info)
-            feed = self.feeds[changefeed] = Feed.of(info, start_ts, self._resources)
+            feed = self.feeds[changefeed] = Feed.of(info, start_ts, self._make_processor)
             await self._hand_over(feed)
             self._start(feed)
         _log.info("changefeed created", changefeed=changefeed, start_ts=start_ts, tables=len(records))
@@ -157,10 +159,10 @@ class Owner:
             if feed.info.state.is_running:
                 raise ChangefeedStateError(f"changefeed {changefeed} is {feed.info.state}; pause it first")
             start_ts = overwrite_checkpoint_ts or feed.checkpoint_ts
-            _check_range(start_ts, feed.info.target_ts, await self._resources.pd.tso())
+            _check_range(start_ts, feed.info.target_ts, await self._pd.tso())
             await self._safepoints.protect_creation(changefeed, start_ts)
             await feed.stop()
-            feed.restart_at(start_ts, self._resources)
+            feed.restart_at(start_ts, self._make_processor)
             await self._records.save({changefeed: start_ts}, {})
             await self._move(feed, State.NORMAL)
             await self._hand_over(feed)

@@ -1,70 +1,109 @@
-"""One running changefeed: a puller per table, one sorter, one sink manager; lives as long as `run`.
+"""What runs one changefeed: pullers, sorter and sink, behind one face, wherever they are.
 
-Everything here is a cache of the upstream. `run` begins at the checkpoint; when it ends, nothing needs to be kept.
+The owner, the API and the Flight listener know these protocols only. `server.capture.local` runs everything in this
+process, `server.capture.worker` in several others. Everything a processor holds is a cache of the upstream: `run`
+begins at the checkpoint; when it ends, nothing needs to be kept.
 """
 
-import asyncio
-import shutil
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.table import SourceTable
-from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.puller import TablePuller, Upstream
-from server.rpc.pd import PdClient
-from sink.manager import SinkManager
-from sorter import Sorter, SorterStats
+from server.puller.tikv.puller import TablePuller
+from sink.manager import Slice
+from storage.model.span import Span
 
-_THREADS = 2
-_SINK_WORKERS = 2
-_SORTER_SHARE = 4  # of the memory quota, at most _SORTER_BYTES
-_SORTER_BYTES = 128 << 20
+
+class Sink(Protocol):
+    """What readers ask of a running changefeed; any thread may ask, and errors are those of `sink.manager`.
+
+    `span` None means all tables.
+    """
+
+    def resolved_ts(self, span: Span | None = None) -> int:
+        """How far it can be read."""
+        ...
+
+    def checkpoint_ts(self, span: Span | None = None) -> int:
+        """Everything up to it is committed by the reader."""
+        ...
+
+    def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
+        """Wait until `resolved_ts` is above `after_ts`, at most `timeout_s`; returns it either way."""
+        ...
+
+    def cut(
+        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+    ) -> int:
+        """The largest ts in `(start_ts, resolved_ts]` whose rows fit, at least one commit_ts."""
+        ...
+
+    def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
+        """How much `read` of the same range will give of each, about."""
+        ...
+
+    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+        """The mounted rows of `(start_ts, end_ts]`, in order."""
+        ...
+
+    def ack(self, ts: int, span: Span | None = None) -> int:
+        """The reader has committed everything up to `ts`; returns the checkpoint_ts."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What the processors of a capture share."""
+class ProcessorStats:
+    """What a processor holds at this moment."""
 
-    pd: PdClient
-    feeds: EventFeeds
-    directory: Path
-    memory_quota_bytes: int
+    regions: int = 0
+    staged_bytes: int = 0
+    sorter_memory_bytes: int = 0
+    sorter_disk_bytes: int = 0
 
 
-class Processor:
-    """Pulls, sorts and serves `tables` from `checkpoint_ts` (exclusive), up to `target_ts` if it is not 0."""
+class Processor(Protocol):
+    """One changefeed's; lives as long as `run`."""
 
-    def __init__(
-        self, name: str, tables: tuple[SourceTable, ...], checkpoint_ts: int, target_ts: int, resources: Resources
-    ) -> None:
-        self.tables = {table.name: table for table in tables}
-        self.start_ts = checkpoint_ts
-        self.sink: SinkManager | None = None
-        """Set while it runs; any thread may use it."""
-        self.pullers: tuple[TablePuller, ...] = ()
-        self._name = name
-        self._target_ts = target_ts
-        self._resources = resources
-        self._directory = resources.directory / name
-        self._sorter: Sorter | None = None
+    @property
+    def start_ts(self) -> int:
+        """Where `run` begins, and where the changefeed stands while it does not run."""
+        ...
+
+    @property
+    def sink(self) -> Sink | None:
+        """Set while it runs."""
+        ...
 
     @property
     def checkpoint_ts(self) -> int:
         """Everything up to it is at the target."""
-        return self.sink.checkpoint_ts() if self.sink else self.start_ts
+        ...
 
     @property
     def resolved_ts(self) -> int:
         """Everything up to it can be read."""
-        return self.sink.resolved_ts() if self.sink else self.start_ts
+        ...
 
     @property
-    def sorter_stats(self) -> SorterStats | None:
-        """Of this moment; None when it does not run."""
-        return self._sorter.stats() if self._sorter else None
+    def pullers(self) -> Sequence[TablePuller]:
+        """Those of this process."""
+        ...
+
+    def stats(self) -> ProcessorStats:
+        """State of this moment; zeros when it does not run."""
+        ...
+
+    def locations(self, span: Span) -> tuple[str, ...]:
+        """Flight locations that serve a table's rows better than the capture's own."""
+        ...
+
+    async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
+        """The `most` tables that are furthest behind, their slowest regions, and the locks that hold those."""
+        ...
 
     async def run(self) -> None:
         """Pull until cancelled.
@@ -72,45 +111,12 @@ class Processor:
         Raises:
             TidemarkError: in a group; the changefeed cannot go on as it is.
         """
-        quota = self._resources.memory_quota_bytes
-        sorter_bytes = min(quota // _SORTER_SHARE, _SORTER_BYTES)
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {self._name}") as executor:
-            sorter = await asyncio.to_thread(Sorter, self._directory, memory_bytes=sorter_bytes)
-            sink = SinkManager(sorter, memory_quota_bytes=quota - sorter_bytes, workers=_SINK_WORKERS)
-            async with self._serving(sorter, sink):
-                await self._pull(sorter, Upstream(self._resources.pd, self._resources.feeds, executor))
+        ...
 
     def wipe(self) -> None:
-        """Delete its directory; it does not run any more."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """Delete its directories; it does not run any more."""
+        ...
 
-    @asynccontextmanager
-    async def _serving(self, sorter: Sorter, sink: SinkManager) -> AsyncIterator[None]:
-        if self._target_ts:
-            sink.update_barrier_ts(self._target_ts)
-        for table in self.tables.values():
-            sorter.add_table(table.span, self.start_ts)
-            sink.add_table(table.span, self.start_ts, table.mounter.mount)
-        sink.start()
-        self._sorter, self.sink = sorter, sink
-        try:
-            yield
-        finally:
-            self.start_ts = sink.checkpoint_ts()
-            self._sorter, self.sink = None, None
-            await asyncio.to_thread(self._close, sorter, sink)
 
-    def _close(self, sorter: Sorter, sink: SinkManager) -> None:
-        sink.stop()
-        for table in self.tables.values():
-            sink.remove_table(table.span)
-        sorter.close()
-
-    async def _pull(self, sorter: Sorter, upstream: Upstream) -> None:
-        self.pullers = tuple(TablePuller(table.span, self.start_ts, upstream, sorter) for table in self.tables.values())
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for puller in self.pullers:
-                    tasks.create_task(puller.run(), name=f"puller {self._name} {puller.span.table_id}")
-        finally:
-            self.pullers = ()
+MakeProcessor: TypeAlias = Callable[[str, tuple[SourceTable, ...], int, int], Processor]
+"""Of changefeed id, tables, checkpoint_ts, and target_ts (0: no end)."""

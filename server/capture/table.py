@@ -13,8 +13,9 @@ from storage.tidb.schema import TableInfo
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """One span and how its rows are mounted."""
+    """One span and how its rows are mounted; `record` is what it was made of."""
 
+    record: TableRecord
     span: Span
     mounter: Mounter
 
@@ -39,7 +40,7 @@ class SourceTable:
             raise TableIneligibleError(f"{name} is partitioned: partitioned tables are not replicated yet")
         if not info.key_columns:
             raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
-        return cls(table_span(info.id), Mounter(info, record.schema_name))
+        return cls(record, table_span(info.id), Mounter(info, record.schema_name))
 
 
 def source_tables(records: tuple[TableRecord, ...]) -> tuple[SourceTable, ...]:

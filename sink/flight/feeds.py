@@ -51,11 +51,12 @@ class FeedDescription:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The rows of one table in a cut: one DoGet; sizes are estimates."""
+    """The rows of one table in a cut: one DoGet; sizes are estimates, `locations` better than the server's own."""
 
     table: str
     rows: int
     bytes: int
+    locations: tuple[str, ...] = ()
 
 
 class Feeds(Protocol):

@@ -100,7 +100,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             "slices": [
                 {
                     "table": part.table,
-                    "locations": [self.location],
+                    "locations": [*part.locations, self.location],
                     "ticket": Ticket(asked.changefeed, part.table, asked.start, asked.end).document(),
                     "rows": part.rows,
                     "bytes": part.bytes,

@@ -1,6 +1,7 @@
 """An upstream in memory: one region, a coordinator that keeps safepoints, and the real embedded metadata."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,8 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import metapb_pb2 as metapb
 
 from server.capture import keys
+from server.capture.local import LocalProcessor, Resources
 from server.capture.owner import Owner
-from server.capture.processor import Resources
 from server.capture.records import Records
 from server.puller.tikv.fault import Fault
 from server.rpc.pd import MinSafePoint, RegionRoute
@@ -108,13 +109,13 @@ async def meta():
 @pytest.fixture
 async def capture(upstream, meta, tmp_path):
     """Runs owners one after the other, as restarts of a capture do."""
-    resources = Resources(upstream, upstream, tmp_path / "sorter", 64 << 20)
+    resources = Resources(upstream, upstream, None, tmp_path / "sorter", 64 << 20)
     running = []
 
     async def start():
         records = Records(meta)
         records.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
-        owner, started = Owner(records, resources), asyncio.Event()
+        owner, started = Owner(records, upstream, partial(LocalProcessor, resources)), asyncio.Event()
         running.append(asyncio.get_running_loop().create_task(owner.run(started.set)))
         await started.wait()
         return owner
