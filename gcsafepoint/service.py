@@ -120,17 +120,26 @@ class SafePointService:
         """What holds GC back now; O(n log n) in the number of services, so not for hot paths."""
         return await self._stored.read(lambda states: view.gc_view(states, self.now_s()), NULL_KEYSPACE)
 
-    async def gc_state(self, keyspace_id: int, *, with_barriers: bool) -> KeyspaceState:
-        """The state the users of a keyspace share. Raises: KeyspaceNotFoundError."""
-        return await self._stored.read(partial(_state_of, keyspace_id=keyspace_id, with_barriers=with_barriers))
+    async def gc_state(
+        self, keyspace_id: int, *, with_barriers: bool
+    ) -> tuple[KeyspaceState, tuple[ServiceSafePoint, ...]]:
+        """The state the users of a keyspace share, and the global barriers of the same moment.
 
-    async def all_gc_states(self, *, with_barriers: bool) -> list[KeyspaceState]:
-        """Every keyspace's state, the null keyspace's first."""
-        return await self._stored.read(partial(view.all_states, with_barriers=with_barriers))
+        Raises:
+            KeyspaceNotFoundError: no keyspace has that id.
+        """
+        return await self._stored.read(
+            lambda states: (
+                view.state_of(states, keyspace_id, with_barriers=with_barriers),
+                view.global_barriers(states),
+            )
+        )
 
-    async def global_barriers(self) -> tuple[ServiceSafePoint, ...]:
-        """The barriers that hold in every keyspace."""
-        return await self._stored.read(view.global_barriers)
+    async def all_gc_states(self, *, with_barriers: bool) -> tuple[list[KeyspaceState], tuple[ServiceSafePoint, ...]]:
+        """Every keyspace's state, the null keyspace's first, and the global barriers of the same moment."""
+        return await self._stored.read(
+            lambda states: (view.all_states(states, with_barriers=with_barriers), view.global_barriers(states))
+        )
 
     async def update_services(self, updates: Sequence[ServiceUpdate]) -> list[Outcome]:
         """Apply the updates in order, in as few transactions as they fit into; durable when it returns.
@@ -230,11 +239,6 @@ class SafePointService:
                 minimum=told.safe_point,
             )
         return told
-
-
-def _state_of(states: GcStates, *, keyspace_id: int, with_barriers: bool) -> KeyspaceState:
-    scope = states.scope_of_user(keyspace_id)
-    return view.keyspace_state(scope, states.of_user(scope), with_barriers=with_barriers)
 
 
 def _check_ttl(ttl_s: int) -> None:

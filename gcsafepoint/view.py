@@ -62,19 +62,19 @@ def gc_view(states: GcStates, now_s: int) -> GcView:
     )
 
 
-def keyspace_state(scope: int, state: SafePoints, *, with_barriers: bool) -> KeyspaceState:
-    """What one state tells."""
-    barriers = _by_id(state.barriers.copied()) if with_barriers else ()
-    return KeyspaceState(scope, scope != NULL_KEYSPACE, state.txn_safe_point, state.gc_safe_point, barriers)
+def state_of(states: GcStates, keyspace_id: int, *, with_barriers: bool) -> KeyspaceState:
+    """The state the users of a keyspace share. Raises: KeyspaceNotFoundError."""
+    scope = states.scope_of_user(keyspace_id)
+    return _keyspace_state(scope, states.of_user(scope), with_barriers=with_barriers)
 
 
 def all_states(states: GcStates, *, with_barriers: bool) -> list[KeyspaceState]:
     """Every enabled keyspace's state, the null keyspace's first; those without GC of their own tell nothing."""
     own = dict(states.scopes())
-    told = [keyspace_state(NULL_KEYSPACE, own[NULL_KEYSPACE], with_barriers=with_barriers)]
+    told = [_keyspace_state(NULL_KEYSPACE, own[NULL_KEYSPACE], with_barriers=with_barriers)]
     for keyspace in sorted(states.keyspaces.values(), key=lambda keyspace: keyspace.id):
         if keyspace.enabled and keyspace.id in own:
-            told.append(keyspace_state(keyspace.id, own[keyspace.id], with_barriers=with_barriers))
+            told.append(_keyspace_state(keyspace.id, own[keyspace.id], with_barriers=with_barriers))
         elif keyspace.enabled:
             told.append(KeyspaceState(keyspace.id, level_gc=False))
     return told
@@ -83,6 +83,11 @@ def all_states(states: GcStates, *, with_barriers: bool) -> list[KeyspaceState]:
 def global_barriers(states: GcStates) -> tuple[ServiceSafePoint, ...]:
     """All of them by id, expired ones included."""
     return _by_id(states.global_barriers.copied())
+
+
+def _keyspace_state(scope: int, state: SafePoints, *, with_barriers: bool) -> KeyspaceState:
+    barriers = _by_id(state.barriers.copied()) if with_barriers else ()
+    return KeyspaceState(scope, scope != NULL_KEYSPACE, state.txn_safe_point, state.gc_safe_point, barriers)
 
 
 def _lowest_first(services: list[ServiceSafePoint]) -> tuple[ServiceSafePoint, ...]:

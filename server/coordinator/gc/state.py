@@ -5,6 +5,7 @@ from typing import Any
 
 from kvproto import pdpb_pb2
 
+from gcsafepoint.barrier import ServiceSafePoint
 from gcsafepoint.service import SafePointService
 from gcsafepoint.view import KeyspaceState
 from server.coordinator.gc.wire import barrier_info, global_barrier_info, refusing_in_header, scope_of
@@ -30,18 +31,21 @@ class GcStateService:
 
     async def state(self, request: pdpb_pb2.GetGCStateRequest) -> pdpb_pb2.GetGCStateResponse:
         """The state the keyspace's users share; from memory."""
-        told = await self._safe_points.gc_state(scope_of(request), with_barriers=not request.exclude_gc_barriers)
+        told, everywhere = await self._safe_points.gc_state(
+            scope_of(request), with_barriers=not request.exclude_gc_barriers
+        )
         answer = pdpb_pb2.GetGCStateResponse(gc_state=self._message(told))
         if request.include_global_gc_barriers:
-            answer.global_gc_barriers.barriers.extend(await self._global_barriers())
+            answer.global_gc_barriers.SetInParent()
+            answer.global_gc_barriers.barriers.extend(self._messages(everywhere))
         return answer
 
     async def all_states(
         self, request: pdpb_pb2.GetAllKeyspacesGCStatesRequest
     ) -> pdpb_pb2.GetAllKeyspacesGCStatesResponse:
         """Every keyspace's state, the null keyspace's first; from memory."""
-        told = await self._safe_points.all_gc_states(with_barriers=not request.exclude_gc_barriers)
-        barriers = [] if request.exclude_global_gc_barriers else await self._global_barriers()
+        told, everywhere = await self._safe_points.all_gc_states(with_barriers=not request.exclude_gc_barriers)
+        barriers = [] if request.exclude_global_gc_barriers else self._messages(everywhere)
         return pdpb_pb2.GetAllKeyspacesGCStatesResponse(
             gc_states=[self._message(state) for state in told], global_gc_barriers=barriers
         )
@@ -64,10 +68,8 @@ class GcStateService:
         old = await self._safe_points.advance_gc_safe_point(scope_of(request), request.target)
         return pdpb_pb2.AdvanceGCSafePointResponse(old_gc_safe_point=old, new_gc_safe_point=request.target)
 
-    async def _global_barriers(self) -> list[pdpb_pb2.GlobalGCBarrierInfo]:
-        return [
-            global_barrier_info(barrier, self._safe_points) for barrier in await self._safe_points.global_barriers()
-        ]
+    def _messages(self, barriers: tuple[ServiceSafePoint, ...]) -> list[pdpb_pb2.GlobalGCBarrierInfo]:
+        return [global_barrier_info(barrier, self._safe_points) for barrier in barriers]
 
     def _message(self, state: KeyspaceState) -> pdpb_pb2.GCState:
         return pdpb_pb2.GCState(

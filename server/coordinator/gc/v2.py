@@ -66,7 +66,7 @@ class GcV2Service:
         self, _request: pdpb_pb2.GetAllGCSafePointV2Request
     ) -> pdpb_pb2.GetAllGCSafePointV2Response:
         """Of all keyspaces but the null one."""
-        states = await self._safe_points.all_gc_states(with_barriers=False)
+        states, _ = await self._safe_points.all_gc_states(with_barriers=False)
         points = [
             pdpb_pb2.GCSafePointV2(keyspace_id=state.keyspace_id, gc_safe_point=state.gc_safe_point)
             for state in states

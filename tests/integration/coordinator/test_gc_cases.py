@@ -181,3 +181,10 @@ async def test_another_clusters_id_is_a_failed_precondition_of_every_call(tmp_pa
     async with ours(tmp_path, Compat.PD_9, bootstrapped=False) as asked:
         for method in METHODS:
             assert await asked.ask(Call(method, {}), theirs) == expected
+
+
+async def test_no_global_barriers_and_not_asked_for_them_differ(tmp_path: Path) -> None:
+    async with ours(tmp_path, Compat.CLASSIC) as asked:
+        for wanted in (True, False):
+            answer = await asked.ask(Call("GetGCState", {"include_global_gc_barriers": wanted}))
+            assert answer.HasField("global_gc_barriers") == wanted

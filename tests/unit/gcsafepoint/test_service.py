@@ -248,7 +248,7 @@ async def test_a_record_that_gets_unreadable_stops_the_calls_about_gc_until_it_i
 
 
 async def barriers_of(service: SafePointService) -> tuple[ServiceSafePoint, ...]:
-    return (await service.gc_state(NULL_KEYSPACE, with_barriers=True)).barriers
+    return (await service.gc_state(NULL_KEYSPACE, with_barriers=True))[0].barriers
 
 
 async def test_more_services_than_a_transaction_takes_expire_at_once(meta: CountedMeta) -> None:
@@ -298,7 +298,7 @@ async def test_keyspaces_with_gc_of_their_own_have_their_own_records(meta: Count
     assert stored[b"/keyspaces/tidb/7/tidb/store/gcworker/saved_safe_point"] == b"50"
     assert KEYS.null.txn_safe_point not in stored
     await service.load()
-    assert (await service.gc_state(7, with_barriers=True)).gc_safe_point == 40
+    assert (await service.gc_state(7, with_barriers=True))[0].gc_safe_point == 40
     with pytest.raises(KeyspaceNotFoundError):
         await service.gc_state(8, with_barriers=False)
 
