@@ -223,4 +223,5 @@ _BY_STATUS: dict[str, type[EtcdError]] = {
     "DEADLINE_EXCEEDED": MetaUnavailableError,
     "CANCELLED": MetaUnavailableError,
     "INTERNAL": MetaUnavailableError,
+    "UNKNOWN": MetaUnavailableError,
 }
