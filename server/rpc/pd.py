@@ -30,6 +30,7 @@ _ATTEMPT_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MOVED = ("not leader", "no leader")  # PD says so with other statuses, too
+_BUSY = ("slow down and try again", "Concurrent RPC limit exceeded")  # else exhausted means that a message is too large
 _BROKEN = "Internal error from Core"  # gRPC of a connection that broke while it was written to; a status of nobody
 
 
@@ -274,7 +275,7 @@ async def _repeat(
             reason = str(err) or "no answer in time"
         except grpc.aio.AioRpcError as err:
             reason = err.details() or err.code().name
-            if err.code() not in _RETRIED and not any(words in reason for words in (*_MOVED, _BROKEN)):
+            if err.code() not in _RETRIED and not any(words in reason for words in (*_MOVED, *_BUSY, _BROKEN)):
                 raise PdRefusedError(f"the coordinator at {address} answered {err.code().name}: {reason}") from err
         failed()
         if loop.time() + pause >= deadline:
