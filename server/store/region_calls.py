@@ -26,6 +26,17 @@ class SafePointAheadError(InvalidError):
         )
 
 
+class EmptyRangeError(InvalidError):
+    """A range to destroy has no keys; an empty end is not taken for the end of everything."""
+
+    code = "ErrEmptyRange"
+
+    def __init__(self, start: bytes, end: bytes) -> None:
+        super().__init__(
+            f"the range [{start.hex()}, {end.hex()}) has no keys, nothing was destroyed; name both its ends"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RegionBackend:
     """What these calls work with."""
@@ -62,8 +73,10 @@ class RegionCalls:
         region = self._regions.gate.admit(request.context, (request.start_key,))
         if not isinstance(region, Region):
             return kvrpcpb.DeleteRangeResponse(region_error=region)
+        if not request.start_key < request.end_key:
+            return kvrpcpb.DeleteRangeResponse(error=str(EmptyRangeError(request.start_key, request.end_key)))
         if not request.notify_only:
-            lower, upper = region.clamp(*_encoded(request.start_key, request.end_key))
+            lower, upper = region.clamp(encode_bytes(request.start_key), encode_bytes(request.end_key))
             await self._regions.collector.destroy(lower, upper)
         return kvrpcpb.DeleteRangeResponse()
 
@@ -71,7 +84,9 @@ class RegionCalls:
         self, request: kvrpcpb.UnsafeDestroyRangeRequest, _: Any
     ) -> kvrpcpb.UnsafeDestroyRangeResponse:
         """Destroy all versions and locks of a range of this store, whatever its regions; done when it returns."""
-        await self._regions.collector.destroy(*_encoded(request.start_key, request.end_key))
+        if not request.start_key < request.end_key:
+            return kvrpcpb.UnsafeDestroyRangeResponse(error=str(EmptyRangeError(request.start_key, request.end_key)))
+        await self._regions.collector.destroy(encode_bytes(request.start_key), encode_bytes(request.end_key))
         return kvrpcpb.UnsafeDestroyRangeResponse()
 
     async def SplitRegion(  # noqa: N802

@@ -108,6 +108,40 @@ async def test_merges_by_call_follow_tikvs_epoch_rules(cluster: Cluster) -> None
         assert split.regions[-1].id == merged.id
 
 
+async def test_bad_splits_and_ranges_get_their_error_and_change_nothing(cluster: Cluster) -> None:
+    async with stubs_of(cluster) as stubs:
+        before = [route.region for route in await regions_of(stubs.pd)]
+        key = row_key(101, 1)
+        await stubs.put(key, b"v")
+        context = await stubs.context(key)
+
+        async def split(*keys: bytes, raw: bool = False, **changed: object) -> kvrpcpb.SplitRegionResponse:
+            asked = kvrpcpb.Context.FromString(context.SerializeToString())
+            for name, value in changed.items():
+                setattr(asked, name, value)
+            return await stubs.tikv.SplitRegion(
+                kvrpcpb.SplitRegionRequest(context=asked, split_keys=keys, is_raw_kv=raw)
+            )
+
+        outside = (await split(key, b"zzz")).region_error.key_not_in_region
+        assert (outside.key, outside.region_id) == (b"zzz", context.region_id)
+        assert "must not be empty" in (await split(key, b"")).region_error.message
+        assert (await split(key, region_id=999)).region_error.region_not_found.region_id == 999
+        (region,) = [region for region in before if region.id == context.region_id]
+        unchanged = await split(region.start_key, raw=True)
+        assert list(unchanged.regions) == [region]
+        context.region_epoch.version += 1
+        assert region in (await split(key)).region_error.epoch_not_match.current_regions
+        context.region_epoch.version -= 1
+        context.peer.store_id += 1
+        assert (await split(key)).region_error.store_not_match.actual_store_id == context.peer.store_id - 1
+        for start, end in ((b"", b""), (key, b""), (key, key), (key + b"x", key)):
+            request = kvrpcpb.UnsafeDestroyRangeRequest(start_key=start, end_key=end)
+            assert (await stubs.tikv.UnsafeDestroyRange(request)).error.startswith("[TM:ErrEmptyRange]")
+        assert (await stubs.get(key)).value == b"v"
+        assert [route.region for route in await regions_of(stubs.pd)] == before
+
+
 @contextmanager
 def second_store(cluster: Cluster, directory: Path, *flags: str) -> Iterator[Daemon]:
     """Another store of the same cluster."""
