@@ -24,6 +24,7 @@ from tests.integration.coordinator.history import GcSafePoint, Hold, Tso, faults
 
 T = TypeVar("T")
 SEED = int(os.environ.get("TIDEMARK_TEST_SEED", "4"))
+CLIENT = "client"
 NEVER_S = (1 << 63) - 1
 _TTL_S = 600
 _PROBE_S = 1.0
@@ -51,11 +52,11 @@ class Load:
             raise AssertionError("\n".join([*faults, f"seed {self.seed}; the whole history:", told]))
 
     async def goes_on(self, answers: int = 5, seconds: float = 20) -> float:
-        """Wait until all kinds of calls that are sent from now on are answered; returns how long it took, seconds."""
+        """Wait until clients' calls of all kinds that are sent from now on are answered; returns how long it took."""
         began_s = time.monotonic()
 
         def fresh(answered: Sequence[Any]) -> int:
-            return sum(answer.sent_s > began_s for answer in answered[-1000:])
+            return sum(answer.sent_s > began_s and answer.asked == CLIENT for answer in answered[-1000:])
 
         try:
             async with asyncio.timeout(seconds):
@@ -68,7 +69,7 @@ class Load:
 
     def longest_silence_s(self, since_s: float) -> float:
         """The longest time since then in which no client, following the leader, received a timestamp."""
-        received = (tso.received_s for tso in self.tsos if tso.asked == "client" and tso.received_s > since_s)
+        received = (tso.received_s for tso in self.tsos if tso.asked == CLIENT and tso.received_s > since_s)
         times = [since_s, *sorted(received)]
         return max(later - earlier for earlier, later in pairwise(times))
 
@@ -77,7 +78,7 @@ class Load:
             count = self._random.choice((1, 10, 5000))
             sent_s = time.monotonic()
             if (last := await self._answered(pd.tso(count))) is not None:
-                self.tsos.append(Tso(sent_s, time.monotonic(), "client", last - count + 1, last))
+                self.tsos.append(Tso(sent_s, time.monotonic(), CLIENT, last - count + 1, last))
             await self._pause()
 
     async def hold_history(self, pd: PdClient, service_id: str) -> None:
@@ -113,7 +114,7 @@ class Load:
         while True:
             sent_s = time.monotonic()
             if (held := await self._answered(pd.gc_safe_point())) is not None:
-                self.safe_points.append(GcSafePoint(sent_s, time.monotonic(), "client", held))
+                self.safe_points.append(GcSafePoint(sent_s, time.monotonic(), CLIENT, held))
             await self._pause()
 
     async def probe(self, address: str, cluster_id: int) -> None:
