@@ -90,9 +90,9 @@ class Regions:
 
     def scan(self, start_key: bytes, end_key: bytes) -> Iterator[KnownRegion]:
         """Regions that touch `[start_key, end_key)`, in key order; `end_key == b""`: to the end."""
-        at = max(0, bisect.bisect_right(self._starts, start_key) - 1)
-        for region_id in self._ids[at:]:
-            known = self._by_id[region_id]
+        first = max(0, bisect.bisect_right(self._starts, start_key) - 1)
+        for at in range(first, len(self._ids)):
+            known = self._by_id[self._ids[at]]
             if end_key and known.region.start_key >= end_key:
                 return
             if _reaches(known.region, start_key):
