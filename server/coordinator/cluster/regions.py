@@ -103,6 +103,9 @@ class Regions:
 
     def _set(self, known: KnownRegion) -> None:
         previous = self._by_id.get(known.region.id)
+        if previous is not None and previous.region.start_key == known.region.start_key:
+            self._by_id[known.region.id] = known
+            return
         if previous is not None:
             self._remove(previous.region)
         at = bisect.bisect_left(self._starts, known.region.start_key)
