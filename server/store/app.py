@@ -18,7 +18,7 @@ from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
-from server.store import metrics
+from server.store import gc_metrics, metrics
 from server.store.admin_service import DebugService, StoreService
 from server.store.auto_gc import AutoGc
 from server.store.collector import Collector, CollectorParts
@@ -172,6 +172,7 @@ class _Parts:
             rate=ByteRate(config.gc_max_write_bytes_per_sec),
             ratio_threshold=config.gc_ratio_threshold,
         )
+        gc_metrics.MAX_WRITE_BYTES.set_function(lambda: garbage.rate.bytes_per_s)
         self.collector = Collector(garbage)
         self.gc = AutoGc(pd, self.gate, self.collector, config.gc_poll_interval)
         self.feed = FeedBackend(

@@ -45,12 +45,13 @@ class Collector:
         self._parts = parts
         self._one_walk = asyncio.Lock()
         stored = parts.kv.get(WALK_KEY)
-        self.walk = decode_walk(stored) if stored else GcWalk()
+        self.walk = self._saved = decode_walk(stored) if stored else GcWalk()
 
     async def save(self, walk: GcWalk) -> None:
         """Keep the progress, made from `self.walk` without awaiting in between; durable when it returns."""
         self.walk = walk
         await self._parts.group.submit([partial(_put_walk, data=walk.encode())])
+        self._saved = walk
 
     async def collect(self, region: Region, safe_point: int) -> int:
         """Remove what no snapshot at or after `safe_point` can read from a region; returns the deleted versions."""
@@ -59,7 +60,7 @@ class Collector:
             if counts is not None and not counts.needs_gc(safe_point, self._parts.ratio_threshold):
                 gc_metrics.SKIPPED.inc()
                 return 0
-            if safe_point > self.walk.begun_safe_point:
+            if safe_point > self._saved.begun_safe_point:
                 await self.save(self.walk.begun(safe_point))
             with gc_metrics.task("gc"):
                 return await self._collect(region, safe_point)
@@ -89,9 +90,8 @@ class Collector:
         if not batch:
             return
         size = sum(len(key) for key in batch) + len(batch) * _DELETE_OVERHEAD_BYTES
-        wait_s = self._parts.rate.take(size, asyncio.get_running_loop().time())
-        if wait_s:
-            await asyncio.sleep(wait_s)
+        await self._parts.rate.throttle(size)
+        gc_metrics.WRITTEN_BYTES.inc(size)
         await self._parts.group.submit([partial(_delete, keys=batch)], size)
 
     def _begin(self, region: Region) -> Snapshot:

@@ -160,9 +160,7 @@ class Connection:
             wanted.initialized = True
 
     async def _send(self, wanted: Subscription, rows: list[Change], size: int) -> None:
-        wait_s = self._backend.scan_rate.take(size, asyncio.get_running_loop().time())
-        if wait_s:
-            await asyncio.sleep(wait_s)
+        await self._backend.scan_rate.throttle(size)
         await self._outbox.put(Rows(wanted, rows, size))
         metrics.FEED_ROWS.inc(len(rows))
 

@@ -125,6 +125,32 @@ async def test_bad_requests_get_their_error_and_spare_the_others(cluster: Cluste
         await feed.wait_resolved(1)
 
 
+async def test_the_first_event_feed_serves_the_same_rows_and_names_no_request_in_resolved_ts(cluster: Cluster) -> None:
+    key = row_key(102, 90)
+    async with stubs_of(cluster) as stubs:
+        commit_ts, route = await stubs.put(key, b"v"), await stubs.pd.region(encode_bytes(key))
+        call = cdcgrpc.ChangeDataStub(stubs.channel).EventFeed()
+        await call.write(
+            cdcpb.ChangeDataRequest(
+                header=cdcpb.Header(cluster_id=stubs.pd.cluster_id),
+                region_id=route.region.id,
+                region_epoch=route.region.region_epoch,
+                checkpoint_ts=commit_ts - 1,
+                request_id=9,
+            )
+        )
+        scanned = await call.read()
+        (event,) = scanned.events
+        rows = [(row.type, row.key, row.value) for row in event.entries.entries]
+        assert event.request_id == 9
+        assert rows[0] == (cdcpb.Event.COMMITTED, key, b"v")
+        resolved = (await call.read()) if len(rows) > 1 else None
+        while resolved is None or not resolved.HasField("resolved_ts"):
+            resolved = await call.read()
+        assert (resolved.resolved_ts.request_id, list(resolved.resolved_ts.regions)) == (0, [route.region.id])
+        call.cancel()
+
+
 async def test_deregister_stops_the_regions_of_a_request(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
         await subscribe_all(feed, await stubs.pd.tso())

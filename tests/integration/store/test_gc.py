@@ -100,8 +100,10 @@ async def test_the_limit_is_changed_while_gc_runs_and_kept(tmp_path: Path) -> No
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await set_limit(stubs, text, name)
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            await set_limit(stubs, "10MB")
             await stubs.pd.update_gc_safe_point(await stubs.pd.tso())
+            await wait_gc(stubs, lambda gc: not gc.finished)
+            await asyncio.sleep(0.3)  # by now it waits for the second byte
+            await set_limit(stubs, "10MB")
             await wait_gc(stubs, lambda gc: gc.finished and bool(gc.safe_point))
             assert await writes_of(stubs, keys[0]) == 1
             (counted,) = [region.versions for region in (await status(stubs)).regions if region.versions.rows]

@@ -1,5 +1,7 @@
 """A byte rate: what is taken in any time never passes the rate by more than a burst, and waits are no longer."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +36,13 @@ def test_no_limit_is_no_wait_and_a_new_limit_counts_at_once() -> None:
     assert limiter.take(1, 2.0) > 9
     limiter.limit(0)
     assert limiter.take(1, 2.0) == 0.0
+
+
+async def test_a_wait_under_an_old_rate_ends_with_the_next_one() -> None:
+    limiter = ByteRate(1)
+    await limiter.throttle(1 << 30)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(limiter.throttle(1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        limiter.limit(0)
