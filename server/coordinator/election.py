@@ -13,7 +13,7 @@ from server.coordinator.leader import Leadership
 from server.coordinator.members import Members
 from server.coordinator.term import Seat, Term
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
-from storage.meta.meta import Compare, Lease, Meta, Put
+from storage.meta.meta import Compare, Delete, Lease, Meta, Put
 
 LoadTerm = Callable[[Leadership], Awaitable[Term]]
 
@@ -31,10 +31,12 @@ class Election:
         self._load = load
         self._members = members
         self._seat = seat
+        self._left: Compare | None = None
 
     async def run(self, lease_s: int) -> None:
         """Follow and lead until cancelled; what is led then is handed over at once, without waiting for the lease."""
         while True:
+            await self._let_go()
             await self._members.leaderless()
             try:
                 async with await self._meta.grant_lease(lease_s) as lease:
@@ -50,7 +52,7 @@ class Election:
         result = await self._meta.txn([Compare.absent(self._key)], [Put(self._key, me, lease.id)])
         if not result.succeeded:
             return
-        fence = Compare.created_at(self._key, result.revision)
+        self._left = fence = Compare.created_at(self._key, result.revision)
         leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
         async with asyncio.TaskGroup() as tasks:
             ending = tasks.create_task(_end_with(lease, leadership), name="leader-lease")
@@ -61,6 +63,16 @@ class Election:
                 await leadership.ended.wait()
             _log.warning("leading no longer", revision=result.revision)
             ending.cancel()
+
+    async def _let_go(self) -> None:
+        """Delete the key of our last term, if it is still there: an etcd that comes back gives old leases new time."""
+        while self._left is not None:
+            try:
+                await self._meta.txn([self._left], [Delete(self._key)])
+                self._left = None
+            except MetaUnavailableError as err:
+                _log.warning("the last term's key cannot be given up", reason=err.message)
+                await asyncio.sleep(_RETRY_S)
 
 
 async def _end_with(lease: Lease, leadership: Leadership) -> None:
