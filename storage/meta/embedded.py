@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from etcdpb import rpc_pb2
+from etcdpb import kv_pb2, rpc_pb2
 from google.protobuf.message import Message
 
 from storage.kv import KV, WriteBatch
@@ -24,6 +24,7 @@ from storage.meta.errors import LeaseNotFoundError, NoSpaceError
 from storage.meta.store import record, request
 from storage.meta.store.commit import GroupCommit
 from storage.meta.store.history import History, Retention
+from storage.meta.store.interest import Interest
 from storage.meta.store.leases import Leases
 from storage.meta.store.watchers import Watchers
 
@@ -60,7 +61,9 @@ class EmbeddedEtcd:
         self._sweep = asyncio.Event()
         self._swept = -1  # what an earlier run left to be removed, goes first
         self._saved = self._state.revision
-        self._watching: set[asyncio.Event] = set()
+        self._interest = Interest()
+        self._fresh: list[tuple[int, list[kv_pb2.Event]]] = []
+        self._watching = 0
         self.alarms = record.load_alarms(kv)
         """The raised alarms, by etcd's numbers."""
         self.revision = 0
@@ -170,28 +173,25 @@ class EmbeddedEtcd:
 
     async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """One watch inside this process."""
-        watchers = self.watchers()
-        watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.revision)
-        with self.woken() as woken:
+        with self.watching() as (watchers, woken):
+            watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.revision)
             while True:
                 woken.clear()
                 for response in watchers.responses(lambda: self.revision):
                     yield response
                 await woken.wait()
 
-    def watchers(self) -> Watchers:
-        """The watches of a new client stream."""
-        return Watchers(self._state)
-
     @contextmanager
-    def woken(self) -> Iterator[asyncio.Event]:
-        """An event that is set whenever `revision` has grown."""
-        event = asyncio.Event()
-        self._watching.add(event)
+    def watching(self) -> Iterator[tuple[Watchers, asyncio.Event]]:
+        """The watches of a new client stream, and the event that is set when there may be something for them."""
+        woken = asyncio.Event()
+        watchers = Watchers(self._state, self._interest, woken.set)
+        self._watching += 1
         try:
-            yield event
+            yield watchers, woken
         finally:
-            self._watching.discard(event)
+            self._watching -= 1
+            watchers.close()
 
     async def set_alarms(self, alarms: set[int]) -> None:
         """Raise or take back alarms, durably."""
@@ -223,7 +223,7 @@ class EmbeddedEtcd:
             state.live_bytes,
             state.log_bytes,
             len(state.leases),
-            len(self._watching),
+            self._watching,
             self._commit.waiting,
         )
 
@@ -243,7 +243,9 @@ class EmbeddedEtcd:
     def _save(self, batch: WriteBatch) -> None:
         """Write the revisions that are new; before any of them can be forgotten."""
         if self._state.revision > self._saved:
-            record.save_revisions(batch, self._state, range(self._saved + 1, self._state.revision + 1))
+            fresh = range(self._saved + 1, self._state.revision + 1)
+            record.save_revisions(batch, self._state, fresh)
+            self._fresh += [(revision, self._state.events(revision)) for revision in fresh]
             self._saved = self._state.revision
             if floor := self._history.due(self._state, self._clock()):
                 self._compact(floor, batch)
@@ -253,8 +255,9 @@ class EmbeddedEtcd:
         if self._state.compact_revision > self._swept:
             self._swept = self._state.compact_revision
             self._sweep.set()
-        for event in self._watching:
-            event.set()
+        for revision, events in self._fresh:
+            self._interest.tell(revision, events)
+        self._fresh.clear()
 
     def _compact(self, revision: int, batch: WriteBatch) -> None:
         self._save(batch)

@@ -30,10 +30,10 @@ class WatchService:
     async def watch(self, requests: _Requests, _context: object) -> AsyncIterator[rpc_pb2.WatchResponse]:
         """All watches of one client; what they have not seen waits in the kept events, not in memory of theirs."""
         inbox: _Inbox = asyncio.Queue(_INBOX)
-        with self._etcd.woken() as woken:
+        with self._etcd.watching() as (watchers, woken):
             reader = self._tasks.create_task(_read(requests, inbox, woken), name="etcd-watch-reader")
             try:
-                async for response in self._responses(inbox, woken):
+                async for response in self._responses(inbox, watchers, woken):
                     self._complete(response.header)
                     if response.compact_revision:
                         SLOW_WATCHES_TOTAL.inc()
@@ -41,8 +41,10 @@ class WatchService:
             finally:
                 reader.cancel()
 
-    async def _responses(self, inbox: _Inbox, woken: asyncio.Event) -> AsyncIterator[rpc_pb2.WatchResponse]:
-        watchers, loop = self._etcd.watchers(), asyncio.get_running_loop()
+    async def _responses(
+        self, inbox: _Inbox, watchers: Watchers, woken: asyncio.Event
+    ) -> AsyncIterator[rpc_pb2.WatchResponse]:
+        loop = asyncio.get_running_loop()
         next_tick = loop.time() + PROGRESS_S
         while True:
             woken.clear()

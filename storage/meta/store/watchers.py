@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from etcdpb import kv_pb2, rpc_pb2
 
 from storage.meta.errors import CompactedError
+from storage.meta.store.interest import Interest, Listener
 from storage.meta.store.ranges import in_range
 from storage.meta.store.state import State
 
@@ -28,6 +29,8 @@ _ALL = -1
 class _Watch:
     asked: rpc_pb2.WatchCreateRequest
     next_revision: int
+    added_at: int
+    """The durable revision when it was added: it hears of all that is newer."""
     idle: bool = field(default=False)
     """Nothing was sent since progress was last looked at."""
 
@@ -37,10 +40,17 @@ class _Watch:
 
 
 class Watchers:
-    """Watches by id; revisions given from outside bound what may be shown (the last durable one)."""
+    """Watches by id; revisions given from outside bound what may be shown (the last durable one).
 
-    def __init__(self, state: State) -> None:
+    With an `interest` that is told of every durable change, `wake` is called when there is something to show, and
+    stretches without anything are skipped; without one, every change is looked at.
+    """
+
+    def __init__(self, state: State, interest: Interest | None = None, wake: Callable[[], None] = lambda: None) -> None:
         self._state = state
+        self._interest = interest
+        self._listener = Listener(wake)
+        self._shown = 0
         self._watches: dict[int, _Watch] = {}
         self._next_id = 0
         self._answers: list[rpc_pb2.WatchResponse] = []
@@ -53,7 +63,8 @@ class Watchers:
             self._answers.append(self._create(request.create_request, revision))
         elif kind == "cancel_request":
             watch_id = request.cancel_request.watch_id
-            if self._watches.pop(watch_id, None):
+            if watch_id in self._watches:
+                self._forget(watch_id)
                 self._answers.append(_cancelled(watch_id, revision))
         elif kind == "progress_request":
             self._progress_asked = True
@@ -64,6 +75,7 @@ class Watchers:
             answers, self._answers = self._answers, []
             yield from answers
             shown = durable()
+            self._skip(shown)
             behind = [watch_id for watch_id, watch in self._watches.items() if watch.next_revision <= shown]
             for watch_id in behind:
                 yield from self._advance(watch_id, shown)
@@ -80,13 +92,33 @@ class Watchers:
                 self._answers.append(_response(watch_id, revision))
             watch.idle = True
 
+    def close(self) -> None:
+        """End all watches."""
+        for watch_id in list(self._watches):
+            self._forget(watch_id)
+
+    def _skip(self, shown: int) -> None:
+        """Watches that had seen all before, and listened since, go on from the first change that is for one of them."""
+        if self._interest is None:
+            return
+        first = self._listener.heard() or shown + 1
+        for watch in self._watches.values():
+            if watch.next_revision == self._shown + 1 > watch.added_at:
+                watch.next_revision = max(watch.next_revision, first)
+        self._shown = shown
+
+    def _forget(self, watch_id: int) -> None:
+        asked = self._watches.pop(watch_id).asked
+        if self._interest is not None:
+            self._interest.remove(asked.key, asked.range_end, self._listener)
+
     def _advance(self, watch_id: int, revision: int) -> Iterator[rpc_pb2.WatchResponse]:
         """The next response of a watch, in pieces if it wants that; none if nothing in a stretch was for it."""
         watch = self._watches.get(watch_id)
         if watch is None:
             return
         if watch.next_revision < self._state.compact_revision:
-            del self._watches[watch_id]
+            self._forget(watch_id)
             yield _compacted(watch_id, revision, self._state.compact_revision)
         elif events := self._collect(watch, revision):
             watch.idle = False
@@ -104,7 +136,9 @@ class Watchers:
             refused.cancel_reason = fault
             return refused
         watch_id = asked.watch_id or self._free_id()
-        self._watches[watch_id] = _Watch(asked, asked.start_revision or revision + 1)
+        self._watches[watch_id] = _Watch(asked, asked.start_revision or revision + 1, revision)
+        if self._interest is not None:
+            self._interest.add(asked.key, asked.range_end, self._listener)
         created = _response(watch_id, revision)
         created.created = True
         return created

@@ -17,6 +17,7 @@ from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaRequestError, MetaUnavailableError, NoSpaceError, TooManyRequestsError
 from storage.meta.store import commit
 from storage.meta.store.history import Retention
+from storage.meta.store.watchers import Watchers
 from storage.model.errors import UnavailableError
 
 WHOLE = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
@@ -128,15 +129,45 @@ async def test_watchers_see_only_what_is_durable() -> None:
     etcd = EmbeddedEtcd(kv)
     assert not await _all_answered(etcd, [_one_after_the_other(etcd)])
     assert etcd.revision == 2
-    watchers = etcd.watchers()
-    watchers.handle(rpc_pb2.WatchRequest(create_request={"key": b"a", "range_end": b"z", "start_revision": 1}), 2)
-    seen = [event.kv.key for answer in watchers.responses(lambda: etcd.revision) for event in answer.events]
+    with etcd.watching() as (watchers, _):
+        watchers.handle(rpc_pb2.WatchRequest(create_request={"key": b"a", "range_end": b"z", "start_revision": 1}), 2)
+        seen = [event.kv.key for answer in watchers.responses(lambda: etcd.revision) for event in answer.events]
     assert seen == [b"a"]
 
 
 async def _one_after_the_other(etcd: EmbeddedEtcd) -> None:
     await etcd.put(put(b"a"))
     await etcd.put(put(b"b"))
+
+
+async def test_a_change_wakes_only_those_whose_watches_it_is_for() -> None:
+    async with serving(EmbeddedEtcd(MemoryKV())) as etcd:
+        with etcd.watching() as (one, first), etcd.watching() as (other, second):
+            one.handle(rpc_pb2.WatchRequest(create_request={"key": b"a"}), etcd.revision)
+            other.handle(rpc_pb2.WatchRequest(create_request={"key": b"b", "range_end": b"d"}), etcd.revision)
+            await etcd.put(put(b"a"))
+            assert (first.is_set(), second.is_set()) == (True, False)
+            first.clear()
+            await etcd.put(put(b"c"))
+            assert (first.is_set(), second.is_set()) == (False, True)
+
+
+async def test_a_change_that_is_compacted_with_its_group_ends_the_watches_it_was_for() -> None:
+    async with serving(EmbeddedEtcd(MemoryKV())) as etcd:
+        with etcd.watching() as (watchers, woken), etcd.watching() as (others, calm):
+            watchers.handle(rpc_pb2.WatchRequest(create_request={"key": b"a"}), etcd.revision)
+            others.handle(rpc_pb2.WatchRequest(create_request={"key": b"c"}), etcd.revision)
+            assert len([*answers(watchers, etcd), *answers(others, etcd)]) == 2
+            compaction = rpc_pb2.CompactionRequest(revision=3)
+            await asyncio.gather(etcd.put(put(b"a")), etcd.put(put(b"b")), etcd.compact(compaction))
+            assert (woken.is_set(), calm.is_set()) == (True, False)
+            (ended,) = answers(watchers, etcd)
+            assert ended.compact_revision == 3
+            assert not answers(others, etcd)
+
+
+def answers(watchers: Watchers, etcd: EmbeddedEtcd) -> list[rpc_pb2.WatchResponse]:
+    return list(watchers.responses(lambda: etcd.revision))
 
 
 async def test_a_malformed_request_is_refused_and_the_server_goes_on() -> None:
