@@ -95,18 +95,17 @@ class ClusterService:
 
 def _bootstrap_fault(request: pdpb_pb2.BootstrapRequest, cluster_id: int) -> str:
     """What is wrong with the first store and region, in PD's words (server/util: checkBootstrapRequest); or nothing."""
-    store, region = request.store, request.region
-    peer = region.peers[0] if region.peers else metapb_pb2.Peer()
-    faults = {
-        f"missing store meta for bootstrap {cluster_id}": not request.HasField("store"),
-        "invalid zero store id": not store.id,
-        f"missing region meta for bootstrap {cluster_id}": not request.HasField("region"),
-        f"invalid first region key range, must all be empty for bootstrap {cluster_id}": region.start_key
-        or region.end_key,
-        "invalid zero region id": not region.id,
-        f"invalid first region peer count {len(region.peers)}, must be 1 for bootstrap {cluster_id}": len(region.peers)
-        != 1,
-        f"invalid peer store id {peer.store_id} != {store.id} for bootstrap {cluster_id}": peer.store_id != store.id,
-        "invalid zero peer id": not peer.id,
-    }
-    return next((text for text, wrong in faults.items() if wrong), "")
+    store, region, where = request.store, request.region, f"for bootstrap {cluster_id}"
+    peers = region.peers
+    peer = peers[0] if peers else metapb_pb2.Peer()
+    faults = [
+        (not request.HasField("store"), f"missing store meta {where}"),
+        (not store.id, "invalid zero store id"),
+        (not request.HasField("region"), f"missing region meta {where}"),
+        (region.start_key or region.end_key, f"invalid first region key range, must all be empty {where}"),
+        (not region.id, "invalid zero region id"),
+        (len(peers) != 1, f"invalid first region peer count {len(peers)}, must be 1 {where}"),
+        (peer.store_id != store.id, f"invalid peer store id {peer.store_id} != {store.id} {where}"),
+        (not peer.id, "invalid zero peer id"),
+    ]
+    return next((text for wrong, text in faults if wrong), "")

@@ -19,6 +19,7 @@ from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
 
 MAX_SPLITS = 1000
+MAX_SPLIT_IDS = 10 * MAX_SPLITS
 _MAX_ROUNDS = 5
 _CALL_SECONDS = 5.0
 _STALE_SPLIT = "invalid region epoch, request: {}, current: {}"
@@ -55,9 +56,11 @@ class RegionSplitService:
             raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, "missing region for split")
         if request.split_count > MAX_SPLITS:
             raise _refused(f"a split makes at most {MAX_SPLITS} regions, not {request.split_count}")
-        self._check_known(request.region)
         width = 1 + len(request.region.peers)
         total = request.split_count * width
+        if total > MAX_SPLIT_IDS:
+            raise _refused(f"a split takes at most {MAX_SPLIT_IDS} ids, not {total}: {width - 1} peers are too many")
+        self._check_known(request.region)
         if not total:
             return pdpb_pb2.AskBatchSplitResponse()
         last = await self._cluster.alloc_id(total)

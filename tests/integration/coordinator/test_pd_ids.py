@@ -55,6 +55,14 @@ async def test_a_split_gets_an_id_for_each_region_and_each_peer(tmp_path: Path) 
     assert numbers == list(range(following - 9, following))
 
 
+async def test_a_split_of_a_region_with_countless_peers_gets_no_ids(tmp_path: Path) -> None:
+    crowded = region()
+    crowded.peers.extend(metapb_pb2.Peer(id=number, store_id=1) for number in range(1000, 2000))
+    async with coordinator(tmp_path) as pd:
+        status, text = await refusal(pd.ask("AskBatchSplit", region=crowded, split_count=1000))
+        assert (status, "at most 10000 ids" in text) == ("UNKNOWN", True)
+
+
 @pytest.mark.parametrize(
     ("asked", "count", "status", "text"),
     [
