@@ -26,7 +26,7 @@ from server.store.config import StoreConfig
 from server.store.database import Database
 from server.store.feed.connection import FeedBackend
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import FeedMemory
+from server.store.feed.memory import FeedMemory
 from server.store.feed.service import ChangeDataService
 from server.store.handover import Handover
 from server.store.horizon import Horizon

@@ -14,9 +14,7 @@ from server.store import gc_metrics
 from server.store.collector import Collector
 from server.store.region_check import RegionGate
 from storage.model.errors import UnavailableError
-from storage.mvcc.group_commit import StoreBusyError
 
-_BUSY_S = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -73,10 +71,7 @@ class AutoGc:
         self.processed_regions, deleted = 0, 0
         _log.info("gc_worker: started auto gc", safe_point=max(self.newest, self.collector.walk.safe_point))
         while self.newest > self.collector.walk.safe_point or not self.collector.walk.finished:
-            try:
-                deleted += await self._next_region()
-            except StoreBusyError:
-                await asyncio.sleep(_BUSY_S)
+            deleted += await self._next_region()
         gc_metrics.auto_state("idle")
         _log.info(
             "gc_worker: finished auto gc",

@@ -12,14 +12,16 @@ from server.store.limiter import ByteRate
 from server.store.region_check import RegionGate
 from storage.kv import KV, Snapshot, WriteBatch
 from storage.mvcc.draft import Draft
+from storage.mvcc.engine import Command
 from storage.mvcc.gc import RangeGC
 from storage.mvcc.gc_walk import WALK_KEY, GcWalk, decode_walk
-from storage.mvcc.group_commit import GroupCommit
+from storage.mvcc.group_commit import GroupCommit, StoreBusyError
 from storage.mvcc.layout import LOCK, META, VALUE, WRITE, column_range
 from storage.mvcc.region import Region
 from storage.mvcc.version_counts import RegionVersions, counts_key
 
 _DESTROYED_KEY = META + b"destroyed"
+_BUSY_S = 0.5
 _COMPACT_VERSIONS = 4096
 _DELETE_OVERHEAD_BYTES = 8
 
@@ -50,7 +52,7 @@ class Collector:
     async def save(self, walk: GcWalk) -> None:
         """Keep the progress, made from `self.walk` without awaiting in between; durable when it returns."""
         self.walk = walk
-        await self._parts.group.submit([partial(_put_walk, data=walk.encode())])
+        await self._write(partial(_put_walk, data=walk.encode()))
         self._saved = walk
 
     async def collect(self, region: Region, safe_point: int) -> int:
@@ -71,7 +73,7 @@ class Collector:
         with gc_metrics.task("unsafe_destroy_range"):
             await asyncio.get_running_loop().run_in_executor(parts.scanners, self._destroy, lower, upper)
             touched = await parts.group.quiet(lambda: self._destroyed(lower, upper))
-            await parts.group.submit([partial(_delete, keys=[counts_key(region_id) for region_id in touched])])
+            await self._write(partial(_delete, keys=[counts_key(region_id) for region_id in touched]))
 
     async def _collect(self, region: Region, safe_point: int) -> int:
         parts = self._parts
@@ -80,7 +82,7 @@ class Collector:
         async with cursor(snapshot, work.batches(), parts.scanners) as batches:
             while (batch := await batches.next()) is not None:
                 await self._delete(batch)
-        await parts.group.submit([lambda draft: self._keep_counts(draft, region, work)])
+        await self._write(partial(self._keep_counts, region=region, work=work))
         gc_metrics.collected(work.left.versions + work.deleted_versions, work.deleted_versions)
         if work.deleted_versions >= _COMPACT_VERSIONS:
             await asyncio.get_running_loop().run_in_executor(parts.scanners, self._compact, region)
@@ -92,7 +94,17 @@ class Collector:
         size = sum(len(key) for key in batch) + len(batch) * _DELETE_OVERHEAD_BYTES
         await self._parts.rate.throttle(size)
         gc_metrics.WRITTEN_BYTES.inc(size)
-        await self._parts.group.submit([partial(_delete, keys=batch)], size)
+        await self._write(partial(_delete, keys=batch), size)
+
+    async def _write(self, command: Command, size: int = 0) -> None:
+        """Write through the group commit, when there is room: foreground writes come first."""
+        while True:
+            try:
+                await self._parts.group.submit([command], size)
+            except StoreBusyError:
+                await asyncio.sleep(_BUSY_S)
+            else:
+                return
 
     def _begin(self, region: Region) -> Snapshot:
         self._parts.versions.begin_walk(region)

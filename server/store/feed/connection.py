@@ -14,7 +14,8 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from server.store import metrics
 from server.store.cursor import cursor
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Failure, FeedMemory, Initialized, Outbox, Rows
+from server.store.feed.memory import FeedMemory
+from server.store.feed.outbox import Failure, Initialized, Outbox, Rows
 from server.store.feed.subscription import Subscription, chunks
 from server.store.limiter import ByteRate
 from server.store.region_check import RegionGate

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.store import metrics
+from server.store.feed.memory import FeedMemory
 from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
 from storage.mvcc.change import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
@@ -63,27 +63,6 @@ class Resolved:
 
 
 Item = Rows | Initialized | Failure | Resolved
-
-
-class FeedMemory:
-    """What all outboxes of a store hold together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
-        self.freed = asyncio.Event()
-
-    def add(self, size: int) -> None:
-        """Count `size` bytes more, or fewer when negative."""
-        self.used_bytes += size
-        metrics.FEED_QUEUED_BYTES.set(self.used_bytes)
-        if size < 0:
-            self.freed.set()
-
-    async def wait_freed(self) -> None:
-        """Until some outbox has got smaller."""
-        self.freed.clear()
-        await self.freed.wait()
 
 
 class Outbox:

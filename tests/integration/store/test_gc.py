@@ -92,7 +92,7 @@ async def test_gc_goes_on_where_it_was_after_the_store_was_killed(tmp_path: Path
 
 
 async def test_the_limit_is_changed_while_gc_runs_and_kept(tmp_path: Path) -> None:
-    keys = [row_key(101, handle) for handle in range(8)]
+    keys = [row_key(table, handle) for table in (101, 102) for handle in range(8)]
     with running_cluster(tmp_path, *QUICK, "--gc-max-write-bytes-per-sec", "1") as cluster:
         async with stubs_of(cluster) as stubs:
             await overwritten(stubs, keys, 4)
@@ -102,18 +102,18 @@ async def test_the_limit_is_changed_while_gc_runs_and_kept(tmp_path: Path) -> No
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             await stubs.pd.update_gc_safe_point(await stubs.pd.tso())
             await wait_gc(stubs, lambda gc: not gc.finished)
-            await asyncio.sleep(0.3)  # by now it waits for the second byte
+            await asyncio.sleep(0.3)  # by now it waits with the second region
             await set_limit(stubs, "10MB")
             await wait_gc(stubs, lambda gc: gc.finished and bool(gc.safe_point))
             assert await writes_of(stubs, keys[0]) == 1
-            (counted,) = [region.versions for region in (await status(stubs)).regions if region.versions.rows]
-            assert (counted.rows, counted.puts, counted.versions) == (8, 8, 8)
+            counted = [region.versions for region in (await status(stubs)).regions if region.versions.rows]
+            assert [(counts.rows, counts.puts, counts.versions) for counts in counted] == [(8, 8, 8)] * 2
             cluster.store.kill()
         cluster.restart_store()
         async with stubs_of(cluster) as stubs:
             found = await status(stubs)
             assert found.gc.max_write_bytes_per_sec == 10 << 20
-            assert [region.versions for region in found.regions if region.versions.rows] == [counted]
+            assert [region.versions for region in found.regions if region.versions.rows] == counted
 
 
 async def collect(stubs: Stubs, key: bytes, safe_point: int, **more: object) -> kvrpcpb.GCResponse:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Failure, FeedMemory, Outbox, Rows
+from server.store.feed.memory import FeedMemory
+from server.store.feed.outbox import Failure, Outbox, Rows
 from server.store.feed.subscription import Subscription
 from server.store.region_check import RegionGate
 from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
