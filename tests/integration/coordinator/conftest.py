@@ -1,12 +1,8 @@
 """Real processes: coordinators and a private etcd, each on free ports."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.integration.coordinator.processes import ENVIRONMENT, etcd_members
 
 
 @dataclass
@@ -31,31 +27,19 @@ class Coordinator:
 Start = Callable[..., Coordinator]
 
 
-def process_environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"}
-
-
 def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "server.cli.main", "coordinator", "--http-addr", "127.0.0.1:0", *flags]
 
 
 def run_to_end(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*flags), env=process_environment(), capture_output=True, text=True, timeout=30, check=False
-    )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return subprocess.run(command(*flags), env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False)
 
 
 @contextmanager
 def running(metadata: str, addr: str = "127.0.0.1:0") -> Iterator[Coordinator]:
     process = subprocess.Popen(
         command("--addr", addr, "--metadata", metadata),
-        env=process_environment(),
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -73,38 +57,9 @@ def running(metadata: str, addr: str = "127.0.0.1:0") -> Iterator[Coordinator]:
 
 @contextmanager
 def running_etcd(directory: Path) -> Iterator[str]:
-    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    flags = {
-        "data-dir": str(directory),
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"default={peer}",
-    }
-    process = subprocess.Popen(
-        ["/usr/bin/etcd", *(f"--{name}={value}" for name, value in flags.items())],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_healthy(client)
-        yield client.removeprefix("http://")
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_healthy(url: str) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
-                if json.load(answer)["health"] == "true":
-                    return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"etcd at {url} does not get healthy")
+    directory.mkdir(exist_ok=True)
+    with etcd_members(directory, 1) as (etcd,):
+        yield etcd.address
 
 
 @pytest.fixture
@@ -125,29 +80,3 @@ def etcd(tmp_path: Path) -> Iterator[str]:
 def refused() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a coordinator that is expected to end by itself."""
     return run_to_end
-
-
-@pytest.fixture
-def environment() -> dict[str, str]:
-    """The environment our code runs in as a process."""
-    return process_environment()
-
-
-@pytest.fixture
-def launch() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts a coordinator that is not expected to get ready soon; its log can be read from `stderr`."""
-    with ExitStack() as stack:
-
-        def launched(metadata: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
-                command("--addr", "127.0.0.1:0", "--metadata", metadata),
-                env=process_environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
-        yield launched
