@@ -1,4 +1,4 @@
-"""Reads at one timestamp, past the locks of dead transactions; a live transaction's lock is waited for."""
+"""Reads at one timestamp, past the locks of dead transactions, and of live ones that can be made to commit later."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
@@ -6,6 +6,7 @@ from typing import TypeVar
 from server.rpc.backoff import Backoff
 from server.rpc.key_error import LockedError
 from server.rpc.lock_resolver import LockResolver
+from server.rpc.passing import Passing
 from server.rpc.tikv import KvClient, Pairs
 
 T = TypeVar("T")
@@ -26,24 +27,27 @@ class Snapshot:
         Raises:
             GaveUpError: a live transaction kept it locked for too long, or no store answered.
         """
-        return await self._unlocked(lambda: self._kv.get(key, self.ts))
+        return await self._unlocked(lambda passing: self._kv.get(key, self.ts, passing))
 
     async def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those `keys` that exist. Raises as `get`."""
         wanted = list(keys)
-        return await self._unlocked(lambda: self._kv.batch_get(wanted, self.ts))
+        return await self._unlocked(lambda passing: self._kv.batch_get(wanted, self.ts, passing))
 
     async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
         """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end. Raises as `get`."""
-        return await self._unlocked(lambda: self._kv.scan(start_key, end_key, self.ts, limit))
+        return await self._unlocked(lambda passing: self._kv.scan(start_key, end_key, self.ts, limit, passing=passing))
 
-    async def _unlocked(self, read: Callable[[], Awaitable[T]]) -> T:
-        backoff = Backoff(self._timeout_s)
+    async def _unlocked(self, read: Callable[[Passing], Awaitable[T]]) -> T:
+        backoff, passing = Backoff(self._timeout_s), Passing()
         while True:
             try:
-                return await read()
+                return await read(passing)
             except LockedError as err:
-                await clear_or_wait(self._resolver, err, self.ts, backoff)
+                passable, wait_s = await self._resolver.resolve_for_read(err.locks, self.ts)
+                passing |= passable
+                if wait_s > 0 or backoff.remaining_s == 0:
+                    await backoff.wait(err)
 
 
 async def clear_or_wait(resolver: LockResolver, err: LockedError, caller_start_ts: int, backoff: Backoff) -> None:

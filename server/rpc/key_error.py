@@ -55,6 +55,12 @@ class TxnNotFoundError(NotFoundError):
     code = "ErrTxnNotFound"
 
 
+class PrimaryMismatchError(ConflictError):
+    """The key asked for the transaction's fate is not its primary: the lock that named it was left behind."""
+
+    code = "ErrPrimaryMismatch"
+
+
 class TxnAbortedError(ConflictError):
     """The transaction was rolled back, by itself or by somebody who found its locks expired."""
 
@@ -77,6 +83,9 @@ def key_error(error: kvrpcpb.KeyError) -> TidemarkError:
     if error.HasField("txn_not_found"):
         missing = error.txn_not_found
         return TxnNotFoundError(f"no transaction {missing.start_ts} on the primary {missing.primary_key.hex()}")
+    if error.HasField("primary_mismatch"):
+        right = error.primary_mismatch.lock_info
+        return PrimaryMismatchError(f"the primary of {right.lock_version} is {right.primary_lock.hex()}")
     return TxnAbortedError(error.abort or error.retryable or f"the store refused: {str(error).strip()}")
 
 

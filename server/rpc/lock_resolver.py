@@ -11,7 +11,8 @@ from typing import Protocol
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.rpc.key_error import TxnNotFoundError
+from server.rpc.key_error import PrimaryMismatchError, TxnNotFoundError
+from server.rpc.passing import Passing
 from server.rpc.tikv import KvClient
 from storage.model.errors import ConflictError
 from storage.model.ts import MAX_TS, physical_ms
@@ -33,10 +34,16 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A transaction's fate: committed at `commit_ts`, rolled back (0), or alive for `ttl_ms` more."""
+    """A transaction's fate: committed at `commit_ts`, rolled back (0), or alive for `ttl_ms` more.
+
+    A living one that is `pushed` will not commit at or before the reader's timestamp. `keys` are all that is known to
+    be locked by an async commit: they share its fate.
+    """
 
     commit_ts: int = 0
     ttl_ms: int = 0
+    pushed: bool = False
+    keys: tuple[bytes, ...] = ()
 
 
 def async_commit_ts(
@@ -65,18 +72,20 @@ class LockResolver:
 
         `caller_start_ts` is the reader's timestamp, 0 for a writer.
         """
-        now = await self._clock.tso()
-        by_txn: dict[int, list[kvrpcpb.LockInfo]] = defaultdict(list)
-        for lock in locks:
-            by_txn[lock.lock_version].append(lock)
-        remaining_ms: list[int] = []
-        for start_ts, group in by_txn.items():
-            outcome = await self._ask(group[0], now, caller_start_ts)
-            if outcome.ttl_ms:
-                remaining_ms.append(outcome.ttl_ms)
-            else:
-                await self._clear(group, start_ts, outcome.commit_ts)
-        return min(remaining_ms, default=0) / 1e3
+        outcomes = await self._resolve(locks, caller_start_ts)
+        return min((outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms), default=0) / 1e3
+
+    async def resolve_for_read(self, locks: Iterable[kvrpcpb.LockInfo], read_ts: int) -> tuple[Passing, float]:
+        """Like `resolve`, but a reader at `read_ts` does not wait for a transaction that can be made to commit later.
+
+        Returns the transactions whose locks the read may pass, and seconds until the first of the others expires.
+        """
+        outcomes = await self._resolve(locks, read_ts)
+        waited_for = [outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms and not outcome.pushed]
+        passable = {start_ts: outcome for start_ts, outcome in outcomes.items() if outcome.pushed or not outcome.ttl_ms}
+        committed = {start_ts for start_ts, outcome in passable.items() if 0 < outcome.commit_ts <= read_ts}
+        passing = Passing(frozenset(passable) - committed, frozenset(committed))
+        return passing, min(waited_for, default=0) / 1e3
 
     async def decide(self, lock: kvrpcpb.LockInfo) -> int:
         """End the lock's transaction now, expired or not; returns its commit_ts, 0 if it is rolled back.
@@ -93,6 +102,18 @@ class LockResolver:
         """Remove one pessimistic lock: it holds no data, so its transaction's fate does not matter."""
         await self._kv.pessimistic_rollback([lock.key], lock.lock_version, lock.lock_for_update_ts or lock.lock_version)
 
+    async def _resolve(self, locks: Iterable[kvrpcpb.LockInfo], caller_start_ts: int) -> dict[int, Outcome]:
+        now = await self._clock.tso()
+        by_txn: dict[int, list[kvrpcpb.LockInfo]] = defaultdict(list)
+        for lock in locks:
+            by_txn[lock.lock_version].append(lock)
+        outcomes: dict[int, Outcome] = {}
+        for start_ts, group in by_txn.items():
+            outcome = outcomes[start_ts] = await self._ask(group[0], now, caller_start_ts)
+            if not outcome.ttl_ms:
+                await self._clear(group, start_ts, outcome)
+        return outcomes
+
     async def _ask(self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int) -> Outcome:
         try:
             return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=False)
@@ -102,6 +123,10 @@ class LockResolver:
             if left_ms > 0:
                 return Outcome(ttl_ms=left_ms)
             return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=True)
+        except PrimaryMismatchError:
+            if lock.lock_type != kvrpcpb.PessimisticLock:
+                raise
+            return Outcome()  # it was left behind when the transaction chose another primary
 
     async def _status(
         self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int, *, rollback_if_not_exist: bool
@@ -113,28 +138,35 @@ class LockResolver:
             current_ts=now,
             rollback_if_not_exist=rollback_if_not_exist,
             resolving_pessimistic_lock=lock.lock_type == kvrpcpb.PessimisticLock and now != MAX_TS,
+            verify_is_primary=True,
         )
         answer = await self._kv.check_txn_status(request)
         if answer.HasField("lock_info") and answer.lock_info.use_async_commit:
-            primary = answer.lock_info
-            left_ms = physical_ms(lock.lock_version) + primary.lock_ttl - physical_ms(now)
-            if left_ms > 0 and now != MAX_TS:
-                return Outcome(ttl_ms=left_ms)
-            asked = await self._kv.check_secondary_locks(primary.secondaries, lock.lock_version)
-            decided = async_commit_ts(primary.min_commit_ts, asked)
-            if decided is not None:
-                return Outcome(commit_ts=decided)
+            outcome = await self._async_outcome(answer.lock_info, now)
+            if outcome is not None:
+                return outcome
             request.force_sync_commit = True
             answer = await self._kv.check_txn_status(request)
         if answer.lock_ttl:
             left_ms = physical_ms(lock.lock_version) + answer.lock_ttl - physical_ms(now)
-            return Outcome(ttl_ms=max(1, left_ms))
+            return Outcome(ttl_ms=max(1, left_ms), pushed=answer.action == kvrpcpb.MinCommitTSPushed)
         return Outcome(commit_ts=answer.commit_version)
 
-    async def _clear(self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, commit_ts: int) -> None:
+    async def _async_outcome(self, primary: kvrpcpb.LockInfo, now: int) -> Outcome | None:
+        """The fate of an async commit by its primary's lock; None if a lock of it is ordinary: its primary decides."""
+        left_ms = physical_ms(primary.lock_version) + primary.lock_ttl - physical_ms(now)
+        if left_ms > 0 and now != MAX_TS:
+            return Outcome(ttl_ms=left_ms)
+        asked = await self._kv.check_secondary_locks(primary.secondaries, primary.lock_version)
+        commit_ts = async_commit_ts(primary.min_commit_ts, asked)
+        if commit_ts is None:
+            return None
+        return Outcome(commit_ts=commit_ts, keys=(primary.primary_lock, *primary.secondaries))
+
+    async def _clear(self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, outcome: Outcome) -> None:
         pessimistic = [lock for lock in locks if lock.lock_type == kvrpcpb.PessimisticLock]
         for lock in pessimistic:
             await self.rollback_pessimistic(lock)
-        if len(pessimistic) < len(locks):
-            keys = [lock.key for lock in locks if lock.lock_type != kvrpcpb.PessimisticLock]
-            await self._kv.resolve_lock(keys, start_ts, commit_ts)
+        keys = {lock.key for lock in locks if lock.lock_type != kvrpcpb.PessimisticLock}.union(outcome.keys)
+        if keys:
+            await self._kv.resolve_lock(keys, start_ts, outcome.commit_ts)

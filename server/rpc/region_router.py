@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 from kvproto import errorpb_pb2 as errorpb
-from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 from kvproto.tikvpb_pb2_grpc import TikvStub
 
@@ -140,9 +139,10 @@ class RegionRouter:
             StoreRefusedError: the store cannot serve this call at all.
         """
         region = route.region
-        context = kvrpcpb.Context(region_id=region.id, region_epoch=region.region_epoch, peer=route.leader)
         outgoing: Any = request
-        outgoing.context.CopyFrom(context)
+        outgoing.context.region_id = region.id
+        outgoing.context.region_epoch.CopyFrom(region.region_epoch)
+        outgoing.context.peer.CopyFrom(route.leader)
         try:
             answer: Any = await self.ask_store(route.address, method, request, timeout_s=timeout_s)
         except RegionError:

@@ -13,6 +13,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import key_error, raise_for
+from server.rpc.passing import NOTHING_PASSED, Passing
 from server.rpc.pd import RegionRoute
 from server.rpc.region_router import Placement, RegionRouter, StoreRefusedError
 from storage.codec import decode_bytes
@@ -60,24 +61,29 @@ class KvClient:
         """Close the connections to all stores."""
         await self.router.close()
 
-    async def get(self, key: bytes, version: int) -> bytes | None:
+    async def get(self, key: bytes, version: int, passing: Passing = NOTHING_PASSED) -> bytes | None:
         """The value of `key` at timestamp `version`.
 
         Raises:
             LockedError: a lock older than `version` hides the answer.
         """
-        answer = await self.router.call(key, lambda s: s.KvGet, kvrpcpb.GetRequest(key=key, version=version))
+        request = kvrpcpb.GetRequest(context=passing.context(), key=key, version=version)
+        answer = await self.router.call(key, lambda s: s.KvGet, request)
         _check(answer)
         return None if answer.not_found else answer.value
 
-    async def batch_get(self, keys: Iterable[bytes], version: int) -> dict[bytes, bytes]:
+    async def batch_get(
+        self, keys: Iterable[bytes], version: int, passing: Passing = NOTHING_PASSED
+    ) -> dict[bytes, bytes]:
         """The values of those `keys` that exist at `version`.
 
         Raises:
             LockedError: with every lock that was met.
         """
         answers = await self.router.fan_out(
-            keys, lambda s: s.KvBatchGet, lambda part: kvrpcpb.BatchGetRequest(keys=part, version=version)
+            keys,
+            lambda s: s.KvBatchGet,
+            lambda part: kvrpcpb.BatchGetRequest(context=passing.context(), keys=part, version=version),
         )
         for _, answer in answers:
             _check(answer)
@@ -86,7 +92,14 @@ class KvClient:
         return {pair.key: pair.value for pair in pairs}
 
     async def scan(
-        self, start_key: bytes, end_key: bytes, version: int, limit: int, *, key_only: bool = False
+        self,
+        start_key: bytes,
+        end_key: bytes,
+        version: int,
+        limit: int,
+        *,
+        key_only: bool = False,
+        passing: Passing = NOTHING_PASSED,
     ) -> Pairs:
         """At most `limit` pairs of `[start_key, end_key)` at `version`, in key order; an empty end is no end.
 
@@ -97,7 +110,12 @@ class KvClient:
         key: bytes | None = start_key
         while key is not None and len(found) < limit:
             request = kvrpcpb.ScanRequest(
-                start_key=key, version=version, limit=limit - len(found), key_only=key_only, end_key=end_key
+                context=passing.context(),
+                start_key=key,
+                version=version,
+                limit=limit - len(found),
+                key_only=key_only,
+                end_key=end_key,
             )
             pairs, key = await self._scan_region(request)
             found += pairs

@@ -1,11 +1,17 @@
 """How an async-commit transaction ends, from what its secondaries say."""
 
+from collections.abc import Iterable
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.rpc.lock_resolver import async_commit_ts
+from server.rpc.lock_resolver import LockResolver, async_commit_ts
+from server.rpc.passing import Passing
+from server.rpc.tikv import KvClient
+from storage.model.ts import compose
 
 Answer = kvrpcpb.CheckSecondaryLocksResponse
 
@@ -28,3 +34,45 @@ def test_a_secondary_without_lock_has_decided_already(commit_ts: int) -> None:
 
 def test_a_secondary_with_an_ordinary_lock_means_an_ordinary_commit() -> None:
     assert async_commit_ts(4, [([b"a"], Answer(locks=[lock(5, async_commit=False)]))]) is None
+
+
+class Clock:
+    async def tso(self, count: int = 1) -> int:
+        return NOW + count
+
+
+class Answers:
+    """Stands in for the stores: one transaction's status each, and what was resolved."""
+
+    def __init__(self, by_start_ts: dict[int, kvrpcpb.CheckTxnStatusResponse]) -> None:
+        self.by_start_ts = by_start_ts
+        self.resolved: list[tuple[int, int]] = []
+
+    async def check_txn_status(self, request: kvrpcpb.CheckTxnStatusRequest) -> kvrpcpb.CheckTxnStatusResponse:
+        return self.by_start_ts[request.lock_ts]
+
+    async def resolve_lock(self, _: Iterable[bytes], start_version: int, commit_version: int) -> None:
+        self.resolved.append((start_version, commit_version))
+
+
+Status = kvrpcpb.CheckTxnStatusResponse
+NOW = compose(1000)
+
+
+async def test_a_reader_passes_what_commits_later_or_never_and_waits_for_the_rest_only() -> None:
+    kv = Answers(
+        {
+            NOW + 1: Status(commit_version=NOW + 50),
+            NOW + 2: Status(commit_version=NOW + 51),
+            NOW + 3: Status(),
+            NOW + 4: Status(lock_ttl=9000, action=kvrpcpb.MinCommitTSPushed),
+            NOW + 5: Status(lock_ttl=2000),
+        }
+    )
+    locks = [kvrpcpb.LockInfo(lock_version=start_ts, key=b"k", primary_lock=b"p") for start_ts in kv.by_start_ts]
+    resolver = LockResolver(Clock(), cast("KvClient", kv))
+    passing, wait_s = await resolver.resolve_for_read(locks, NOW + 50)
+    assert passing == Passing(frozenset({NOW + 2, NOW + 3, NOW + 4}), frozenset({NOW + 1}))
+    assert wait_s == pytest.approx(2.0)
+    assert kv.resolved == [(NOW + 1, NOW + 50), (NOW + 2, NOW + 51), (NOW + 3, 0)]
+    assert await resolver.resolve(locks, NOW + 50) == pytest.approx(2.0)
