@@ -15,7 +15,7 @@ from server.store.region_check import RegionGate
 from server.store.request_check import entry_fault, key_fault
 from storage.kv import KV, Reader
 from storage.model.errors import InvalidError
-from storage.mvcc.engine import Command
+from storage.mvcc.engine import Command, Unfinished
 from storage.mvcc.errors import MvccError
 from storage.mvcc.group_commit import GroupCommit, StoreBusyError
 from storage.mvcc.region import Region
@@ -106,17 +106,22 @@ class Runner:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, function)
 
     async def run(self, command: Command) -> Any:
-        """Run a command of ours; durable when it returns.
+        """Run one command to its end; durable when it returns.
 
         Raises:
             StoreBusyError, StoreStoppedError: see `GroupCommit.submit`.
         """
         (result,) = await self._group.submit([command])
+        while isinstance(result, Unfinished):
+            (result,) = await self._group.submit([result.rest])
         return result
 
     async def _submit(self, calls: Sequence[Call], commands: Sequence[Command], size: int) -> list[Any]:
         try:
-            results = await self._group.submit(commands, size)
+            results = [
+                await self.run(result.rest) if isinstance(result, Unfinished) else result
+                for result in await self._group.submit(commands, size)
+            ]
         except StoreBusyError as err:
             busy = errorpb.Error(message=str(err), server_is_busy=errorpb.ServerIsBusy(reason=err.message))
             return [call.method.response(region_error=busy) for call in calls]

@@ -24,7 +24,7 @@ def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
         mutations=_mutations(request.mutations),
         primary=request.primary_lock,
         start_ts=request.start_version,
-        ttl_ms=request.lock_ttl,
+        ttl_ms=_ttl_ms(request.lock_ttl),
         txn_size=request.txn_size,
         min_commit_ts=request.min_commit_ts,
         for_update_ts=request.for_update_ts,
@@ -84,7 +84,7 @@ def pessimistic_lock(request: kvrpcpb.PessimisticLockRequest, _: Region) -> Comm
         mutations=_mutations(request.mutations),
         primary=request.primary_lock,
         start_ts=request.start_version,
-        ttl_ms=request.lock_ttl,
+        ttl_ms=_ttl_ms(request.lock_ttl),
         for_update_ts=request.for_update_ts,
         min_commit_ts=request.min_commit_ts,
         return_values=request.return_values or request.check_existence,
@@ -213,3 +213,8 @@ def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command
 
 def _mutations(mutations: Sequence[kvrpcpb.Mutation]) -> list[Mutation]:
     return [Mutation(m.op, m.key, m.value, m.assertion) for m in mutations]
+
+
+def _ttl_ms(asked: int) -> int:
+    """A lock lives for a millisecond at least: a status with lock_ttl 0 means that the transaction is over."""
+    return max(1, asked)

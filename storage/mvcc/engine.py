@@ -17,6 +17,17 @@ Command = Callable[[Draft], Any]
 """A decision bound to its request; what it returns is the command's result."""
 
 
+STEP_KEYS = 1024
+"""How many keys a command over a range looks at before it lets others have their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The result of a command over a range that did a part of its work, and that for good; `rest` goes on."""
+
+    rest: Command
+
+
 @dataclass(frozen=True, slots=True)
 class GroupResult:
     """Results aligned with the commands (errors as values), and the changes in the order they were made.

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from storage.codec import encode_bytes
 from storage.mvcc.draft import Draft
+from storage.mvcc.engine import STEP_KEYS, Unfinished
 from storage.mvcc.errors import (
     AlreadyExistsError,
     CommittedError,
@@ -118,10 +121,17 @@ def pessimistic_rollback(draft: Draft, keys: Sequence[bytes], start_ts: int, for
         _give_back(draft, encoded, draft.lock(encoded), start_ts, for_update_ts)
 
 
-def pessimistic_rollback_range(draft: Draft, lower: bytes, upper: bytes, start_ts: int, for_update_ts: int) -> None:
+def pessimistic_rollback_range(
+    draft: Draft, lower: bytes, upper: bytes, start_ts: int, for_update_ts: int
+) -> Unfinished | None:
     """Like `pessimistic_rollback`, for all keys of the encoded range `[lower, upper)`."""
-    for key, data in list(draft.scan(*column_range(LOCK, lower, upper))):
+    found = list(islice(draft.scan(*column_range(LOCK, lower, upper)), STEP_KEYS))
+    for key, data in found:
         _give_back(draft, key[1:], decode_lock(data), start_ts, for_update_ts)
+    if len(found) < STEP_KEYS:
+        return None
+    more = partial(pessimistic_rollback_range, start_ts=start_ts, for_update_ts=for_update_ts)
+    return Unfinished(partial(more, lower=found[-1][0][1:] + b"\0", upper=upper))
 
 
 def _give_back(draft: Draft, encoded: bytes, lock: Lock | None, start_ts: int, for_update_ts: int) -> None:

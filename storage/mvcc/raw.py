@@ -6,12 +6,14 @@ reads as absent; `sweep` removes it for good.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
 from storage.kv import Reader
 from storage.mvcc.draft import Draft
+from storage.mvcc.engine import STEP_KEYS, Unfinished
 from storage.mvcc.layout import EXPIRY, RAW, column_range
 
 _SECONDS = Struct(">Q")
@@ -69,11 +71,13 @@ def delete(draft: Draft, keys: Sequence[bytes]) -> None:
         draft.delete(EXPIRY + key)
 
 
-def delete_range(draft: Draft, lower: bytes, upper: bytes) -> None:
+def delete_range(draft: Draft, lower: bytes, upper: bytes) -> Unfinished | None:
     """Remove the keys of `[lower, upper)`."""
-    for column in (RAW, EXPIRY):
-        for key, _ in list(draft.scan(*column_range(column, lower, upper))):
-            draft.delete(key)
+    found = [key[1:] for key, _ in islice(draft.scan(*column_range(RAW, lower, upper)), STEP_KEYS)]
+    delete(draft, found)
+    if len(found) < STEP_KEYS:
+        return None
+    return Unfinished(partial(delete_range, lower=found[-1] + b"\0", upper=upper))
 
 
 def compare_and_swap(draft: Draft, new: RawPair, previous: bytes | None, now_s: int, *, remove: bool) -> Swapped:

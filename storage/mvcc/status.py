@@ -7,10 +7,13 @@ never this machine's.
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 from storage.codec import encode_bytes
 from storage.model.ts import MAX_TS, physical_ms
 from storage.mvcc.draft import Draft
+from storage.mvcc.engine import STEP_KEYS, Unfinished
 from storage.mvcc.errors import KeyIsLockedError, PrimaryMismatchError, TxnNotFoundError
 from storage.mvcc.layout import LOCK as LOCK_COLUMN
 from storage.mvcc.layout import column_range, user_key
@@ -157,17 +160,23 @@ def resolve_keys(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: 
         rollback(draft, keys, start_ts)
 
 
-def resolve_range(draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[int, int]) -> int:
-    """End each lock in the encoded range whose transaction is in `outcomes` (start_ts -> commit_ts or 0)."""
-    found = [(key[1:], decode_lock(data)) for key, data in draft.scan(*column_range(LOCK_COLUMN, lower, upper))]
-    mine = [(encoded, lock) for encoded, lock in found if lock.start_ts in outcomes]
-    for encoded, lock in mine:
-        commit_ts = outcomes[lock.start_ts]
+def resolve_range(draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[int, int]) -> Unfinished | None:
+    """End each lock in the encoded range whose transaction is in `outcomes` (start_ts -> commit_ts or 0).
+
+    Raises:
+        CommitTsExpiredError: a lock must commit later than it is told.
+    """
+    found = list(islice(draft.scan(*column_range(LOCK_COLUMN, lower, upper)), STEP_KEYS))
+    for key, data in found:
+        encoded, lock = key[1:], decode_lock(data)
+        commit_ts = outcomes.get(lock.start_ts)
         if commit_ts:
             commit_lock(draft, user_key(encoded), encoded, lock, commit_ts)
-        else:
+        elif commit_ts == 0:
             rollback_lock(draft, user_key(encoded), encoded, lock)
-    return len(mine)
+    if len(found) < STEP_KEYS:
+        return None
+    return Unfinished(partial(resolve_range, lower=found[-1][0][1:] + b"\0", upper=upper, outcomes=outcomes))
 
 
 @dataclass(frozen=True, slots=True)

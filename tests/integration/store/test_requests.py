@@ -121,3 +121,33 @@ async def test_destroyed_ranges_are_gone_with_locks_and_all(cluster: Cluster) ->
         assert (await stubs.get(row_key(400, 1))).not_found
         assert (await stubs.get(row_key(400, 2))).not_found
         assert (await stubs.get(kept)).value == b"v"
+
+
+async def test_commands_over_ranges_end_though_they_give_way_every_1024_keys(cluster: Cluster) -> None:
+    keys = [b"k-many-%04d" % number for number in range(2500)]
+    async with stubs_of(cluster) as stubs:
+        of = {"context": await stubs.context(keys[0]), "start_version": await stubs.pd.tso()}
+        owner = of | {"primary_lock": keys[0], "lock_ttl": 60_000}
+        locks = [kvrpcpb.Mutation(op=kvrpcpb.PessimisticLock, key=key) for key in keys]
+        puts = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v") for key in keys]
+
+        async def locked() -> int:
+            request = kvrpcpb.ScanLockRequest(context=of["context"], max_version=of["start_version"])
+            return len((await stubs.tikv.KvScanLock(request)).locks)
+
+        taken = kvrpcpb.PessimisticLockRequest(**owner, mutations=locks, for_update_ts=of["start_version"])
+        assert not (await stubs.tikv.KvPessimisticLock(taken)).errors
+        assert await locked() == len(keys)
+        given = kvrpcpb.PessimisticRollbackRequest(**of, for_update_ts=of["start_version"])
+        assert not (await stubs.tikv.KVPessimisticRollback(given)).errors
+        assert await locked() == 0
+        assert not (await stubs.tikv.KvPrewrite(kvrpcpb.PrewriteRequest(**owner, mutations=puts))).errors
+        resolve = kvrpcpb.ResolveLockRequest(**of, commit_version=await stubs.pd.tso())
+        assert not (await stubs.tikv.KvResolveLock(resolve)).HasField("error")
+        assert await locked() == 0
+        assert (await stubs.get(keys[-1])).value == b"v"
+        pairs = [kvrpcpb.KvPair(key=key, value=b"v") for key in keys]
+        await stubs.tikv.RawBatchPut(kvrpcpb.RawBatchPutRequest(context=of["context"], pairs=pairs))
+        span = {"context": of["context"], "start_key": b"k-many-", "end_key": b"k-many-z"}
+        await stubs.tikv.RawDeleteRange(kvrpcpb.RawDeleteRangeRequest(**span))
+        assert not (await stubs.tikv.RawScan(kvrpcpb.RawScanRequest(**span, limit=1))).kvs
