@@ -1,6 +1,7 @@
 """GC: what a snapshot at or after the safepoint reads never changes, and what nobody can read goes."""
 
 from functools import partial
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,9 +107,11 @@ class GcMachine(RuleBasedStateMachine):
         self.clock += 1
         return self.clock
 
-    def apply(self, command: Command) -> None:
+    def apply(self, command: Command) -> Any:
         (result,) = self.engine.apply([command]).results
+        self.engine.fence.release()
         assert not isinstance(result, Exception), result
+        return result
 
     @rule(key=st.sampled_from(KEYS), op=st.sampled_from([Op.PUT, Op.DELETE, Op.LOCK]), long=st.booleans())
     def prewrite(self, key: bytes, op: Op, long: bool) -> None:
@@ -119,6 +122,17 @@ class GcMachine(RuleBasedStateMachine):
         self.open[key] = (start_ts, op, value)
         txn = Prewrite(mutations=[Mutation(op, key, value)], primary=key, start_ts=start_ts, ttl_ms=1)
         self.apply(partial(prewrite, txn=txn))
+
+    @rule(key=st.sampled_from(KEYS), op=st.sampled_from([Op.PUT, Op.DELETE]))
+    def commit_at_once(self, key: bytes, op: Op) -> None:
+        """1PC: its commit_ts may be the start_ts of the next transaction, whose rollback then shares its record."""
+        if key in self.open:
+            return
+        start_ts = self.tick()
+        txn = Prewrite(mutations=[Mutation(op, key, b"1pc")], primary=key, start_ts=start_ts, ttl_ms=1, one_pc=True)
+        commit_ts = self.apply(partial(prewrite, txn=txn)).one_pc_commit_ts
+        assert commit_ts > start_ts
+        self.model[key].append((commit_ts, b"1pc" if op == Op.PUT else None))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), rolled_back=st.booleans())
