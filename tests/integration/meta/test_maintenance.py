@@ -30,14 +30,16 @@ async def test_members_and_status_are_told(channel: grpc.aio.Channel) -> None:
 
 
 async def test_equal_states_have_equal_checksums(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
-    revision = await meta.put(prefix, b"1")
-    before = await maintenance(channel).HashKV(rpc_pb2.HashKVRequest(revision=revision))
-    await meta.put(prefix, b"2")
-    again = await maintenance(channel).HashKV(rpc_pb2.HashKVRequest(revision=revision))
-    now = await maintenance(channel).HashKV(rpc_pb2.HashKVRequest())
-    assert before.hash == again.hash != now.hash
+    first, second = await meta.put(prefix, b"1"), await meta.put(prefix, b"2")
+
+    async def checksum(revision: int) -> int:
+        return int((await maintenance(channel).HashKV(rpc_pb2.HashKVRequest(revision=revision))).hash)
+
+    before = await checksum(first), await checksum(second)
+    assert before[0] != before[1]
+    await meta.delete(prefix)
     await maintenance(channel).Defragment(rpc_pb2.DefragmentRequest())
-    assert (await maintenance(channel).HashKV(rpc_pb2.HashKVRequest())).hash == now.hash
+    assert (await checksum(first), await checksum(second)) == before
 
 
 async def test_without_space_puts_are_refused_until_the_alarm_is_taken_back(
