@@ -1,13 +1,14 @@
 """The sorter's benchmark: rows in per table in shuffled windows, then all of them out, sorted and checked.
 
-The workload is the one the peers were measured with: the N rows are dealt to T tables; row i of a table has commit_ts
-= base + 10 (i + 1), start_ts = commit_ts - 5, a key of 19 bytes, an insert of half random and half constant bytes.
-With `--transaction-rows M` each M rows of a table share a commit_ts, and the windows grow to hold a transaction.
-Windows of 1000 rows of a table are shuffled and followed by a resolved_ts. `crc` is the sum over tables of
-crc32(be64 commit_ts | key ...), modulo 2^32. Making the rows is not counted; checking every row that comes out is.
+The rows are those of tests/bench/sorter_workload.py. `crc` is the sum over tables of crc32(be64 commit_ts | key ...),
+modulo 2^32. With `--path rows` they come as the bytes of cdcpb messages of 1000 COMMITTED rows, with `--path pairs` of
+1000 PREWRITEs and their COMMITs, and go through parser and matcher, as in the puller. With `--backlog-mb` tables are
+read, cleaned and still fed as soon as so much lies in the sorter, two windows out for each that comes in. Making the
+rows is not counted; checking every row that comes out is.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import tempfile
@@ -18,85 +19,69 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from kvproto import cdcpb_pb2 as cdcpb
 
-from sorter import Sorter
-from storage.model.event import INSERT, RAW_SCHEMA, Position
+from server.puller.tikv.matcher import INITIALIZED, Changes, Matcher
+from sorter import Sorter, SorterStats
+from storage.model.event import Position
 from storage.model.span import Span
-
-BASE_TS = 450_000_000_000_000_000
-WINDOW_ROWS = 1000
-KEY_BYTES = 19
-FIRST_TABLE_ID = 100  # as in the run of the peers: part of the crc
+from tests.bench.sorter_workload import BASE_TS, KEY_BYTES, WINDOW_ROWS, Workload, messages
 
 
-class Workload:
-    """The rows of one run, made a window at a time."""
+class Stopwatch:
+    """Wall and CPU seconds of what happens in `with` blocks."""
 
-    def __init__(self, rows: int, tables: int, value_bytes: int, transaction_rows: int, seed: int) -> None:
-        self.rows, self.tables, self.value_bytes = rows, tables, value_bytes
-        self.transaction_rows = transaction_rows
-        self._rng = np.random.default_rng(seed)
-        self.spans = [
-            Span(table, b"t" + table.to_bytes(8, "big"), b"")
-            for table in range(FIRST_TABLE_ID, FIRST_TABLE_ID + tables)
-        ]
+    def __init__(self) -> None:
+        self.seconds = self.cpu_s = 0.0
 
-    def windows(self) -> Iterator[tuple[Span, pa.RecordBatch, int]]:
-        """(table, shuffled batch, resolved_ts after it, the same as before inside of a transaction)."""
-        for first in range(0, -(-self.rows // self.tables), WINDOW_ROWS):
-            for table, span in enumerate(self.spans):
-                count = len(range(table, self.rows, self.tables))
-                numbers = np.arange(first, min(first + WINDOW_ROWS, count), dtype=np.uint64)
-                if len(numbers):
-                    ended = min(first + WINDOW_ROWS, count)
-                    whole = ended if ended == count else ended // self.transaction_rows * self.transaction_rows
-                    resolved_ts = BASE_TS + 10 * whole
-                    yield span, self._batch(span.start_key, self._rng.permutation(numbers), count), resolved_ts
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter(), time.process_time()
 
-    def _batch(self, prefix: bytes, numbers: np.ndarray, of_table: int) -> pa.RecordBatch:
-        count = len(numbers)
-        last = np.uint64(self.transaction_rows - 1)
-        ends = numbers // np.uint64(self.transaction_rows) * np.uint64(self.transaction_rows) + last
-        commit_ts = np.minimum(ends, np.uint64(of_table - 1)) * np.uint64(10) + np.uint64(BASE_TS + 10)
-        keys = np.empty((count, KEY_BYTES), np.uint8)
-        keys[:, :9] = np.frombuffer(prefix, np.uint8)
-        keys[:, 9:11] = np.frombuffer(b"_r", np.uint8)
-        keys[:, 11:] = numbers.astype(">u8").view(np.uint8).reshape(count, 8)
-        values = np.full((count, self.value_bytes), ord("x"), np.uint8)
-        half = self.value_bytes // 2
-        values[:, :half] = np.frombuffer(self._rng.bytes(count * half), np.uint8).reshape(count, half)
-        columns = [
-            pa.array(commit_ts),
-            pa.array(commit_ts - np.uint64(5)),
-            pa.array(np.full(count, INSERT, np.uint8)),
-            _fixed(keys),
-            _fixed(values),
-            pa.nulls(count, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begin[0]
+        self.cpu_s += time.process_time() - self._begin[1]
 
 
-def _fixed(rows: np.ndarray) -> pa.Array:
-    count, width = rows.shape
-    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32) if width else np.zeros(count + 1, np.int32)
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
+class Reader:
+    """Fetches the tables, in one or many steps; looks at every row's order and bytes."""
 
+    def __init__(self, sorter: Sorter, workload: Workload) -> None:
+        self._sorter = sorter
+        self._distinct = workload.transaction_rows == 1
+        self._last_ts = dict.fromkeys(workload.spans, BASE_TS)
+        self._crc = dict.fromkeys(workload.spans, 0)
+        self.rows = 0
 
-def check(sorter: Sorter, span: Span, upper_ts: int, *, distinct: bool) -> tuple[int, int]:
-    """(rows, crc) of a table; every row's order and bytes are looked at, `distinct` says that no commit_ts repeats."""
-    rows = crc = last_ts = 0
-    for batch in sorter.fetch(span, Position(BASE_TS + 1, 0), Position.fence(upper_ts)):
-        commit_ts = batch.column(0).to_numpy()
-        assert int(commit_ts[0]) >= last_ts + distinct
-        assert np.all(commit_ts[1:] >= commit_ts[:-1] + np.uint64(distinct))
-        last_ts = int(commit_ts[-1])
-        image = np.empty((batch.num_rows, 8 + KEY_BYTES), np.uint8)
-        image[:, :8] = commit_ts.astype(">u8").view(np.uint8).reshape(-1, 8)
-        image[:, 8:] = _bytes(batch.column(3)).reshape(-1, KEY_BYTES)
-        crc = zlib.crc32(image, crc)
-        zlib.adler32(_bytes(batch.column(4)))
-        rows += batch.num_rows
-    return rows, crc
+    @property
+    def crc(self) -> int:
+        """The sum of the tables' crcs."""
+        return sum(self._crc.values()) % (1 << 32)
+
+    def read(self, span: Span, upper_ts: int) -> None:
+        """Read on, up to `upper_ts`."""
+        lower, upper = Position(self._last_ts[span] + 1, 0), Position.fence(upper_ts)
+        crc, last_ts = self._crc[span], self._last_ts[span]
+        for batch in self._sorter.fetch(span, lower, upper):
+            commit_ts = batch.column(0).to_numpy()
+            assert int(commit_ts[0]) >= last_ts + self._distinct
+            assert np.all(commit_ts[1:] >= commit_ts[:-1] + np.uint64(self._distinct))
+            last_ts = int(commit_ts[-1])
+            image = np.empty((batch.num_rows, 8 + KEY_BYTES), np.uint8)
+            image[:, :8] = commit_ts.astype(">u8").view(np.uint8).reshape(-1, 8)
+            image[:, 8:] = _bytes(batch.column(3)).reshape(-1, KEY_BYTES)
+            crc = zlib.crc32(image, crc)
+            zlib.adler32(_bytes(batch.column(4)))
+            self.rows += batch.num_rows
+        self._crc[span], self._last_ts[span] = crc, upper_ts
+
+    def read_windows(self, span: Span, count: int) -> bool:
+        """Read on for at most `count` windows of rows, and clean them; returns whether there were any."""
+        done, resolved_ts = self._last_ts[span], self._sorter.resolved_ts(span)
+        if done >= resolved_ts:
+            return False
+        self.read(span, min(done + 10 * WINDOW_ROWS * count, resolved_ts))
+        self._sorter.clean(span, Position.fence(self._last_ts[span]))
+        return True
 
 
 def _bytes(column: pa.Array) -> np.ndarray:
@@ -105,53 +90,102 @@ def _bytes(column: pa.Array) -> np.ndarray:
     return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
 
 
-def run(workload: Workload, directory: Path, memory_bytes: int) -> dict[str, object]:
-    """Ingest everything, then fetch everything."""
-    sorter = Sorter(directory, memory_bytes=memory_bytes)
-    making_s = making_cpu_s = 0.0
-    resolved: dict[Span, int] = {}
+class Feed:
+    """Brings the windows into the sorter; `stopwatch` counts that, and not how they are made."""
+
+    def __init__(self, sorter: Sorter, workload: Workload, path: str) -> None:
+        self._sorter = sorter
+        self._windows = workload.windows()
+        self._path = path
+        self._matchers = {span: Matcher(BASE_TS) for span in workload.spans} if path != "arrow" else {}
+        for matcher in self._matchers.values():
+            matcher.apply([cdcpb.Event.Row(type=INITIALIZED)], Changes())
+        self.stopwatch = Stopwatch()
+
+    def __iter__(self) -> Iterator[tuple[Span, int]]:
+        """(table, bytes) of each window, once it is in."""
+        for window in self._windows:
+            span, batch, resolved_ts = window.span, window.batch, window.resolved_ts
+            message = b"" if self._path == "arrow" else messages(batch, scanned=self._path == "rows")
+            size = batch.nbytes
+            del window
+            with self.stopwatch:
+                if message:
+                    batch = self._decode(self._matchers[span], message)
+                self._sorter.add(span, batch)
+                self._sorter.resolve(span, resolved_ts)
+            yield span, size
+
+    def _decode(self, matcher: Matcher, message: bytes) -> pa.RecordBatch:
+        changes = Changes()
+        for event in cdcpb.ChangeDataEvent.FromString(message).events:
+            matcher.apply(event.entries.entries, changes)
+        return changes.to_batch()
+
+
+def run(workload: Workload, directory: Path, args: argparse.Namespace) -> dict[str, object]:
+    """Ingest, fetch (meanwhile, or all at the end), and say what it took."""
+    sorter = Sorter(directory, memory_bytes=args.memory_mb << 20)
     for span in workload.spans:
         sorter.add_table(span, BASE_TS)
-    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-    windows = workload.windows()
-    while True:
-        made_s, made_cpu_s = time.perf_counter(), time.process_time()
-        window = next(windows, None)
-        making_s += time.perf_counter() - made_s
-        making_cpu_s += time.process_time() - made_cpu_s
-        if window is None:
-            break
-        span, batch, resolved_ts = window
-        sorter.add(span, batch)
-        sorter.resolve(span, resolved_ts)
-        resolved[span] = resolved_ts
-    ingest_s = time.perf_counter() - begin_s - making_s
-    ingest_cpu_s = time.process_time() - begin_cpu_s - making_cpu_s
-    totals = [
-        check(sorter, span, resolved[span], distinct=workload.transaction_rows == 1)
-        for span in workload.spans
-        if span in resolved
-    ]
-    seconds = time.perf_counter() - begin_s - making_s
-    cpu_s = time.process_time() - begin_cpu_s - making_cpu_s
+    feed, reader, reading = Feed(sorter, workload, args.path), Reader(sorter, workload), Stopwatch()
+    fed_bytes, most_disk_bytes = 0, 0
+    for fed, (span, size) in enumerate(feed):
+        fed_bytes += size
+        with reading:
+            if args.backlog_mb and fed_bytes >= args.backlog_mb << 20:
+                reader.read_windows(span, 2)
+        if not fed % 256:
+            most_disk_bytes = max(most_disk_bytes, sorter.stats().disk_bytes)
+    ingested = sorter.stats()
+    idle_s = resolve_idle(sorter, workload) if args.idle else None
+    with reading:
+        for span in workload.spans:
+            if args.backlog_mb:
+                any(not reader.read_windows(span, 64) for _ in itertools.count())
+            else:
+                reader.read(span, sorter.resolved_ts(span))
     stats = sorter.stats()
     sorter.close()
-    assert sum(rows for rows, _ in totals) == workload.rows
-    row_bytes = workload.rows * (KEY_BYTES + workload.value_bytes)
+    assert reader.rows == workload.rows
+    assert reader.crc
     return {
         "name": "sorter",
+        "path": args.path,
         "rows": workload.rows,
         "tables": workload.tables,
         "value_bytes": workload.value_bytes,
         "transaction_rows": workload.transaction_rows,
+        **_figures(workload, feed.stopwatch, reading, ingested),
+        **({"idle_resolve_us": idle_s} if args.idle else {}),
+        "most_disk_mb": round(max(most_disk_bytes, ingested.disk_bytes) / (1 << 20), 1),
+        "disk_mb_at_end": round(stats.disk_bytes / (1 << 20), 1),
+        "crc": reader.crc,
+    }
+
+
+def resolve_idle(sorter: Sorter, workload: Workload) -> float:
+    """CPU microseconds of a `resolve` that brings nothing new, each table once."""
+    stopwatch = Stopwatch()
+    with stopwatch:
+        for span in workload.spans:
+            sorter.resolve(span, sorter.resolved_ts(span))
+    return round(stopwatch.cpu_s / workload.tables * 1e6, 3)
+
+
+def _figures(workload: Workload, feeding: Stopwatch, reading: Stopwatch, ingested: SorterStats) -> dict[str, object]:
+    seconds, cpu_s = feeding.seconds + reading.seconds, feeding.cpu_s + reading.cpu_s
+    row_bytes = workload.rows * (KEY_BYTES + workload.value_bytes)
+    return {
         "seconds": round(seconds, 3),
         "per_s": round(workload.rows / seconds),
         "cpu_us_per_op": round(cpu_s / workload.rows * 1e6, 3),
-        "ingest_cpu_us_per_op": round(ingest_cpu_s / workload.rows * 1e6, 3),
-        "ingest_per_s": round(workload.rows / ingest_s),
+        "ingest_cpu_us_per_op": round(feeding.cpu_s / workload.rows * 1e6, 3),
+        "ingest_per_s": round(workload.rows / feeding.seconds),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "written_per_row_byte": round(stats.bytes_written / row_bytes, 3),
-        "crc": sum(crc for _, crc in totals) % (1 << 32),
+        "written_per_row_byte": round(ingested.bytes_written / row_bytes, 3),
+        "blocks": ingested.blocks_written,
+        "live_blocks": ingested.live_blocks,
     }
 
 
@@ -162,13 +196,16 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=16)
     parser.add_argument("--value-bytes", type=int, default=200)
     parser.add_argument("--transaction-rows", type=int, default=1)
+    parser.add_argument("--path", choices=["arrow", "rows", "pairs"], default="arrow")
+    parser.add_argument("--backlog-mb", type=int, default=0, help="begin to read and clean when so much has come")
+    parser.add_argument("--idle", action="store_true", help="also measure resolve() without anything new")
     parser.add_argument("--memory-mb", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=None, help="where the segments go (default: a temporary directory)")
     args = parser.parse_args()
     workload = Workload(args.rows, args.tables, args.value_bytes, args.transaction_rows, args.seed)
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        print(json.dumps(run(workload, Path(directory), args.memory_mb << 20)))
+        print(json.dumps(run(workload, Path(directory), args)))
 
 
 if __name__ == "__main__":
