@@ -185,11 +185,19 @@ async def load_on(addresses: Sequence[str], seed: int) -> AsyncIterator[Load]:
             try:
                 yield load
             finally:
-                for caller in callers:
-                    caller.cancel()
+                await _end(callers)
     load.check()
     assert load.tsos
     assert load.safe_points[-1].safe_point > 0
+
+
+async def _end(callers: Sequence[asyncio.Task[None]]) -> None:
+    for caller in callers:
+        caller.cancel()
+    _, stuck = await asyncio.wait(callers, timeout=10)
+    for caller in stuck:
+        caller.print_stack()
+    assert not stuck, f"callers that cannot be cancelled: {stuck}"
 
 
 async def _bootstrap(pd: PdClient) -> None:
