@@ -22,7 +22,8 @@ from storage.mvcc.version_counts import RegionVersions, counts_key
 
 _DESTROYED_KEY = META + b"destroyed"
 _BUSY_S = 0.5
-_COMPACT_VERSIONS = 4096
+_COMPACT_VERSIONS = 512
+_COMPACT_SHARE = 0.1
 _DELETE_OVERHEAD_BYTES = 8
 
 
@@ -84,7 +85,7 @@ class Collector:
                 await self._delete(batch)
         await self._write(partial(self._keep_counts, region=region, work=work))
         gc_metrics.collected(work.left.versions + work.deleted_versions, work.deleted_versions)
-        if work.deleted_versions >= _COMPACT_VERSIONS:
+        if work.deleted_versions >= max(_COMPACT_VERSIONS, work.left.versions * _COMPACT_SHARE):
             await asyncio.get_running_loop().run_in_executor(parts.scanners, self._compact, region)
         return work.deleted_versions
 

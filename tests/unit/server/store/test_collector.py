@@ -1,0 +1,147 @@
+"""The collector on a real database: space comes back, counts stay exact, and what has nothing old is left alone."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import REGISTRY
+
+from server.store.auto_gc import AutoGc
+from server.store.collector import Collector, CollectorParts
+from server.store.database import Database
+from server.store.limiter import ByteRate
+from server.store.region_check import RegionGate
+from storage.codec import encode_bytes
+from storage.kv import WriteBatch
+from storage.mvcc.draft import Draft
+from storage.mvcc.engine import Engine
+from storage.mvcc.group_commit import GroupCommit
+from storage.mvcc.layout import write_key
+from storage.mvcc.record import DELETE, PUT, Write
+from storage.mvcc.region import Region, RegionMap
+from storage.mvcc.region_size import region_bytes
+from storage.mvcc.snapshot import Snapshot
+from storage.mvcc.version_counts import VersionCounts, stored_versions
+
+BORDER = encode_bytes(b"k00050")
+LEFT, RIGHT = Region(1, 11, b"", BORDER), Region(2, 12, BORDER, b"")
+
+
+@dataclass
+class Store:
+    """As much of a store as GC needs."""
+
+    kv: Database
+    parts: CollectorParts
+    collector: Collector
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Store]:
+    kv = Database(directory, 64 << 10)
+    regions = RegionMap([LEFT, RIGHT])
+    versions = stored_versions(kv, regions)
+    kv.count = versions.count
+    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as scanners:
+        group = GroupCommit(Engine(kv), writer, lambda _: None)
+        parts = CollectorParts(
+            kv=kv,
+            group=group,
+            gate=RegionGate(1, regions),
+            versions=versions,
+            scanners=scanners,
+            forget_locks=lambda _lower, _upper: None,
+            rate=ByteRate(),
+            ratio_threshold=1.1,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(group.run())
+            yield Store(kv, parts, Collector(parts))
+            running.cancel()
+    kv.close()
+
+
+def fill(kv: Database, rows: int, versions: int) -> None:
+    rng, batch = random.Random(1), WriteBatch()
+    for row in range(rows):
+        for version in range(1, versions + 1):
+            write = Write(PUT, 10 * version, rng.randbytes(200))
+            batch.put(write_key(encode_bytes(b"k%05d" % row), 10 * version + 5), write.encode())
+    kv.write(batch, sync=True)
+
+
+def skipped() -> float:
+    return REGISTRY.get_sample_value("tikv_storage_gc_skipped_counter") or 0.0
+
+
+async def test_space_comes_back_and_reads_stay(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        fill(store.kv, 100, 30)
+        store.kv.compact(b"", b"\xff")
+        before = region_bytes(store.kv, LEFT)
+        assert await store.collector.collect(LEFT, 295) == 50 * 28
+        assert region_bytes(store.kv, LEFT) < before / 10
+        assert store.parts.versions.get(1) == VersionCounts(50, 100, 100, 295)
+        assert store.parts.versions.get(2) is None
+        for ts in (295, 305, 1000):
+            assert Snapshot(store.kv, ts).get(b"k00049") is not None
+
+
+async def test_a_region_with_nothing_old_is_skipped_until_enough_was_written_also_after_a_crash(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        fill(store.kv, 50, 1)
+        assert await store.collector.collect(LEFT, 100) == 0
+    async with opened(tmp_path) as store:
+        before = skipped()
+        assert await store.collector.collect(LEFT, 200) == 0
+        assert skipped() == before + 1
+        for row in range(6):
+            command = partial(_overwrite, row=row)
+            await store.parts.group.submit([command])
+        assert await store.collector.collect(LEFT, 200) == 2 * 6
+        assert skipped() == before + 1
+        assert store.parts.versions.get(1) == VersionCounts(44, 44, 44, 15)
+
+
+def _overwrite(draft: Draft, row: int) -> None:
+    draft.put_write(encode_bytes(b"k%05d" % row), 150, Write(DELETE, 140))
+
+
+async def test_the_walk_follows_a_newer_safepoint_and_is_kept(tmp_path: Path) -> None:
+    class Coordinator:
+        safe_point = 55
+
+        async def gc_safe_point(self) -> int:
+            return self.safe_point
+
+    coordinator = Coordinator()
+    async with opened(tmp_path) as store:
+        fill(store.kv, 100, 30)
+        gc = AutoGc(coordinator, store.parts.gate, store.collector, 0.001)  # type: ignore[arg-type]
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(gc.run())
+            for safe_point in (55, 105, 295):
+                coordinator.safe_point = safe_point
+                await asyncio.sleep(0.01)
+            while not (store.collector.walk.finished and store.collector.walk.safe_point == 295):
+                await asyncio.sleep(0.01)
+            running.cancel()
+    async with opened(tmp_path) as store:
+        assert store.collector.walk.safe_point == store.collector.walk.begun_safe_point == 295
+        for region in (LEFT, RIGHT):
+            assert store.parts.versions.get(region.region_id) == VersionCounts(50, 100, 100, 295)
+
+
+async def test_a_destroyed_range_is_counted_anew(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        fill(store.kv, 100, 2)
+        await store.collector.collect(LEFT, 1)
+        await store.collector.destroy(encode_bytes(b"k00010"), encode_bytes(b"k00020"))
+        assert store.parts.versions.get(1) is None
+        await store.collector.collect(LEFT, 1)
+        assert store.parts.versions.get(1) == VersionCounts(40, 80, 80, 15)
