@@ -128,7 +128,7 @@ async def test_the_walk_follows_a_newer_safepoint_and_is_kept(tmp_path: Path) ->
             for safe_point in (55, 105, 295):
                 coordinator.safe_point = safe_point
                 await asyncio.sleep(0.01)
-            while not (store.collector.walk.finished and store.collector.walk.safe_point == 295):
+            while not (store.collector.walk.finished and store.collector.walk.safe_point == 295):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             running.cancel()
     async with opened(tmp_path) as store:
