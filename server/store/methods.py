@@ -212,6 +212,7 @@ _RAW_READS = (
     Method("RawGetKeyTTL", kvrpcpb.RawGetKeyTTLRequest, kvrpcpb.RawGetKeyTTLResponse, _key, read=raw_calls.get_ttl),
     Method("RawBatchGet", kvrpcpb.RawBatchGetRequest, kvrpcpb.RawBatchGetResponse, _keys, read=raw_calls.batch_get),
     Method("RawScan", kvrpcpb.RawScanRequest, kvrpcpb.RawScanResponse, read=raw_calls.scan),
+    Method("RawChecksum", kvrpcpb.RawChecksumRequest, kvrpcpb.RawChecksumResponse, read=raw_calls.checksum),
     Method("RawBatchScan", kvrpcpb.RawBatchScanRequest, kvrpcpb.RawBatchScanResponse, read=raw_calls.batch_scan),
 )
 

@@ -8,6 +8,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from storage.kv import Reader
 from storage.mvcc import raw
+from storage.mvcc.checksum import range_sum
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import InvalidTxnError
 from storage.mvcc.raw import RawPair, Swapped
@@ -50,6 +51,14 @@ def batch_scan(reader: Reader, request: kvrpcpb.RawBatchScanRequest, region: Reg
     for wanted in request.ranges:
         response.kvs.extend(_scan(reader, request, wanted.start_key, wanted.end_key, request.each_limit, region))
     return response
+
+
+def checksum(reader: Reader, request: kvrpcpb.RawChecksumRequest, region: Region) -> kvrpcpb.RawChecksumResponse:
+    """RawChecksum of all ranges together, within the region."""
+    bounds = [region.clamp(wanted.start_key, wanted.end_key) for wanted in request.ranges]
+    pairs = (pair for lower, upper in bounds for pair in raw.living(reader, lower, upper, now_s()))
+    xor, count, size = range_sum(pairs)
+    return kvrpcpb.RawChecksumResponse(checksum=xor, total_kvs=count, total_bytes=size)
 
 
 def put(request: kvrpcpb.RawPutRequest, _: Region) -> Command:

@@ -51,7 +51,21 @@ def scan(
     reader: Reader, lower: bytes, upper: bytes, now_s: int, limit: int, *, reverse: bool = False
 ) -> list[tuple[bytes, bytes]]:
     """At most `limit` living pairs of `[lower, upper)` in key order; `upper == b""` is no end."""
-    return list(islice(_living(reader, lower, upper, now_s, reverse=reverse), limit))
+    return list(islice(living(reader, lower, upper, now_s, reverse=reverse), limit))
+
+
+def living(
+    reader: Reader, lower: bytes, upper: bytes, now_s: int, *, reverse: bool = False
+) -> Iterator[tuple[bytes, bytes]]:
+    """All living pairs of `[lower, upper)` in key order; `upper == b""` is no end."""
+    ends = reader.scan(*column_range(EXPIRY, lower, upper), reverse=reverse)
+    end = next(ends, None)
+    for column_key, value in reader.scan(*column_range(RAW, lower, upper), reverse=reverse):
+        key = column_key[1:]
+        while end is not None and (end[0][1:] > key if reverse else end[0][1:] < key):
+            end = next(ends, None)
+        if end is None or end[0][1:] != key or not _is_over(_seconds(end[1]), now_s):
+            yield key, value
 
 
 def put(draft: Draft, pairs: Sequence[RawPair]) -> None:
@@ -101,17 +115,6 @@ def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:
 def sweep(draft: Draft, keys: Sequence[bytes], now_s: int) -> None:
     """Remove those of `keys` that are still past their end."""
     delete(draft, [key for key in keys if _is_over(expires_s(draft, key), now_s)])
-
-
-def _living(reader: Reader, lower: bytes, upper: bytes, now_s: int, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-    ends = reader.scan(*column_range(EXPIRY, lower, upper), reverse=reverse)
-    end = next(ends, None)
-    for column_key, value in reader.scan(*column_range(RAW, lower, upper), reverse=reverse):
-        key = column_key[1:]
-        while end is not None and (end[0][1:] > key if reverse else end[0][1:] < key):
-            end = next(ends, None)
-        if end is None or end[0][1:] != key or not _is_over(_seconds(end[1]), now_s):
-            yield key, value
 
 
 def _seconds(data: bytes) -> int:

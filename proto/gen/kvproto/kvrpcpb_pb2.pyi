@@ -220,6 +220,19 @@ Primary: CommitRole.ValueType  # 1
 Secondary: CommitRole.ValueType  # 2
 Global___CommitRole: _TypeAlias = CommitRole  # noqa: Y015
 
+class _ChecksumAlgorithm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChecksumAlgorithmEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChecksumAlgorithm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    Crc64_Xor: _ChecksumAlgorithm.ValueType  # 0
+
+class ChecksumAlgorithm(_ChecksumAlgorithm, metaclass=_ChecksumAlgorithmEnumTypeWrapper): ...
+
+Crc64_Xor: ChecksumAlgorithm.ValueType  # 0
+Global___ChecksumAlgorithm: _TypeAlias = ChecksumAlgorithm  # noqa: Y015
+
 @_typing.final
 class ResourceControlContext(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -2852,6 +2865,65 @@ class RawBatchScanResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RawBatchScanResponse: _TypeAlias = RawBatchScanResponse  # noqa: Y015
+
+@_typing.final
+class RawChecksumRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    ALGORITHM_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    algorithm: Global___ChecksumAlgorithm.ValueType
+    @_builtins.property
+    def context(self) -> Global___Context: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]: ...
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+        algorithm: Global___ChecksumAlgorithm.ValueType = ...,
+        ranges: _abc.Iterable[Global___KeyRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "context", b"context", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawChecksumRequest: _TypeAlias = RawChecksumRequest  # noqa: Y015
+
+@_typing.final
+class RawChecksumResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    TOTAL_KVS_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    checksum: _builtins.int
+    total_kvs: _builtins.int
+    total_bytes: _builtins.int
+    @_builtins.property
+    def region_error(self) -> _errorpb_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        region_error: _errorpb_pb2.Error | None = ...,
+        error: _builtins.str = ...,
+        checksum: _builtins.int = ...,
+        total_kvs: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region_error", b"region_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "error", b"error", "region_error", b"region_error", "total_bytes", b"total_bytes", "total_kvs", b"total_kvs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawChecksumResponse: _TypeAlias = RawChecksumResponse  # noqa: Y015
 
 @_typing.final
 class RawCASRequest(_message.Message):

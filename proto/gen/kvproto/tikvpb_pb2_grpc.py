@@ -215,6 +215,11 @@ class TikvStub:
                 request_serializer=kvproto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
                 response_deserializer=kvproto_dot_kvrpcpb__pb2.RawCASResponse.FromString,
                 _registered_method=True)
+        self.RawChecksum = channel.unary_unary(
+                '/tikvpb.Tikv/RawChecksum',
+                request_serializer=kvproto_dot_kvrpcpb__pb2.RawChecksumRequest.SerializeToString,
+                response_deserializer=kvproto_dot_kvrpcpb__pb2.RawChecksumResponse.FromString,
+                _registered_method=True)
         self.BatchCommands = channel.stream_stream(
                 '/tikvpb.Tikv/BatchCommands',
                 request_serializer=kvproto_dot_tikvpb__pb2.BatchCommandsRequest.SerializeToString,
@@ -441,6 +446,12 @@ class TikvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RawChecksum(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BatchCommands(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -629,6 +640,11 @@ def add_TikvServicer_to_server(servicer, server):
                     servicer.RawCompareAndSwap,
                     request_deserializer=kvproto_dot_kvrpcpb__pb2.RawCASRequest.FromString,
                     response_serializer=kvproto_dot_kvrpcpb__pb2.RawCASResponse.SerializeToString,
+            ),
+            'RawChecksum': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawChecksum,
+                    request_deserializer=kvproto_dot_kvrpcpb__pb2.RawChecksumRequest.FromString,
+                    response_serializer=kvproto_dot_kvrpcpb__pb2.RawChecksumResponse.SerializeToString,
             ),
             'BatchCommands': grpc.stream_stream_rpc_method_handler(
                     servicer.BatchCommands,
@@ -1608,6 +1624,33 @@ class Tikv:
             '/tikvpb.Tikv/RawCompareAndSwap',
             kvproto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
             kvproto_dot_kvrpcpb__pb2.RawCASResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawChecksum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawChecksum',
+            kvproto_dot_kvrpcpb__pb2.RawChecksumRequest.SerializeToString,
+            kvproto_dot_kvrpcpb__pb2.RawChecksumResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,7 @@ class TikvStub:
     RawBatchScan: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchScanRequest, _kvrpcpb_pb2.RawBatchScanResponse]
     RawGetKeyTTL: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetKeyTTLRequest, _kvrpcpb_pb2.RawGetKeyTTLResponse]
     RawCompareAndSwap: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawCASRequest, _kvrpcpb_pb2.RawCASResponse]
+    RawChecksum: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawChecksumRequest, _kvrpcpb_pb2.RawChecksumResponse]
     BatchCommands: _grpc.StreamStreamMultiCallable[_tikvpb_pb2.BatchCommandsRequest, _tikvpb_pb2.BatchCommandsResponse]
 
 @_typing.type_check_only
@@ -109,6 +110,7 @@ class TikvAsyncStub(TikvStub):
     RawBatchScan: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchScanRequest, _kvrpcpb_pb2.RawBatchScanResponse]  # type: ignore[assignment]
     RawGetKeyTTL: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetKeyTTLRequest, _kvrpcpb_pb2.RawGetKeyTTLResponse]  # type: ignore[assignment]
     RawCompareAndSwap: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawCASRequest, _kvrpcpb_pb2.RawCASResponse]  # type: ignore[assignment]
+    RawChecksum: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawChecksumRequest, _kvrpcpb_pb2.RawChecksumResponse]  # type: ignore[assignment]
     BatchCommands: _aio.StreamStreamMultiCallable[_tikvpb_pb2.BatchCommandsRequest, _tikvpb_pb2.BatchCommandsResponse]  # type: ignore[assignment]
 
 class TikvServicer(metaclass=_abc_1.ABCMeta):
@@ -363,6 +365,13 @@ class TikvServicer(metaclass=_abc_1.ABCMeta):
         request: _kvrpcpb_pb2.RawCASRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvrpcpb_pb2.RawCASResponse, _abc.Awaitable[_kvrpcpb_pb2.RawCASResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RawChecksum(
+        self,
+        request: _kvrpcpb_pb2.RawChecksumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.RawChecksumResponse, _abc.Awaitable[_kvrpcpb_pb2.RawChecksumResponse]]: ...
 
     @_abc_1.abstractmethod
     def BatchCommands(

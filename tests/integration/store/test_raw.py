@@ -4,6 +4,7 @@ import asyncio
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
+from storage.mvcc.checksum import range_sum
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import stubs_of
 
@@ -38,7 +39,7 @@ async def test_compare_and_swap_tells_what_it_found(cluster: Cluster) -> None:
         assert (await stubs.tikv.RawGet(kvrpcpb.RawGetRequest(**of))).not_found
 
 
-async def test_a_batch_scan_limits_each_range(cluster: Cluster) -> None:
+async def test_a_batch_scan_limits_each_range_and_a_checksum_covers_all(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
         context = await stubs.context(b"r")
         pairs = [kvrpcpb.KvPair(key=b"rs-%d" % at, value=b"v") for at in range(6)]
@@ -47,6 +48,10 @@ async def test_a_batch_scan_limits_each_range(cluster: Cluster) -> None:
             kvrpcpb.KeyRange(start_key=b"rs-0", end_key=b"rs-3"),
             kvrpcpb.KeyRange(start_key=b"rs-3", end_key=b"rs-9"),
         ]
+        checked = kvrpcpb.RawChecksumRequest(context=context, ranges=ranges)
+        total = await stubs.tikv.RawChecksum(checked)
+        assert (total.total_kvs, total.total_bytes) == (6, 30)
+        assert total.checksum == range_sum((pair.key, pair.value) for pair in pairs).xor
         request = kvrpcpb.RawBatchScanRequest(context=context, ranges=ranges, each_limit=2, key_only=True)
         found = (await stubs.tikv.RawBatchScan(request)).kvs
         assert [(pair.key, pair.value) for pair in found] == [(b"rs-%d" % at, b"") for at in (0, 1, 3, 4)]

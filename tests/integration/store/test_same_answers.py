@@ -11,7 +11,7 @@ from server.store.methods import BY_STREAM_FIELD
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import Stubs, stubs_of
 
-STREAM_ONLY_UNARY = {"MvccGetByKey", "MvccGetByStartTs", "RawGetKeyTTL", "RawCompareAndSwap"}
+STREAM_ONLY_UNARY = {"MvccGetByKey", "MvccGetByStartTs", "RawChecksum", "RawCompareAndSwap", "RawGetKeyTTL"}
 """Methods for which BatchCommands has no field."""
 
 
