@@ -161,6 +161,10 @@ class Sorter:
         """The last promise for the table; at first its start_ts."""
         return self._table(span).resolved_ts
 
+    def is_empty(self, span: Span) -> bool:
+        """Whether no row of the table is held, so that there is none up to its resolved_ts; costs next to nothing."""
+        return self._table(span).is_empty()
+
     def stats(self) -> SorterStats:
         """State and totals of this moment."""
         sizes = [store.sizes() for store in self._stores]

@@ -66,6 +66,11 @@ class Table:
         """What its rows take in memory."""
         return self._buffer.bytes
 
+    def is_empty(self) -> bool:
+        """See `Sorter.is_empty`."""
+        with self._lock:
+            return not (len(self._ledger) or self._buffer.bytes or self._index.blocks)
+
     def add(self, rows: Rows) -> None:
         """See `Sorter.add`."""
         with self._lock:

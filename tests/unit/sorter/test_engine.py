@@ -286,6 +286,21 @@ def test_a_block_that_vanished_from_the_index_is_noticed(sorter: Sorter) -> None
         fetched(sorter, 1, 200)
 
 
+def test_a_table_is_empty_until_a_row_comes_and_after_all_are_cleaned(tmp_path: Path) -> None:
+    second = 1 << 28
+    sorter = Sorter(tmp_path, clean_interval_s=0)
+    sorter.add_table(SPAN, 0)
+    assert sorter.is_empty(SPAN)
+    sorter.add(SPAN, rows(10, 5))
+    assert not sorter.is_empty(SPAN)
+    sorter.resolve(SPAN, 5 * second)
+    sorter.clean(SPAN, Position.fence(20))
+    assert not sorter.is_empty(SPAN)
+    sorter.clean(SPAN, Position.fence(2 * second))
+    assert sorter.is_empty(SPAN)
+    sorter.close()
+
+
 def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(tmp_path: Path) -> None:
     first = Sorter(tmp_path, memory_bytes=1, block_bytes=1, shards=4)
     for table in range(32):
