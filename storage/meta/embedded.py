@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
-from storage.meta.errors import LeaseNotFoundError, NoSpaceError
+from storage.meta.errors import LeaseNotFoundError, NoSpaceError, TooManyRequestsError
 from storage.meta.store import record, request
 from storage.meta.store.commit import GroupCommit
 from storage.meta.store.history import History, Retention
@@ -110,9 +110,10 @@ class EmbeddedEtcd:
             deaf_s = self._clock() - heard_at - _EXPIRY_SECONDS
             if deaf_s > _DEAF_SECONDS:  # stopped or starved: renewals may be waiting to be read
                 self._leases.postpone(deaf_s)
+            if over := self._leases.over(self._clock()):
+                with suppress(TooManyRequestsError):  # they are still over the next time
+                    await self._commit.submit(partial(self._expire, over))
             heard_at = self._clock()
-            if over := self._leases.over(heard_at):
-                await self._commit.submit(partial(self._expire, over))
 
     async def run_sweep(self) -> None:
         """Remove forgotten history from the disk, until cancelled."""

@@ -239,6 +239,23 @@ async def test_leases_that_are_over_end_together_and_one_their_owner_ends_meanwh
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_full_queue_only_delays_the_end_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    etcd = EmbeddedEtcd(MemoryKV(), clock)
+    async with serving(etcd), asyncio.TaskGroup() as tasks:
+        await leased(etcd, b"a")
+        clock.now = 6.0
+        monkeypatch.setattr(commit, "MAX_WAITING", 0)
+        expiring = tasks.create_task(etcd.run_expiry())
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(commit, "MAX_WAITING", 10)
+        async for response in etcd.watch(rpc_pb2.WatchCreateRequest(key=b"a")):
+            if response.events:
+                break
+        expiring.cancel()
+
+
+@pytest.mark.usefixtures("quick")
 async def test_time_in_which_the_process_could_hear_no_renewal_does_not_count() -> None:
     clock = Clock()
     etcd = EmbeddedEtcd(MemoryKV(), clock)
