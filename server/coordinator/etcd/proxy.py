@@ -14,7 +14,7 @@ import grpc.aio
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
 
 from server.coordinator.members import Members
-from storage.meta.errors import EtcdError
+from storage.meta.errors import EtcdError, InvalidTokenError
 from storage.meta.remote import RemoteEtcd
 
 _PREFIXES = ("/etcdserverpb.", "/v3electionpb.", "/v3lockpb.")
@@ -78,7 +78,9 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         except EtcdError as err:
             await context.abort(grpc.StatusCode[err.status], err.text)
         except grpc.aio.AioRpcError as err:
-            self._remote.failed(err, address)
+            failure = self._remote.failed(err, address)
+            if isinstance(failure, InvalidTokenError) and not _has_token(context):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, f"{failure.text}; a new one is asked for, try again")
             await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
 
     def _with_our_urls(self, answer: bytes) -> bytes:
@@ -91,4 +93,8 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
 def _metadata(context: Any, ours: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
     theirs = [(key, value) for key, value in context.invocation_metadata() if not key.startswith(_OWN)]
-    return theirs if any(key == "token" for key, _ in theirs) else [*theirs, *ours]
+    return theirs if _has_token(context) else [*theirs, *ours]
+
+
+def _has_token(context: Any) -> bool:
+    return any(key == "token" for key, _ in context.invocation_metadata())

@@ -199,6 +199,26 @@ async def test_without_a_user_or_with_a_wrong_password_the_error_says_what_to_do
         assert "wr0ng" not in str(refused.value)
 
 
+async def test_a_coordinator_lends_its_user_to_those_who_come_without_one(
+    guarded: Any, as_user: Any, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_user("root", "rootpw")
+    with servers.coordinator(guarded.url) as process:
+        monkeypatch.delenv(user.NAME)
+        api = servers.Api([process.address], SecurityConfig())
+        async with open_meta(api.url, api.channel) as meta:
+            revision = await meta.put(b"/theirs", b"1")
+            guarded.etcdctl("--user=root:rootpw", "role", "grant-permission", "ours", "read", "/changes/tokens")
+            assert await meta.get(b"/theirs") is not None
+            async for events in meta.watch(b"/theirs", revision):
+                assert events[0].pair.value == b"1"
+                break
+        as_user("tide", "s3cret")
+        async with open_meta(api.url, api.channel) as meta:
+            with pytest.raises(PermissionDeniedError):
+                await meta.get(b"/theirs")
+
+
 async def test_a_user_is_no_hindrance_where_none_is_demanded(real_etcd: Any, as_user: Any) -> None:
     as_user("tide", "s3cret")
     async with open_meta(real_etcd.url, real_etcd.channel) as meta:
