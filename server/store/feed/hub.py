@@ -113,7 +113,7 @@ class FeedHub:
             self._fail(wanted, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current)))
 
     def safe_ts(self, lower: bytes, upper: bytes) -> int:
-        """The encoded range can be read at this timestamp, and any before it, without meeting a lock; 0: not known."""
+        """Nothing will commit in the encoded range at or before this timestamp; 0: not known, or no region of ours."""
         asked = [region for region in self._gate.regions if region.overlaps(lower, upper)]
         return min((self._resolved.get(region, self._resolved_everywhere) for region in asked), default=0)
 
