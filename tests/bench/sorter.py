@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.puller.tikv.matcher import INITIALIZED, Changes, Matcher
+from server.puller.tikv.changes import Changes
+from server.puller.tikv.matcher import INITIALIZED, Matcher
 from sorter import Sorter, SorterStats
 from storage.model.event import Position
 from storage.model.span import Span

@@ -12,32 +12,28 @@ Source: TiCDC's matcher and region worker; kvproto cdcpb.proto. A delete's prewr
 fake prewrite that a transaction's heartbeat causes, so before INITIALIZED the two cannot be told apart.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
-import pyarrow as pa
-
+from server.puller.tikv.changes import OP_DELETE, Changes, Columns
 from storage.model.errors import CorruptError, UnavailableError
-from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 
 PREWRITE: Final = 1
 COMMIT: Final = 2
 ROLLBACK: Final = 3
 COMMITTED: Final = 4
 INITIALIZED: Final = 5
-_OP_DELETE: Final = 2
+_TYPE: Final = attrgetter("type")
 
 _TxnKey = tuple[int, bytes]
 
 
-class _Prewrite(NamedTuple):
-    """What a PREWRITE brought: copied, because a row of a message keeps the whole message in memory."""
-
-    op_type: int
-    value: bytes
-    old_value: bytes
-    generation: int
+# Of a PREWRITE: op_type, value, old_value, generation. Copies, because a row of a message keeps the whole message in
+# memory; and a plain tuple, because one is made for each row.
+_Prewrite = tuple[int, bytes, bytes, int]
+_OP_TYPE, _VALUE, _OLD_VALUE, _GENERATION = range(4)
 
 
 class _Commit(NamedTuple):
@@ -103,23 +99,28 @@ class Row(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Changes:
-    """Committed row changes as the columns of RAW_SCHEMA, in order of arrival."""
+class _Committing(Protocol):
+    """What a COMMIT tells; a row of a message, or one kept since."""
 
-    commit_ts: list[int] = field(default_factory=list)
-    start_ts: list[int] = field(default_factory=list)
-    op: list[int] = field(default_factory=list)
-    key: list[bytes] = field(default_factory=list)
-    value: list[bytes | None] = field(default_factory=list)
-    old_value: list[bytes | None] = field(default_factory=list)
+    @property
+    def start_ts(self) -> int:
+        """The transaction's start."""
+        ...
 
-    def __len__(self) -> int:
-        return len(self.key)
+    @property
+    def commit_ts(self) -> int:
+        """Its end."""
+        ...
 
-    def to_batch(self) -> pa.RecordBatch:
-        """All changes as one batch of RAW_SCHEMA."""
-        return raw_batch(self.commit_ts, self.start_ts, self.op, self.key, self.value, self.old_value)
+    @property
+    def key(self) -> bytes:
+        """The raw row key."""
+        ...
+
+    @property
+    def op_type(self) -> int:
+        """1 put, 2 delete, 0: as in the prewrite."""
+        ...
 
 
 class Matcher:
@@ -145,17 +146,17 @@ class Matcher:
             UnmatchedCommitError: a commit without prewrite after INITIALIZED; subscribe again.
             LateCommitError: a change at or below `resolved_ts`; the upstream cannot be trusted.
         """
-        for row in rows:
-            kind = row.type
+        for kind, run in groupby(rows, _TYPE):
             if kind == COMMITTED:
-                commit = _Commit(row.start_ts, row.commit_ts, row.key, row.op_type)
-                self._emit(commit, _Prewrite(row.op_type, row.value, row.old_value, 0), out)
+                self._scanned(list(run), out)
             elif kind == PREWRITE:
-                self._prewrite(row)
+                for row in run:
+                    self._prewrite(row)
             elif kind == COMMIT:
-                self._commit(_Commit(row.start_ts, row.commit_ts, row.key, row.op_type), out)
+                self._commits(list(run), out)
             elif kind == ROLLBACK:
-                self._rollback((row.start_ts, row.key))
+                for row in run:
+                    self._rollback((row.start_ts, row.key))
             elif kind == INITIALIZED:
                 self._initialize(out)
 
@@ -166,33 +167,52 @@ class Matcher:
         self.resolved_ts = ts
         return True
 
+    def _scanned(self, rows: list[Row], out: Changes) -> None:
+        columns = Columns(
+            [row.commit_ts for row in rows],
+            [row.start_ts for row in rows],
+            [row.op_type for row in rows],
+            [row.key for row in rows],
+            [row.value for row in rows],
+            [row.old_value for row in rows],
+        )
+        self._emit(columns, out)
+
     def _prewrite(self, row: Row) -> None:
         at = (row.start_ts, row.key)
-        if at in self._committed:
+        if self._committed and at in self._committed:
             return
-        new = _Prewrite(row.op_type, row.value, row.old_value, row.generation)
-        held = self._prewrites.get(at)
-        if held is not None:
-            fake = not new.value and new.generation == held.generation
-            if fake or new.generation < held.generation:
-                return
-        self._prewrites[at] = new
+        new = (row.op_type, row.value, row.old_value, row.generation)
+        held = self._prewrites.setdefault(at, new)
+        if held is not new:
+            fake = not new[_VALUE] and new[_GENERATION] == held[_GENERATION]
+            if not fake and new[_GENERATION] >= held[_GENERATION]:
+                self._prewrites[at] = new
 
-    def _commit(self, commit: _Commit, out: Changes) -> None:
+    def _commits(self, rows: list[Row], out: Changes) -> None:
+        if not self.initialized:
+            for row in rows:
+                self._early_commit(_Commit(row.start_ts, row.commit_ts, row.key, row.op_type), out)
+            return
+        held: list[_Prewrite] = []
+        for row in rows:
+            data = self._prewrites.pop((row.start_ts, row.key), None)
+            if data is None:
+                raise UnmatchedCommitError(
+                    f"the commit at {row.commit_ts} of the transaction {row.start_ts} has no prewrite"
+                )
+            held.append(data)
+        self._emit(_joined(rows, held), out)
+
+    def _early_commit(self, commit: _Commit, out: Changes) -> None:
         at = (commit.start_ts, commit.key)
         held = self._prewrites.get(at)
-        if self.initialized:
-            if held is None:
-                raise UnmatchedCommitError(
-                    f"the commit at {commit.commit_ts} of the transaction {commit.start_ts} has no prewrite"
-                )
-        elif held is None or not held.value or held.generation > 0:
+        if held is None or not held[_VALUE] or held[_GENERATION] > 0:
             self._early_commits.append(commit)
-            return
         else:
             self._committed.add(at)
-        del self._prewrites[at]
-        self._emit(commit, held, out)
+            del self._prewrites[at]
+            self._emit(_joined([commit], [held]), out)
 
     def _rollback(self, at: _TxnKey) -> None:
         if self.initialized:
@@ -205,28 +225,31 @@ class Matcher:
         for commit in self._early_commits:
             held = self._prewrites.pop((commit.start_ts, commit.key), None)
             # Without a prewrite, or for a put with only a fake one, the scan has brought the row as COMMITTED.
-            if held is not None and (held.value or commit.op_type == _OP_DELETE):
-                self._emit(commit, held, out)
+            if held is not None and (held[_VALUE] or commit.op_type == OP_DELETE):
+                self._emit(_joined([commit], [held]), out)
         for at in self._early_rollbacks:
             self._prewrites.pop(at, None)
         self._early_commits, self._early_rollbacks, self._committed = [], [], set()
 
-    def _emit(self, commit: _Commit, data: _Prewrite, out: Changes) -> None:
-        if commit.commit_ts <= self.start_ts:
-            return
-        if commit.commit_ts <= self.resolved_ts:
-            raise LateCommitError(
-                f"a change committed at {commit.commit_ts} came after resolved_ts {self.resolved_ts}; "
-                "rows may be missing downstream: compare the data, then create the changefeed anew"
-            )
-        old_value = data.old_value or None
-        out.commit_ts.append(commit.commit_ts)
-        out.start_ts.append(commit.start_ts)
-        out.key.append(commit.key)
-        out.old_value.append(old_value)
-        if (commit.op_type or data.op_type) == _OP_DELETE:
-            out.op.append(DELETE)
-            out.value.append(None)
-        else:
-            out.op.append(INSERT if old_value is None else UPDATE)
-            out.value.append(data.value)
+    def _emit(self, rows: Columns, out: Changes) -> None:
+        if min(rows.commit_ts) <= self.resolved_ts:
+            rows = rows.above(self.start_ts)
+            late_ts = min(rows.commit_ts, default=self.resolved_ts + 1)
+            if late_ts <= self.resolved_ts:
+                raise LateCommitError(
+                    f"a change committed at {late_ts} came after resolved_ts {self.resolved_ts}; "
+                    "rows may be missing downstream: compare the data, then create the changefeed anew"
+                )
+        out.extend(rows)
+
+
+def _joined(commits: Sequence[_Committing], prewrites: Sequence[_Prewrite]) -> Columns:
+    """Commits with what their prewrites brought."""
+    return Columns(
+        [commit.commit_ts for commit in commits],
+        [commit.start_ts for commit in commits],
+        [commit.op_type or data[_OP_TYPE] for commit, data in zip(commits, prewrites, strict=True)],
+        [commit.key for commit in commits],
+        [data[_VALUE] for data in prewrites],
+        [data[_OLD_VALUE] for data in prewrites],
+    )

@@ -19,11 +19,12 @@ import structlog
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.puller import metrics
+from server.puller.tikv.changes import Changes
 from server.puller.tikv.fault import Fault, fault_of
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.frontier import Frontier, KeyRange
 from server.puller.tikv.inbox import Inbox
-from server.puller.tikv.matcher import Changes, Matcher, UnmatchedCommitError
+from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
 from server.rpc.pd import PdClient, RegionRoute
 from storage.codec import encode_bytes

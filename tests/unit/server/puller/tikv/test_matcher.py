@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.puller.tikv import matcher
-from server.puller.tikv.matcher import Changes, LateCommitError, Matcher, UnmatchedCommitError
+from server.puller.tikv.changes import Changes
+from server.puller.tikv.matcher import LateCommitError, Matcher, UnmatchedCommitError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 
 PUT, DEL = 1, 2
@@ -230,3 +231,25 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
         (row.start_ts, row.key) for kind, row in live if kind in ("commit", "rollback")
     }
     assert len(region) == len(still_open), "entries of ended transactions remain"
+
+
+def test_one_run_of_commits_may_end_several_transactions_and_a_key_twice_in_it_is_unmatched():
+    rows = [
+        INITIALIZED,
+        prewrite(5, b"a"),
+        prewrite(6, b"a", b"", DEL, b"v"),
+        commit(5, b"a", 7),
+        commit(6, b"a", 9, 0),
+    ]
+    assert pulled(rows) == [(7, 5, b"a", INSERT, b"v", None), (9, 6, b"a", DELETE, None, b"v")]
+    with pytest.raises(UnmatchedCommitError, match="the commit at 8 of the transaction 5"):
+        pulled([*rows[:2], commit(5, b"a", 7), commit(5, b"a", 8)])
+
+
+def test_of_a_scanned_run_only_what_is_above_the_start_comes_out():
+    rows = [
+        Row(matcher.COMMITTED, 5, b"a", 9, PUT, b"x"),
+        Row(matcher.COMMITTED, 7, b"b", 12, DEL, b"", b"o"),
+        Row(matcher.COMMITTED, 8, b"c", 13, PUT, b"y", b"o"),
+    ]
+    assert pulled(rows, start_ts=9) == [(12, 7, b"b", DELETE, None, b"o"), (13, 8, b"c", UPDATE, b"y", b"o")]

@@ -1,0 +1,68 @@
+"""Committed row changes on their way from a store's messages to a batch, column by column. Pure.
+
+Rows of a message are read a column at a time and appended in runs: a row object for each would cost as much as the
+sorter does.
+"""
+
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Final
+
+import pyarrow as pa
+
+from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
+
+OP_DELETE: Final = 2  # cdcpb.Event.Row.OpType
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Committed rows column by column, as the messages tell them."""
+
+    commit_ts: list[int]
+    start_ts: list[int]
+    op_type: list[int]
+    key: list[bytes]
+    value: list[bytes]
+    old_value: list[bytes]
+
+    def above(self, ts: int) -> "Columns":
+        """The rows committed after `ts`."""
+        wanted = [commit_ts > ts for commit_ts in self.commit_ts]
+        columns = (self.commit_ts, self.start_ts, self.op_type, self.key, self.value, self.old_value)
+        return Columns(*(list(compress(column, wanted)) for column in columns))
+
+
+@dataclass(slots=True)
+class Changes:
+    """Committed row changes as the columns of RAW_SCHEMA, in order of arrival."""
+
+    commit_ts: list[int] = field(default_factory=list)
+    start_ts: list[int] = field(default_factory=list)
+    op: list[int] = field(default_factory=list)
+    key: list[bytes] = field(default_factory=list)
+    value: list[bytes | None] = field(default_factory=list)
+    old_value: list[bytes | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def extend(self, rows: Columns) -> None:
+        """Append rows: a delete has no value, and what had no old value is an insert."""
+        self.commit_ts += rows.commit_ts
+        self.start_ts += rows.start_ts
+        self.key += rows.key
+        if OP_DELETE not in rows.op_type and not any(rows.old_value):
+            self.op += [INSERT] * len(rows.key)
+            self.value += rows.value
+            self.old_value += [None] * len(rows.key)
+            return
+        for op_type, value, old_value in zip(rows.op_type, rows.value, rows.old_value, strict=True):
+            deleted = op_type == OP_DELETE
+            self.op.append(DELETE if deleted else UPDATE if old_value else INSERT)
+            self.value.append(None if deleted else value)
+            self.old_value.append(old_value or None)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """All changes as one batch of RAW_SCHEMA."""
+        return raw_batch(self.commit_ts, self.start_ts, self.op, self.key, self.value, self.old_value)
