@@ -1,9 +1,10 @@
 """The pump put together: storage, service, registry entry, upkeep; drained in the opposite order."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 from tipb import pump_pb2
@@ -12,6 +13,7 @@ from server.daemon import Endpoints
 from server.pump import metrics
 from server.pump.config import PumpConfig
 from server.pump.disk import DiskWatch
+from server.pump.lonely import LonelyPrewrites
 from server.pump.node import ONLINE, Node, node_id
 from server.pump.registry import Registry
 from server.pump.service import PumpService
@@ -20,6 +22,7 @@ from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
+from server.rpc.tikv import KvClient
 from storage.meta.client import open_meta
 from storage.model.errors import InvalidError
 from storage.pump.append import Append, Recovery, open_append
@@ -48,6 +51,7 @@ async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[
     async with (
         PdClient.open(config.coordinator, security) as pd,
         open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
+        KvClient.open(pd, security) as kv,
         open_append(fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log) as storage,
     ):
         _check_cluster(config, pd)
@@ -55,28 +59,30 @@ async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[
         disk = DiskWatch(fs, data_dir, config.stop_write_at_available_bytes)
         metrics.watch(storage, disk)
         node = Node(node_id="", host="")
-        service = PumpService(storage, pd.cluster_id, node, disk)
+        service = PumpService(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         server = RpcServer(security)
         server.add_service(_SERVICE, service, batch={"WriteBinlog": service.write_binlog})
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound
             node.node_id = node_id(data_dir, config.node_id, node.host)
             registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
-            async with _attended(config, registry, service, storage, pd, disk):
+            lonely = LonelyPrewrites(storage, pd, kv, config.txn_timeout_seconds)
+            loops = (
+                registry.run(),
+                disk.run(),
+                lonely.run(config.lonely_seconds),
+                write_heartbeats(service, storage, pd, config.fake_binlog_seconds),
+                collect_garbage(storage, pd, config.gc_retention_seconds, config.gc_interval_seconds),
+            )
+            async with _attended(registry, storage, loops):
                 yield {"pump": bound}
 
 
 @asynccontextmanager
 async def _attended(
-    config: PumpConfig, registry: Registry, service: PumpService, storage: Append, pd: PdClient, disk: DiskWatch
+    registry: Registry, storage: Append, loops: Iterable[Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
     """Online for the block, with everything that runs by itself; paused and without readers after it."""
-    loops = (
-        registry.run(),
-        disk.run(),
-        write_heartbeats(service, storage, pd, config.fake_binlog_seconds),
-        collect_garbage(storage, pd, config.gc_retention_seconds, config.gc_interval_seconds),
-    )
     await registry.announce(ONLINE)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop) for loop in loops]

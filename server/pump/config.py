@@ -21,6 +21,13 @@ class PumpConfig:
     sync_log: bool = setting(True, "fdatasync each group before it is acknowledged")  # noqa: FBT003 - a default
     stop_write_at_available_bytes: int = setting(1 << 30, "refuse binlogs while the disk has less space than this")
     fake_binlog_seconds: float = setting(3.0, "write a heartbeat binlog after this long without a binlog")
+    waiting_prewrites_bytes: int = setting(
+        256 << 20, "refuse prewrites while those without an outcome take more memory than this"
+    )
+    lonely_seconds: float = setting(1.0, "ask the store for the outcome of a prewrite that waits longer than this")
+    txn_timeout_seconds: float = setting(
+        600.0, "a prewrite of which the store knows nothing after this long is rolled back in the store, too"
+    )
     heartbeat_seconds: float = setting(2.0, "how often the registry entry is renewed")
     gc_retention_seconds: int = setting(7 * 24 * 3600, "binlogs older than this are removed")
     gc_interval_seconds: float = setting(3600.0, "how often GC runs")

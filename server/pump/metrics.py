@@ -14,12 +14,18 @@ REFUSED = Counter("tidemark_pump_refused_binlogs_total", "WriteBinlog calls answ
 WRITE_SECONDS = Histogram("tidemark_pump_write_seconds", "A group from parsing to durable.")
 PULLED = Counter("tidemark_pump_pulled_binlogs_total", "Binlogs sent to readers, for each reader.")
 ORPHANS = Counter("tidemark_pump_orphan_commits_total", "Commits not sent because their prewrite is not known.")
+LONELY_ASKED = Counter(
+    "tidemark_pump_lonely_prewrites_asked_total",
+    "Questions to the store what became of a prewrite: committed, rolled_back, undecided, failed.",
+    ["answer"],
+)
 SKIPPED_BYTES = Counter("tidemark_pump_skipped_bytes_total", "Damaged log bytes that a start passed over.")
 READERS = Gauge("tidemark_pump_readers_count", "Open PullBinlogs streams.")
 
 _MAX_COMMIT_TS = Gauge("tidemark_pump_max_commit_ts", "Every commit up to here can be pulled (TSO).")
 _GC_TS = Gauge("tidemark_pump_gc_ts", "Commits up to here were removed (TSO).")
 _WAITING = Gauge("tidemark_pump_waiting_prewrites_count", "Prewrites without an outcome.")
+_WAITING_BYTES = Gauge("tidemark_pump_waiting_prewrites_bytes", "About the memory they take.")
 _WAIT_SECONDS = Gauge(
     "tidemark_pump_head_of_line_wait_seconds",
     "Age of the oldest prewrite without an outcome; everything committed after it waits for it. 0: none.",
@@ -35,6 +41,7 @@ def watch(storage: Append, disk: DiskWatch) -> None:
         (_MAX_COMMIT_TS, lambda: storage.max_commit_ts),
         (_GC_TS, lambda: storage.gc_ts),
         (_WAITING, lambda: storage.statistics().waiting_prewrites),
+        (_WAITING_BYTES, lambda: storage.waiting_bytes),
         (_WAIT_SECONDS, lambda: _wait_seconds(storage.statistics())),
         (_LATE, lambda: storage.statistics().late_commits),
         (_LOG_BYTES, lambda: storage.statistics().log_bytes),

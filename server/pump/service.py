@@ -18,24 +18,34 @@ from server.pump.disk import DiskWatch
 from server.pump.node import ONLINE, Node
 from server.rpc.errors import StatusError
 from server.rpc.front import Answer
-from storage.model.errors import TidemarkError
+from storage.model.errors import TidemarkError, UnavailableError
 from storage.pump.append import Append
 from storage.pump.binlog import Binlog, Kind, parse
 
+WAITING_BYTES_MAX = 256 << 20
 _OK = pump_pb2.WriteBinlogResp().SerializeToString()
 
 _log = structlog.get_logger(__name__)
 
 
+class PrewritesFullError(UnavailableError):
+    """More prewrites wait for their outcome than the pump will hold."""
+
+    code = "ErrPrewritesFull"
+
+
 class PumpService:
     """The methods of `binlog.Pump` over one storage."""
 
-    def __init__(self, storage: Append, cluster_id: int, node: Node, disk: DiskWatch) -> None:
+    def __init__(
+        self, storage: Append, cluster_id: int, node: Node, disk: DiskWatch, waiting_bytes_max: int = WAITING_BYTES_MAX
+    ) -> None:
         self.last_write = time.monotonic()
         self._storage = storage
         self._cluster_id = cluster_id
         self._node = node
         self._disk = disk
+        self._waiting_bytes_max = waiting_bytes_max
 
     async def write_binlog(self, requests: Sequence[bytes]) -> Sequence[Answer]:
         """WriteBinlog for all that wait: one group in the value log, durable when answered."""
@@ -93,8 +103,17 @@ class PumpService:
                 f"no available space, available: {self._disk.available_bytes}, "
                 f"StopWriteAtAvailableSpace: {self._disk.stop_write_at_bytes}",
             )
-        if binlog.kind == Kind.PREWRITE and self._node.state != ONLINE and not binlog.is_empty:
+        if binlog.kind == Kind.PREWRITE and not binlog.is_empty:
+            self._check_accepting_prewrites()
+
+    def _check_accepting_prewrites(self) -> None:
+        if self._node.state != ONLINE:
             raise StatusError(grpc.StatusCode.UNKNOWN, f"no online: {self._node.state}")
+        if self._storage.waiting_bytes > self._waiting_bytes_max:
+            raise PrewritesFullError(
+                f"prewrites without an outcome take {self._storage.waiting_bytes} bytes; write to another pump, "
+                "and see whether this one reaches the store"
+            )
 
     def _count(self, binlogs: Sequence[Binlog], answers: Sequence[Answer]) -> None:
         refused = sum(isinstance(answer, TidemarkError) for answer in answers)

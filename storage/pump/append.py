@@ -25,7 +25,7 @@ from storage.pump.gc import BATCHES_PER_ROUND, Sweep
 from storage.pump.index import START, Index
 from storage.pump.pull import Chunk, Cursor, check_not_purged, read_chunk
 from storage.segment import SegmentMissingError
-from storage.value_log import SEGMENT_BYTES, Skipped, ValueLog
+from storage.value_log import SEGMENT_BYTES, Pointer, Skipped, ValueLog
 from storage.vfs import FS
 
 T = TypeVar("T")
@@ -91,6 +91,11 @@ class Append:
         """Whether no prewrite waits for its outcome."""
         return self._index.waiting == 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """About the memory that prewrites without an outcome take."""
+        return self._index.waiting_bytes
+
     def statistics(self) -> Statistics:
         """The state of now."""
         index, segments = self._index, self._log.segments()
@@ -119,6 +124,14 @@ class Append:
         pointer = await self._run(self._readers, self._index.find, ts)
         if pointer is None:
             raise BinlogNotFoundError(f"no binlog is filed under {ts}; it was never written, or removed by GC")
+        return await self.read(pointer)
+
+    async def oldest_waiting(self, limit: int) -> list[tuple[int, Pointer]]:
+        """start_ts and pointer of the prewrites that have waited longest for their outcome, in the order of the log."""
+        return await self._run(self._index_thread, self._index.oldest_waiting, limit)
+
+    async def read(self, pointer: Pointer) -> bytes:
+        """The binlog at a pointer, as it was written. See `ValueLog.read`."""
         return await self._run(self._readers, self._log.read, pointer)
 
     async def pull(self, last_ts: int) -> AsyncIterator[Chunk]:

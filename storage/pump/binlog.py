@@ -83,6 +83,12 @@ def fake(ts: int) -> bytes:
     return b"\x08\x02\x10" + encoded + b"\x18" + encoded
 
 
+def outcome(start_ts: int, commit_ts: int) -> bytes:
+    """The payload of a commit binlog, or of a rollback (`commit_ts` 0), for a prewrite that never got its own."""
+    kind = Kind.COMMIT if commit_ts else Kind.ROLLBACK
+    return b"\x08" + bytes([kind]) + b"\x10" + _encode_varint(start_ts) + b"\x18" + _encode_varint(commit_ts)
+
+
 def join(commit: bytes, prewrite: bytes) -> bytes:
     """A commit binlog with the prewrite_value and ddl fields of its prewrite, byte for byte as those stand there."""
     kept = [commit[start:end] for number, _, start, end in _fields(commit) if not _from_prewrite(number)]

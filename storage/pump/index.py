@@ -8,7 +8,7 @@ whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
    crash only moves the handle back.
 3. The index is derived: if the log ends before what the index knows, the index is rebuilt from the log.
 
-`apply`, `advance_gc_ts` and `reset` belong to one thread at a time; the rest may be called from any.
+`apply`, `oldest_waiting`, `advance_gc_ts` and `reset` belong to one thread at a time; the rest may be called from any.
 """
 
 import struct
@@ -24,6 +24,8 @@ from storage.value_log import Pointer
 
 COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX = b"c", b"p", b"m"
 START = Pointer(0, 0, 0)
+WAITING_BYTES = 512
+"""What a prewrite without an outcome takes in memory, rounded up: its place, not its rows."""
 _STATE_KEY, _GC_KEY = b"s", b"g"
 _STATE_VERSION = 1
 _STATE = struct.Struct("<BIQIQQ")
@@ -73,10 +75,19 @@ class Index:
         return self._matcher.waiting
 
     @property
+    def waiting_bytes(self) -> int:
+        """About the memory that the waiting prewrites take."""
+        return self._matcher.waiting * WAITING_BYTES
+
+    @property
     def oldest_waiting_ts(self) -> int:
         """start_ts of the prewrite that holds max_commit_ts back; 0 if none does."""
         oldest = self._matcher.oldest
         return 0 if oldest is None else oldest[0]
+
+    def oldest_waiting(self, limit: int) -> list[tuple[int, Pointer]]:
+        """start_ts and pointer of the prewrites that have waited longest; of the thread that calls `apply`."""
+        return self._matcher.oldest_waiting(limit)
 
     def apply(self, entries: Iterable[Entry], pointers: Iterable[Pointer]) -> None:
         """Index a group in the order of the log, and move max_commit_ts as far as it is complete."""

@@ -10,6 +10,7 @@ complete, and nothing later is. Invariants:
 """
 
 from collections import OrderedDict
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 P = TypeVar("P")
@@ -47,6 +48,10 @@ class Matcher(Generic[P]):
     def waiting(self) -> int:
         """How many prewrites wait."""
         return len(self._waiting)
+
+    def oldest_waiting(self, limit: int) -> list[tuple[int, P]]:
+        """start_ts and position of the prewrites that have waited longest, at most `limit`, in the order of the log."""
+        return [(start_ts, wait.position) for start_ts, wait in islice(self._waiting.items(), limit)]
 
     def waits(self, start_ts: int) -> bool:
         """Whether the prewrite of `start_ts` is known and has no outcome."""

@@ -200,6 +200,23 @@ async def test_a_low_disk_takes_heartbeats_only_and_recovers(tmp_path: Path) -> 
         await pump.write(encoded(tp=0, start_ts=8))
 
 
+async def test_too_many_prewrites_without_an_outcome_stop_prewrites_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.pump.index.WAITING_BYTES", 200 << 20)
+    async with started(tmp_path) as pump:
+        for start_ts in (1, 2):
+            await pump.write(encoded(tp=0, start_ts=start_ts))
+        async with asyncio.timeout(5):
+            while len(await pump.storage.oldest_waiting(2)) < 2:  # noqa: ASYNC110 - indexing has no event
+                await asyncio.sleep(0)
+        assert "[TM:ErrPrewritesFull]" in await pump.refusal(encoded(tp=0, start_ts=3))
+        await pump.write(encoded(tp=1, start_ts=1, commit_ts=5))
+        await pump.write(encoded(tp=2, start_ts=2))
+        await pump.pull(0, 5)
+        await pump.write(encoded(tp=0, start_ts=3))
+
+
 async def test_a_reader_of_purged_binlogs_is_refused_with_a_reason(tmp_path: Path) -> None:
     async with started(tmp_path) as pump:
         await write_pair(pump, 1)

@@ -1,0 +1,132 @@
+"""Prewrites that never got their outcome, because TiDB died or its commit binlog was lost: the store knows it.
+
+A prewrite that waits for a whole interval is asked for by its primary key. Committed or rolled back: the missing binlog
+is written, durably, as if TiDB had sent it, and the commits behind it can go. No trace: wait while the transaction may
+still be on its way, then let the lock resolver decide it. An outcome is never guessed: where the store's GC may have
+removed the answer, the prewrite keeps waiting, and says so.
+
+Source: tidb-binlog pump/storage (resolver); Percolator's primary decides.
+"""
+
+import asyncio
+from typing import Protocol
+
+import structlog
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+from tipb import binlog_pb2
+
+from server.pump import metrics
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.tikv import KvClient
+from storage.model.errors import TidemarkError, UnavailableError
+from storage.model.ts import physical_ms
+from storage.pump.append import Append
+from storage.pump.binlog import Binlog, outcome, parse
+from storage.tasks import together
+from storage.value_log import Pointer
+
+ASKED_AT_ONCE = 64
+_LOST_OUTCOME = "a prewrite's outcome is not known any more: the store's GC has passed it; readers wait behind it"
+
+_log = structlog.get_logger(__name__)
+
+
+class OutcomeUnknownError(UnavailableError):
+    """The store cannot say now what became of a transaction."""
+
+    code = "ErrOutcomeUnknown"
+
+
+class Clock(Protocol):
+    """Whom the timestamps come from: `PdClient`."""
+
+    async def tso(self, count: int = 1) -> int:
+        """A new timestamp."""
+        ...
+
+    async def gc_safe_point(self) -> int:
+        """Before it the store may have removed versions."""
+        ...
+
+
+def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
+    """What a primary key's records say of the transaction: its commit_ts, 0 if rolled back, None if nothing."""
+    for write in info.writes:
+        if write.start_ts == start_ts:
+            return 0 if write.type == kvrpcpb.Rollback else write.commit_ts
+        if write.commit_ts == start_ts and write.has_overlapped_rollback:
+            return 0
+    return None
+
+
+class LonelyPrewrites:
+    """Finds the outcomes of one storage's lonely prewrites."""
+
+    def __init__(self, storage: Append, clock: Clock, kv: KvClient, txn_timeout_seconds: float) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._kv = kv
+        self._resolver = LockResolver(clock, kv)
+        self._timeout_ms = txn_timeout_seconds * 1000
+        self._waited: set[int] = set()
+
+    async def run(self, interval_seconds: float) -> None:
+        """Look after each interval, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            try:
+                await self.look()
+            except TidemarkError as err:
+                _log.warning("lonely prewrites not resolved", error=str(err))
+
+    async def look(self) -> int:
+        """Settle what waited at the last look already and is decided; returns how many that are."""
+        oldest = await self._storage.oldest_waiting(ASKED_AT_ONCE)
+        lonely = [(start_ts, pointer) for start_ts, pointer in oldest if start_ts in self._waited]
+        self._waited = {start_ts for start_ts, _ in oldest}
+        if not lonely:
+            return 0
+        now_ts = await self._clock.tso()
+        answers = await together(self._asked(start_ts, pointer, now_ts) for start_ts, pointer in lonely)
+        settled = [binlog for binlog in answers if binlog is not None]
+        await self._storage.write(settled)
+        if settled:
+            _log.info("lonely prewrites settled", count=len(settled), first_start_ts=settled[0].start_ts)
+        return len(settled)
+
+    async def _asked(self, start_ts: int, pointer: Pointer, now_ts: int) -> Binlog | None:
+        try:
+            commit_ts = await self._outcome(start_ts, pointer, now_ts)
+        except TidemarkError as err:
+            metrics.LONELY_ASKED.labels("failed").inc()
+            _log.warning("lonely prewrite not resolved", start_ts=start_ts, error=str(err))
+            return None
+        if commit_ts is None:
+            metrics.LONELY_ASKED.labels("undecided").inc()
+            return None
+        metrics.LONELY_ASKED.labels("committed" if commit_ts else "rolled_back").inc()
+        return parse(outcome(start_ts, commit_ts))
+
+    async def _outcome(self, start_ts: int, pointer: Pointer, now_ts: int) -> int | None:
+        prewrite = binlog_pb2.Binlog.FromString(await self._storage.read(pointer))
+        if not prewrite.prewrite_key:
+            raise OutcomeUnknownError("the prewrite binlog names no key; write its commit or rollback by hand")
+        info = await self._info(prewrite.prewrite_key)
+        commit_ts = outcome_of(info, start_ts)
+        too_young = physical_ms(now_ts) - physical_ms(start_ts) <= self._timeout_ms
+        if commit_ts is not None or too_young:
+            return commit_ts
+        if info.lock.start_ts != start_ts and start_ts <= await self._clock.gc_safe_point():
+            raise OutcomeUnknownError(_LOST_OUTCOME)
+        lock = kvrpcpb.LockInfo(key=prewrite.prewrite_key, primary_lock=prewrite.prewrite_key, lock_version=start_ts)
+        if await self._resolver.resolve([lock], 0):
+            return None
+        return outcome_of(await self._info(prewrite.prewrite_key), start_ts)
+
+    async def _info(self, key: bytes) -> kvrpcpb.MvccInfo:
+        request = kvrpcpb.MvccGetByKeyRequest(key=key)
+        answer = await self._kv.router.call(key, lambda store: store.MvccGetByKey, request)
+        if answer.error:
+            raise OutcomeUnknownError(f"the store does not tell what became of a transaction: {answer.error}")
+        info: kvrpcpb.MvccInfo = answer.info
+        return info
