@@ -29,8 +29,14 @@ class Columns:
     def above(self, ts: int) -> "Columns":
         """The rows committed after `ts`."""
         wanted = [commit_ts > ts for commit_ts in self.commit_ts]
-        columns = (self.commit_ts, self.start_ts, self.op_type, self.key, self.value, self.old_value)
-        return Columns(*(list(compress(column, wanted)) for column in columns))
+        return Columns(
+            list(compress(self.commit_ts, wanted)),
+            list(compress(self.start_ts, wanted)),
+            list(compress(self.op_type, wanted)),
+            list(compress(self.key, wanted)),
+            list(compress(self.value, wanted)),
+            list(compress(self.old_value, wanted)),
+        )
 
 
 @dataclass(slots=True)

@@ -33,7 +33,10 @@ _TxnKey = tuple[int, bytes]
 # Of a PREWRITE: op_type, value, old_value, generation. Copies, because a row of a message keeps the whole message in
 # memory; and a plain tuple, because one is made for each row.
 _Prewrite = tuple[int, bytes, bytes, int]
-_OP_TYPE, _VALUE, _OLD_VALUE, _GENERATION = range(4)
+_OP_TYPE: Final = 0
+_VALUE: Final = 1
+_OLD_VALUE: Final = 2
+_GENERATION: Final = 3
 
 
 class _Commit(NamedTuple):
