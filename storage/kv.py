@@ -70,6 +70,10 @@ class KV(Reader, Protocol):
         """Give back the disk space of what was deleted from `lower <= key < upper`; may take long."""
         ...
 
+    def level0_files(self) -> int:
+        """How many files wait to be merged into the sorted ones; many of them slow writes down. Fast."""
+        ...
+
     def close(self) -> None:
         """Flush and release the directory."""
         ...
@@ -122,6 +126,10 @@ class MemoryKV:
 
     def compact(self, lower: bytes, upper: bytes) -> None:
         """Nothing to give back."""
+
+    def level0_files(self) -> int:
+        """None."""
+        return 0
 
     def close(self) -> None:
         """Nothing to release."""

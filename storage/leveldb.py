@@ -125,6 +125,10 @@ class LevelDB(_View):
         """See `KV.compact`."""
         self._source.compact_range(start=lower, stop=upper or None)
 
+    def level0_files(self) -> int:
+        """See `KV.level0_files`."""
+        return int(self._source.get_property(b"leveldb.num-files-at-level0"))
+
     def close(self) -> None:
         """See `KV.close`."""
         self._source.close()

@@ -17,7 +17,7 @@ from server.pump.lonely import LonelyPrewrites
 from server.pump.node import ONLINE, Node, node_id
 from server.pump.registry import Registry
 from server.pump.service import PumpService
-from server.pump.upkeep import collect_garbage, write_heartbeats
+from server.pump.upkeep import GarbageCollector, rotate_segments, write_heartbeats
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
@@ -25,7 +25,8 @@ from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.meta.client import open_meta
 from storage.model.errors import InvalidError
-from storage.pump.append import Append, Recovery, open_append
+from storage.pump.append import Append, open_append
+from storage.pump.recovery import Recovery
 from storage.vfs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
@@ -67,12 +68,14 @@ async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[
             node.node_id = node_id(data_dir, config.node_id, node.host)
             registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
             lonely = LonelyPrewrites(storage, pd, kv, config.txn_timeout_seconds)
+            collector = GarbageCollector(storage, pd, config.gc_retention_seconds, config.gc_force_seconds)
             loops = (
                 registry.run(),
                 disk.run(),
                 lonely.run(config.lonely_seconds),
                 write_heartbeats(service, storage, pd, config.fake_binlog_seconds),
-                collect_garbage(storage, pd, config.gc_retention_seconds, config.gc_interval_seconds),
+                collector.run(config.gc_interval_seconds),
+                rotate_segments(storage, config.segment_seconds),
             )
             async with _attended(registry, storage, loops):
                 yield {"pump": bound}

@@ -18,6 +18,7 @@ class PumpConfig:
     data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
     node_id: str = setting("", "name in the registry, kept in the data directory; empty: hostname:port")
     segment_bytes: int = setting(SEGMENT_BYTES, "size at which a value log segment is finalised")
+    segment_seconds: float = setting(3600.0, "age at which a segment is finalised, so that GC can give its space back")
     sync_log: bool = setting(True, "fdatasync each group before it is acknowledged")  # noqa: FBT003 - a default
     stop_write_at_available_bytes: int = setting(1 << 30, "refuse binlogs while the disk has less space than this")
     fake_binlog_seconds: float = setting(3.0, "write a heartbeat binlog after this long without a binlog")
@@ -29,5 +30,6 @@ class PumpConfig:
         600.0, "a prewrite of which the store knows nothing after this long is rolled back in the store, too"
     )
     heartbeat_seconds: float = setting(2.0, "how often the registry entry is renewed")
-    gc_retention_seconds: int = setting(7 * 24 * 3600, "binlogs older than this are removed")
+    gc_retention_seconds: int = setting(7 * 24 * 3600, "binlogs older than this are removed once all readers have them")
+    gc_force_seconds: int = setting(10 * 24 * 3600, "binlogs older than this are removed even from connected readers")
     gc_interval_seconds: float = setting(3600.0, "how often GC runs")

@@ -5,7 +5,7 @@ import time
 from prometheus_client import Counter, Gauge, Histogram
 
 from server.pump.disk import DiskWatch
-from storage.model.ts import physical_ms
+from storage.model.ts import MAX_TS, physical_ms
 from storage.pump.append import Append, Statistics
 
 WRITTEN = Counter("tidemark_pump_written_binlogs_total", "Binlogs acknowledged.")
@@ -20,10 +20,16 @@ LONELY_ASKED = Counter(
     ["answer"],
 )
 SKIPPED_BYTES = Counter("tidemark_pump_skipped_bytes_total", "Damaged log bytes that a start passed over.")
+GC_KEYS = Counter("tidemark_pump_gc_keys_total", "Index keys removed by GC.")
+GC_PAUSES = Counter("tidemark_pump_gc_pauses_total", "Times GC waited because LevelDB had many level-0 files.")
+GC_OVERTAKEN = Counter("tidemark_pump_gc_overtaken_readers_total", "Connected readers that lost binlogs to GC.")
 READERS = Gauge("tidemark_pump_readers_count", "Open PullBinlogs streams.")
 
 _MAX_COMMIT_TS = Gauge("tidemark_pump_max_commit_ts", "Every commit up to here can be pulled (TSO).")
 _GC_TS = Gauge("tidemark_pump_gc_ts", "Commits up to here were removed (TSO).")
+_READER_TS = Gauge(
+    "tidemark_pump_slowest_reader_ts", "What the slowest connected reader has had (TSO); 0: nobody reads."
+)
 _WAITING = Gauge("tidemark_pump_waiting_prewrites_count", "Prewrites without an outcome.")
 _WAITING_BYTES = Gauge("tidemark_pump_waiting_prewrites_bytes", "About the memory they take.")
 _WAIT_SECONDS = Gauge(
@@ -40,6 +46,7 @@ def watch(storage: Append, disk: DiskWatch) -> None:
     for gauge, value in (
         (_MAX_COMMIT_TS, lambda: storage.max_commit_ts),
         (_GC_TS, lambda: storage.gc_ts),
+        (_READER_TS, lambda: storage.readers.lowest_ts % MAX_TS),
         (_WAITING, lambda: storage.statistics().waiting_prewrites),
         (_WAITING_BYTES, lambda: storage.waiting_bytes),
         (_WAIT_SECONDS, lambda: _wait_seconds(storage.statistics())),

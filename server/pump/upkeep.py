@@ -5,12 +5,14 @@ import time
 
 import structlog
 
+from server.pump import metrics
 from server.pump.service import PumpService
 from server.rpc.pd import PdClient
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
 from storage.pump.append import Append
 from storage.pump.binlog import fake, parse
+from storage.pump.collector import Collected
 
 _log = structlog.get_logger(__name__)
 
@@ -29,13 +31,49 @@ async def write_heartbeats(service: PumpService, storage: Append, pd: PdClient, 
         service.last_write = time.monotonic()
 
 
-async def collect_garbage(storage: Append, pd: PdClient, retention_seconds: int, interval_seconds: float) -> None:
-    """Remove what is older than the retention, again and again until cancelled."""
+class GarbageCollector:
+    """Removes what is older than the retention, and tells of what readers lost by it."""
+
+    def __init__(self, storage: Append, pd: PdClient, retention_seconds: int, force_seconds: int) -> None:
+        self._storage = storage
+        self._pd = pd
+        self._retention_ms = retention_seconds * 1000
+        self._force_ms = max(retention_seconds, force_seconds) * 1000
+
+    async def run(self, interval_seconds: float) -> None:
+        """Collect after each interval, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            try:
+                await self.collect()
+            except TidemarkError as err:
+                _log.error("gc failed", error=str(err))
+
+    async def collect(self) -> Collected:
+        """One GC, by age.
+
+        Raises:
+            TidemarkError: no timestamp is to be had, or the disk refuses.
+        """
+        now_ms = physical_ms(await self._pd.tso())
+        done = await self._storage.gc(
+            compose(max(0, now_ms - self._retention_ms)), force_ts=compose(max(0, now_ms - self._force_ms))
+        )
+        metrics.GC_KEYS.inc(done.keys)
+        metrics.GC_PAUSES.inc(done.pauses)
+        _log.info("gc ran", **done._asdict(), log_bytes=self._storage.statistics().log_bytes)
+        if done.overtaken:
+            metrics.GC_OVERTAKEN.inc(done.overtaken)
+            _log.error(
+                "gc removed binlogs that connected readers have not had; they must begin anew from a dump",
+                readers=done.overtaken,
+                gc_ts=done.gc_ts,
+            )
+        return done
+
+
+async def rotate_segments(storage: Append, interval_seconds: float) -> None:
+    """Finalise the current segment after each interval, until cancelled."""
     while True:
         await asyncio.sleep(interval_seconds)
-        try:
-            gc_ts = compose(physical_ms(await pd.tso()) - retention_seconds * 1000)
-            deleted = await storage.gc(gc_ts)
-            _log.info("gc ran", gc_ts=storage.gc_ts, index_keys=deleted, log_bytes=storage.statistics().log_bytes)
-        except TidemarkError as err:
-            _log.error("gc failed", error=str(err))
+        await storage.rotate()

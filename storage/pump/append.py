@@ -2,50 +2,38 @@
 
     write -> Committer -> value log (fdatasync) -> acknowledged -> Index (LevelDB, matcher) -> pull
 
-Three kinds of threads do the waiting: one writes the log, one owns the index (and so runs GC between two groups), a few
-read. The event loop only passes things on. Recovery replays the log from the index's handle before anything is served.
+Three kinds of threads do the waiting (`threads`); GC runs on the index's, between two groups. Recovery replays the log
+from the index's handle before anything is served.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from storage.kv import KV
 from storage.leveldb import LevelDB
 from storage.model.errors import NotFoundError, UnavailableError
 from storage.pump.binlog import Binlog, parse
+from storage.pump.collector import Collected, Collector, Throttle
 from storage.pump.committer import Committer, PumpClosedError
-from storage.pump.gc import BATCHES_PER_ROUND, Sweep
-from storage.pump.index import START, Index
+from storage.pump.index import Index
 from storage.pump.pull import Chunk, Cursor, check_not_purged, read_chunk
-from storage.segment import SegmentMissingError
-from storage.value_log import SEGMENT_BYTES, Pointer, Skipped, ValueLog
+from storage.pump.readers import Readers
+from storage.pump.recovery import Recovery, recover
+from storage.pump.threads import Threads
+from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
 from storage.vfs import FS
 
-T = TypeVar("T")
-_READERS = 4
-_REPLAY_BATCH = 1024
+THROTTLE = Throttle()
 
 
 class BinlogNotFoundError(NotFoundError):
     """No binlog is filed under that timestamp."""
 
     code = "ErrBinlogNotFound"
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What a start found: binlogs replayed, bytes that had to be skipped, and whether the index was built anew."""
-
-    replayed: int
-    skipped: tuple[Skipped, ...]
-    rebuilt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +52,16 @@ class Statistics:
 class Append:
     """The storage of one Pump; made by `open_append`."""
 
-    def __init__(self, log: ValueLog, index: Index, recovery: Recovery, threads: ExitStack) -> None:
+    def __init__(self, log: ValueLog, index: Index, recovery: Recovery, threads: Threads, throttle: Throttle) -> None:
         self.recovery = recovery
+        self.readers = Readers()
         self._log = log
         self._index = index
-        self._log_thread = threads.enter_context(ThreadPoolExecutor(1, "value-log"))
-        self._index_thread = threads.enter_context(ThreadPoolExecutor(1, "pump-index"))
-        self._readers = threads.enter_context(ThreadPoolExecutor(_READERS, "pump-read"))
-        self._committer = Committer(log, self._log_thread)
+        self._threads = threads
+        self._committer = Committer(log, threads.log)
+        self._collector = Collector(log, index, self.readers, threads, throttle)
         self._moved = asyncio.Event()
         self._pulling = True
-        self._collecting = asyncio.Lock()
 
     @property
     def max_commit_ts(self) -> int:
@@ -121,18 +108,18 @@ class Append:
         Raises:
             BinlogNotFoundError: there is none.
         """
-        pointer = await self._run(self._readers, self._index.find, ts)
+        pointer = await self._threads.read(self._index.find, ts)
         if pointer is None:
             raise BinlogNotFoundError(f"no binlog is filed under {ts}; it was never written, or removed by GC")
         return await self.read(pointer)
 
     async def oldest_waiting(self, limit: int) -> list[tuple[int, Pointer]]:
         """start_ts and pointer of the prewrites that have waited longest for their outcome, in the order of the log."""
-        return await self._run(self._index_thread, self._index.oldest_waiting, limit)
+        return await self._threads.index(self._index.oldest_waiting, limit)
 
     async def read(self, pointer: Pointer) -> bytes:
         """The binlog at a pointer, as it was written. See `ValueLog.read`."""
-        return await self._run(self._readers, self._log.read, pointer)
+        return await self._threads.read(self._log.read, pointer)
 
     async def pull(self, last_ts: int) -> AsyncIterator[Chunk]:
         """Committed binlogs with commit_ts > last_ts, each joined with its prewrite, in commit order, without end.
@@ -146,41 +133,31 @@ class Append:
         """
         cursor = Cursor(last_ts or self.gc_ts)
         check_not_purged(self._index, cursor.commit_ts)
-        while True:
-            upto_ts = await self._wait_beyond(cursor.commit_ts)
-            while self._pulling and cursor != Cursor(upto_ts):
-                chunk = await self._run(self._readers, read_chunk, self._index, self._log, cursor, upto_ts)
-                cursor = chunk.cursor
-                if chunk.payloads or chunk.orphans:
-                    yield chunk
+        with self.readers.registered(cursor.commit_ts) as position:
+            while True:
+                upto_ts = await self._wait_beyond(cursor.commit_ts)
+                while self._pulling and cursor != Cursor(upto_ts):
+                    chunk = await self._threads.read(read_chunk, self._index, self._log, cursor, upto_ts)
+                    cursor = chunk.cursor
+                    if chunk.payloads or chunk.orphans:
+                        yield chunk
+                    position.commit_ts = cursor.commit_ts
 
     def end_pulls(self) -> None:
         """Let every `pull` end."""
         self._pulling = False
         self._notify()
 
-    async def gc(self, ts: int) -> int:
-        """Remove commits up to `ts`, then the segments nobody can ask for; returns the number of index keys deleted.
+    async def gc(self, ts: int, *, force_ts: int = 0) -> Collected:
+        """Remove commits up to `ts` that every reader has had, up to `force_ts` in any case, and their segments.
 
-        Nothing happens when `ts` is not ahead of gc_ts or not behind max_commit_ts.
+        Nothing happens when that is not ahead of gc_ts or not behind max_commit_ts.
         """
-        async with self._collecting:
-            if not await self._run(self._index_thread, self._index.advance_gc_ts, ts):
-                return 0
-            sweep = Sweep(self._index.kv, ts)
-            deleted = batches = 0
-            while count := await self._run(self._index_thread, sweep.delete_batch):
-                deleted += count
-                batches += 1
-                if batches % BATCHES_PER_ROUND == 0:
-                    await self._run(self._index_thread, self._drop_segments)
-            await self._run(self._index_thread, self._drop_segments)
-            return deleted
+        return await self._collector.collect(ts, force_ts)
 
-    def _drop_segments(self) -> None:
-        for fid in self._index.droppable(self._log.segments()):
-            self._log.drop(fid)
-            self._index.forget_segment(fid)
+    async def rotate(self) -> None:
+        """Finalise the current segment, so that GC can give its space back too."""
+        await self._threads.write(self._log.rotate)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the pipeline's loops as children of `tasks`; they end after `close`."""
@@ -199,7 +176,7 @@ class Append:
             if failed:
                 continue
             try:
-                await self._run(self._index_thread, self._index.apply, group.entries, group.pointers)
+                await self._threads.index(self._index.apply, group.entries, group.pointers)
             except UnavailableError as err:
                 self._committer.refuse(err)
                 failed = True
@@ -217,14 +194,16 @@ class Append:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    @staticmethod
-    async def _run(threads: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args))
-
 
 @asynccontextmanager
 async def open_append(
-    fs: FS, directory: Path, *, kv: KV | None = None, segment_bytes: int = SEGMENT_BYTES, sync: bool = True
+    fs: FS,
+    directory: Path,
+    *,
+    kv: KV | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+    sync: bool = True,
+    throttle: Throttle = THROTTLE,
 ) -> AsyncIterator[Append]:
     """Open or create a Pump's storage for the block: `value/` and `kv/` in `directory`; drains on the way out.
 
@@ -237,47 +216,14 @@ async def open_append(
     open_log = partial(ValueLog, fs, directory / "value", ts_of=_ts_of, segment_bytes=segment_bytes, sync=sync)
     open_kv = partial(LevelDB, directory / "kv") if kv is None else lambda: kv
     with ExitStack() as stack:
-        log, index, recovery = await asyncio.to_thread(_recover, open_log, open_kv, stack)
-        append = Append(log, index, recovery, stack)
+        log, index, recovery = await asyncio.to_thread(recover, open_log, open_kv, stack)
+        append = Append(log, index, recovery, Threads(stack), throttle)
         async with asyncio.TaskGroup() as tasks:
             append.start(tasks)
             try:
                 yield append
             finally:
                 append.close()
-
-
-def _recover(
-    open_log: Callable[[], ValueLog], open_kv: Callable[[], KV], stack: ExitStack
-) -> tuple[ValueLog, Index, Recovery]:
-    kv = open_kv()  # first: LevelDB's lock keeps a second process off the log too
-    stack.callback(kv.close)
-    log = open_log()
-    stack.callback(log.close)
-    index = Index(kv)
-    rebuilt = _rebuild(log, index)
-    skipped = dict.fromkeys(log.skipped)
-    found = log.scan(index.handle)
-    replayed = 0
-    while batch := list(islice(found, _REPLAY_BATCH)):
-        records = [item for item in batch if not isinstance(item, Skipped)]
-        skipped |= dict.fromkeys(item for item in batch if isinstance(item, Skipped))
-        if records:
-            index.apply([parse(payload)[:3] for _, payload in records], [pointer for pointer, _ in records])
-        replayed += len(records)
-    return log, index, Recovery(replayed, tuple(skipped), rebuilt)
-
-
-def _rebuild(log: ValueLog, index: Index) -> bool:
-    """Empty the index when it does not fit the log: it is new, or knows records that the disk has lost."""
-    segments = log.segments()
-    if index.head.fid not in segments and index.head != START:
-        raise SegmentMissingError(f"segment {index.head.fid} of the value log is missing; restore its file")
-    first = next(iter(segments), 0)
-    unfit = log.end < index.head or (index.head == START and first > 0)
-    if unfit:
-        index.reset(first)
-    return unfit
 
 
 def _ts_of(payload: bytes) -> int:

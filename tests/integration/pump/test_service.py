@@ -222,7 +222,7 @@ async def test_a_reader_of_purged_binlogs_is_refused_with_a_reason(tmp_path: Pat
         await write_pair(pump, 1)
         await pump.write(fake(100))
         await pump.pull(0, 100)
-        assert await pump.storage.gc(50) == 2
+        assert (await pump.storage.gc(50)).keys == 2
         with pytest.raises(grpc.aio.AioRpcError, match="ErrBinlogPurged"):
             await pump.pull(10, 100)
         assert len(await pump.pull(0, 100)) == 1

@@ -1,8 +1,6 @@
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -11,58 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tipb import binlog_pb2
 
-from storage.kv import KV, MemoryKV, WriteBatch
+from storage.kv import MemoryKV, WriteBatch
 from storage.model.errors import UnavailableError
-from storage.pump.append import Append, BinlogNotFoundError, open_append
-from storage.pump.binlog import Binlog, fake, parse
+from storage.pump.append import Append, BinlogNotFoundError
+from storage.pump.binlog import Binlog, parse
+from storage.pump.collector import Collected
 from storage.pump.committer import PumpClosedError
 from storage.pump.pull import BinlogPurgedError
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
-from storage.vfs import FS, HookedFS, MemFS
-
-DIRECTORY = Path("/pump")
-
-
-def prewrite(start_ts: int, value: bytes = b"rows") -> Binlog:
-    message = binlog_pb2.Binlog(tp=0, start_ts=start_ts, commit_ts=0, prewrite_key=b"k", prewrite_value=value)
-    return parse(message.SerializeToString())
-
-
-def commit(start_ts: int, commit_ts: int) -> Binlog:
-    message = binlog_pb2.Binlog(tp=1, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=b"k")
-    return parse(message.SerializeToString())
-
-
-def rollback(start_ts: int) -> Binlog:
-    return parse(binlog_pb2.Binlog(tp=2, start_ts=start_ts, commit_ts=0).SerializeToString())
-
-
-def heartbeat(ts: int) -> Binlog:
-    return parse(fake(ts))
-
-
-@asynccontextmanager
-async def opened(fs: FS, kv: KV | None = None, segment_bytes: int = 1 << 20) -> AsyncIterator[Append]:
-    async with open_append(fs, DIRECTORY, kv=kv or MemoryKV(), segment_bytes=segment_bytes) as append:
-        yield append
-
-
-async def pulled(append: Append, last_ts: int, until_ts: int) -> list[tuple[int, int, bytes]]:
-    """What a reader after `last_ts` gets up to the binlog with commit_ts `until_ts`."""
-    found: list[tuple[int, int, bytes]] = []
-    async for chunk in append.pull(last_ts):
-        for payload in chunk.payloads:
-            message = binlog_pb2.Binlog.FromString(payload)
-            found.append((message.commit_ts, message.start_ts, message.prewrite_value))
-        if found and found[-1][0] >= until_ts:
-            return found
-    raise AssertionError("a pull ends only by closing")
-
-
-async def wait_max_commit_ts(append: Append, ts: int) -> None:
-    async for _ in append.pull(ts - 1):
-        return
+from storage.vfs import HookedFS, MemFS
+from tests.unit.storage.pump.storages import (
+    DIRECTORY,
+    commit,
+    heartbeat,
+    opened,
+    prewrite,
+    pulled,
+    rollback,
+    wait_max_commit_ts,
+)
 
 
 async def test_commits_come_in_commit_order_joined_with_their_rows() -> None:
@@ -191,7 +157,7 @@ async def test_a_reader_below_gc_is_told_so() -> None:
         await append.write([prewrite(1), commit(1, 5), prewrite(6), commit(6, 8), heartbeat(10)])
         await wait_max_commit_ts(append, 10)
         slow = append.pull(4)
-        assert await append.gc(6) == 2
+        assert (await append.gc(6)).keys == 2
         for reader in (slow, append.pull(3)):
             with pytest.raises(BinlogPurgedError, match="would lose rows"):
                 await anext(reader)
@@ -205,12 +171,12 @@ async def test_gc_drops_whole_segments_but_never_a_prewrite_that_a_later_commit_
         for binlog in (prewrite(1), commit(1, 5), prewrite(6, b"old"), heartbeat(7), commit(6, 20), heartbeat(30)):
             await append.write([binlog])
         await wait_max_commit_ts(append, 30)
-        assert await append.gc(19) == 3 + 1
+        assert (await append.gc(19)).keys == 3 + 1
         assert fs.names(DIRECTORY / "value") == ["000002.vlog", "000003.vlog", "000004.vlog", "000005.vlog"]
         assert (await pulled(append, 19, 20))[0] == (20, 6, b"old")
         await append.write([heartbeat(40)])
         await wait_max_commit_ts(append, 40)
-        assert await append.gc(39) > 0
+        assert (await append.gc(39)).keys > 0
         assert fs.names(DIRECTORY / "value") == ["000006.vlog"]
 
 
@@ -218,9 +184,9 @@ async def test_gc_waits_for_what_is_not_complete() -> None:
     async with opened(MemFS()) as append:
         await append.write([prewrite(1), commit(1, 5), prewrite(6), heartbeat(10)])
         await wait_max_commit_ts(append, 5)
-        assert await append.gc(5) == 0
-        assert (await append.gc(4), append.gc_ts) == (0, 4)
-        assert (await append.gc(3), append.gc_ts) == (0, 4)
+        assert (await append.gc(5)).keys == 0
+        assert await append.gc(4) == Collected(gc_ts=4)
+        assert await append.gc(3) == Collected(gc_ts=4)
 
 
 async def test_a_lost_index_is_rebuilt_from_the_log() -> None:
