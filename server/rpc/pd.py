@@ -278,10 +278,17 @@ async def _repeat(
             if err.code() not in _RETRIED and not any(words in reason for words in (*_MOVED, *_BUSY, _BROKEN)):
                 raise PdRefusedError(f"the coordinator at {address} answered {err.code().name}: {reason}") from err
         failed()
+        if _is_cancelled():
+            raise asyncio.CancelledError  # gRPC answers with the call's failure if both come at once
         if loop.time() + pause >= deadline:
             raise PdUnavailableError(f"no coordinator answers at {address}: {reason}; is it running?")
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
         pause = min(pause * 2, most)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _check(answer: Any) -> None:
