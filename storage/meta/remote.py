@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
-from storage.meta.calls import OpenCalls
+from storage.meta.calls import OpenCalls, is_cancelled
 from storage.meta.endpoints import Endpoints
 from storage.meta.errors import (
     EtcdError,
@@ -78,6 +78,8 @@ class RemoteEtcd:
 
     def failed(self, err: TimeoutError | grpc.aio.AioRpcError, address: str) -> EtcdError:
         """`err` as our error, once the endpoint or the token that it speaks of is no longer used."""
+        if is_cancelled():
+            raise asyncio.CancelledError from err  # gRPC answers with the call's failure if both come at once
         if isinstance(err, TimeoutError):
             self._endpoints.leave(address)
             self.calls.give_up(address)
