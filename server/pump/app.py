@@ -17,7 +17,7 @@ from server.pump.lonely import LonelyPrewrites
 from server.pump.node import ONLINE, Node, node_id
 from server.pump.registry import Registry
 from server.pump.service import PumpService
-from server.pump.upkeep import GarbageCollector, rotate_segments, write_heartbeats
+from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, write_heartbeats
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
@@ -75,6 +75,7 @@ async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[
                 lonely.run(config.lonely_seconds),
                 write_heartbeats(service, storage, pd, config.fake_binlog_seconds),
                 collector.run(config.gc_interval_seconds),
+                watch_index(storage),
                 rotate_segments(storage, config.segment_seconds),
             )
             async with _attended(registry, storage, loops):

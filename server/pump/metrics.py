@@ -37,6 +37,8 @@ _WAIT_SECONDS = Gauge(
     "Age of the oldest prewrite without an outcome; everything committed after it waits for it. 0: none.",
 )
 _LATE = Gauge("tidemark_pump_late_commits_count", "Commits that came after readers may have passed them.")
+_INDEX_BEHIND = Gauge("tidemark_pump_index_behind", "1 while the index is caught up from the log, as it stalled.")
+_INDEX_FAILURES = Gauge("tidemark_pump_index_failures_count", "Refused writes to the index since the start.")
 _LOG_BYTES = Gauge("tidemark_pump_value_log_bytes", "Size of the value log.")
 _AVAILABLE_BYTES = Gauge("tidemark_pump_available_bytes", "Space left on the disk of the data directory.")
 
@@ -51,6 +53,8 @@ def watch(storage: Append, disk: DiskWatch) -> None:
         (_WAITING_BYTES, lambda: storage.waiting_bytes),
         (_WAIT_SECONDS, lambda: _wait_seconds(storage.statistics())),
         (_LATE, lambda: storage.statistics().late_commits),
+        (_INDEX_BEHIND, lambda: storage.statistics().index_behind),
+        (_INDEX_FAILURES, lambda: storage.statistics().index_failures),
         (_LOG_BYTES, lambda: storage.statistics().log_bytes),
         (_AVAILABLE_BYTES, lambda: disk.available_bytes),
     ):

@@ -14,6 +14,8 @@ from storage.pump.append import Append
 from storage.pump.binlog import fake, parse
 from storage.pump.collector import Collected
 
+_WATCH_SECONDS = 3.0
+
 _log = structlog.get_logger(__name__)
 
 
@@ -70,6 +72,20 @@ class GarbageCollector:
                 gc_ts=done.gc_ts,
             )
         return done
+
+
+async def watch_index(storage: Append) -> None:
+    """Tell when the index falls behind the log, and when it has caught up; until cancelled."""
+    was_behind = False
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        statistics = storage.statistics()
+        if statistics.index_behind and not was_behind:
+            reason = storage.indexer.last_failure or "its writes are slow"
+            _log.error("the index is behind the log: readers wait, writers do not", reason=str(reason))
+        if was_behind and not statistics.index_behind:
+            _log.warning("the index has caught up with the log", failures=statistics.index_failures)
+        was_behind = statistics.index_behind
 
 
 async def rotate_segments(storage: Append, interval_seconds: float) -> None:

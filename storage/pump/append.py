@@ -15,11 +15,13 @@ from pathlib import Path
 
 from storage.kv import KV
 from storage.leveldb import LevelDB
-from storage.model.errors import NotFoundError, UnavailableError
+from storage.model.errors import NotFoundError
 from storage.pump.binlog import Binlog, parse
 from storage.pump.collector import Collected, Collector, Throttle
 from storage.pump.committer import Committer, PumpClosedError
+from storage.pump.feed import Feed
 from storage.pump.index import Index
+from storage.pump.indexer import Indexer
 from storage.pump.pull import Chunk, Cursor, check_not_purged, read_chunk
 from storage.pump.readers import Readers
 from storage.pump.recovery import Recovery, recover
@@ -45,6 +47,8 @@ class Statistics:
     waiting_prewrites: int
     oldest_waiting_ts: int
     late_commits: int
+    index_behind: bool
+    index_failures: int
     log_bytes: int
     segments: int
 
@@ -58,7 +62,9 @@ class Append:
         self._log = log
         self._index = index
         self._threads = threads
-        self._committer = Committer(log, threads.log)
+        self._feed = Feed(log.end)
+        self._committer = Committer(log, threads.log, self._feed)
+        self.indexer = Indexer(log, index, self._feed, threads, self._notify)
         self._collector = Collector(log, index, self.readers, threads, throttle)
         self._moved = asyncio.Event()
         self._pulling = True
@@ -92,6 +98,8 @@ class Append:
             waiting_prewrites=index.waiting,
             oldest_waiting_ts=index.oldest_waiting_ts,
             late_commits=index.late_commits,
+            index_behind=self._feed.behind,
+            index_failures=self.indexer.failures,
             log_bytes=self._log.size_bytes(),
             segments=len(segments),
         )
@@ -162,25 +170,12 @@ class Append:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the pipeline's loops as children of `tasks`; they end after `close`."""
         tasks.create_task(self._committer.run(), name="pump-committer")
-        tasks.create_task(self._index_groups(), name="pump-index")
+        tasks.create_task(self.indexer.run(), name="pump-index")
 
     def close(self) -> None:
         """Accept no more binlogs; the loops end when all are stored and indexed."""
         self.end_pulls()
         self._committer.close()
-
-    async def _index_groups(self) -> None:
-        """Index what is stored. A disk that refuses ends writing, not reading: a restart replays the rest."""
-        failed = False
-        while (group := await self._committer.groups.get()) is not None:
-            if failed:
-                continue
-            try:
-                await self._threads.index(self._index.apply, group.entries, group.pointers)
-            except UnavailableError as err:
-                self._committer.refuse(err)
-                failed = True
-            self._notify()
 
     async def _wait_beyond(self, ts: int) -> int:
         while self._pulling:

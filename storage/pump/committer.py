@@ -1,6 +1,6 @@
 """Group commit: whatever waits goes into the value log together, with one write and one fdatasync.
 
-Order: log, then acknowledgement, then the index, which reads its groups from a bounded queue. There is no timer: while
+Order: log, then acknowledgement, then the feed of the index. There is no timer: while
 one group is on its way to the disk the next one gathers.
 """
 
@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from storage.model.errors import ClosedError, TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog
-from storage.pump.index import Entry
+from storage.pump.feed import Feed, Group
 from storage.value_log import Pointer, ValueLog
 
 GROUP_BYTES = 4 << 20
 WAITING_BYTES_MAX = 256 << 20
-GROUPS_MAX = 64
 
 
 class PumpBusyError(UnavailableError):
@@ -32,13 +31,6 @@ class PumpClosedError(ClosedError):
     code = "ErrPumpClosed"
 
 
-class Group(NamedTuple):
-    """Binlogs that are in the log and wait for the index."""
-
-    entries: list[Entry]
-    pointers: list[Pointer]
-
-
 class _Write(NamedTuple):
     binlogs: Sequence[Binlog]
     size: int
@@ -48,8 +40,8 @@ class _Write(NamedTuple):
 class Committer:
     """The queue in front of the value log and the loop that empties it."""
 
-    def __init__(self, log: ValueLog, thread: Executor) -> None:
-        self.groups: asyncio.Queue[Group | None] = asyncio.Queue(GROUPS_MAX)
+    def __init__(self, log: ValueLog, thread: Executor, feed: Feed) -> None:
+        self._feed = feed
         self._log = log
         self._thread = thread
         self._waiting: deque[_Write] = deque()
@@ -89,7 +81,7 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Store groups until closed; then tell the index that there are no more."""
+        """Store groups until closed; then close the feed."""
         try:
             while self._waiting or self._refusal is None:
                 await self._wake.wait()
@@ -98,7 +90,7 @@ class Committer:
                     await self._store(writes)
         finally:
             self.refuse(_stopping())
-        await self.groups.put(None)
+        self._feed.close()
 
     def _take(self) -> list[_Write]:
         taken: list[_Write] = []
@@ -124,7 +116,7 @@ class Committer:
         finally:
             self._answer(writes, failure)
         if pointers:
-            await self.groups.put(Group([binlog[:3] for binlog in binlogs], pointers))
+            await self._feed.put(Group([binlog[:3] for binlog in binlogs], pointers))
 
     @staticmethod
     def _answer(writes: list[_Write], err: TidemarkError | None) -> None:

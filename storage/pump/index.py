@@ -8,7 +8,8 @@ whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
    crash only moves the handle back.
 3. The index is derived: if the log ends before what the index knows, the index is rebuilt from the log.
 
-`apply`, `oldest_waiting`, `advance_gc_ts` and `reset` belong to one thread at a time; the rest may be called from any.
+`apply`, `oldest_waiting`, `advance_gc_ts`, `reload` and `reset` belong to one thread at a time; the rest may be called
+from any.
 """
 
 import struct
@@ -62,12 +63,17 @@ class Index:
         Raises:
             IndexVersionError: it is of an unknown version.
         """
-        self.handle, self.head, self.max_commit_ts = _load_state(kv)
-        self.gc_ts = int(_U64.unpack(kv.get(_GC_KEY) or bytes(8))[0])
         self.late_commits = 0
         self.kv = kv
+        self.reload()
+
+    def reload(self) -> None:
+        """Load the state, as at a start: to be fed from `replay_from` on."""
+        self.handle, self.head, self.max_commit_ts = _load_state(self.kv)
+        self.replay_from = self.handle
+        self.gc_ts = int(_U64.unpack(self.kv.get(_GC_KEY) or bytes(8))[0])
         self._matcher: Matcher[Pointer] = Matcher(self.max_commit_ts)
-        self._segment_ts = {_U32.unpack(key[1:])[0]: _U64.unpack(ts)[0] for key, ts in kv.scan(b"m", b"n")}
+        self._segment_ts = {_U32.unpack(key[1:])[0]: _U64.unpack(ts)[0] for key, ts in self.kv.scan(b"m", b"n")}
 
     @property
     def waiting(self) -> int:
@@ -110,6 +116,7 @@ class Index:
         batch.put(_STATE_KEY, _STATE.pack(_STATE_VERSION, *handle[:2], *head[:2], max_commit_ts))
         self.kv.write(batch, sync=False)
         self.handle, self.head, self.max_commit_ts = handle, head, max_commit_ts
+        self.replay_from = head
 
     def commits(self, after: tuple[int, int], upto_ts: int, limit: int, limit_bytes: int) -> list[Commit]:
         """Commits after the pair (commit_ts, start_ts), up to `upto_ts` inclusive, in order.
@@ -167,7 +174,7 @@ class Index:
         """Empty the index, to be rebuilt from segment `first_fid` on; gc_ts stays."""
         for prefix in (COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX, _STATE_KEY):
             self.kv.delete_range(prefix, bytes([prefix[0] + 1]))
-        self.handle = self.head = Pointer(first_fid, 0, 0)
+        self.handle = self.head = self.replay_from = Pointer(first_fid, 0, 0)
         self.max_commit_ts = 0
         self._matcher = Matcher()
         self._segment_ts = {}

@@ -1,17 +1,20 @@
 """What happens before anything is served: the log is replayed into the index from the index's handle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from storage.kv import KV
 from storage.pump.binlog import parse
-from storage.pump.index import START, Index
+from storage.pump.index import START, Entry, Index
 from storage.segment import SegmentMissingError
 from storage.value_log import Pointer, Skipped, ValueLog
 
 REPLAY_BATCH = 1024
+Entered: TypeAlias = tuple[Pointer, Entry]
+"""A record of the log as the index sees it; its payload is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,27 @@ def recover(
     stack.callback(log.close)
     index = Index(kv)
     rebuilt = _rebuild(log, index)
-    skipped = dict.fromkeys(log.skipped)
+    skipped = list(log.skipped)
     replayed = 0
-    found = log.scan(index.handle)
+    found = entries(log.scan(index.replay_from), skipped)
     while batch := list(islice(found, REPLAY_BATCH)):
-        skipped |= dict.fromkeys(item for item in batch if isinstance(item, Skipped))
-        replayed += apply(index, [item for item in batch if not isinstance(item, Skipped)])
-    return log, index, Recovery(replayed, tuple(skipped), rebuilt)
+        replayed += apply(index, batch)
+    return log, index, Recovery(replayed, tuple(dict.fromkeys(skipped)), rebuilt)
 
 
-def apply(index: Index, records: list[tuple[Pointer, bytes]]) -> int:
+def entries(found: Iterator[tuple[Pointer, bytes] | Skipped], skipped: list[Skipped]) -> Iterator[Entered]:
+    """What the index wants to know of the records of a scan; adds the damaged bytes it passes over to `skipped`."""
+    for item in found:
+        if isinstance(item, Skipped):
+            skipped.append(item)
+        else:
+            yield item[0], parse(item[1])[:3]
+
+
+def apply(index: Index, batch: Sequence[Entered]) -> int:
     """Index records of the log; returns how many."""
-    if records:
-        index.apply([parse(payload)[:3] for _, payload in records], [pointer for pointer, _ in records])
-    return len(records)
+    index.apply([entry for _, entry in batch], [pointer for pointer, _ in batch])
+    return len(batch)
 
 
 def _rebuild(log: ValueLog, index: Index) -> bool:

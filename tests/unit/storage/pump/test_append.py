@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tipb import binlog_pb2
 
 from storage.kv import MemoryKV, WriteBatch
-from storage.model.errors import UnavailableError
-from storage.pump.append import Append, BinlogNotFoundError
-from storage.pump.binlog import Binlog, parse
+from storage.pump.append import BinlogNotFoundError
+from storage.pump.binlog import parse
 from storage.pump.collector import Collected
 from storage.pump.committer import PumpClosedError
 from storage.pump.pull import BinlogPurgedError
@@ -113,36 +112,6 @@ async def test_a_full_disk_fails_the_writers_and_serves_the_readers() -> None:
         full = False
         await append.write([prewrite(6), commit(6, 7)])
         assert len(await pulled(append, 0, 7)) == 2
-
-
-class FailingKV(MemoryKV):
-    broken = False
-
-    def write(self, batch: WriteBatch, *, sync: bool) -> None:
-        if self.broken:
-            raise UnavailableError("the disk of the index is full")
-        super().write(batch, sync=sync)
-
-
-async def write_until_refused(append: Append, binlog: Binlog) -> None:
-    while True:
-        await append.write([binlog])
-
-
-async def test_an_index_that_cannot_be_written_stops_writing_and_a_restart_replays_what_was_acknowledged() -> None:
-    fs, kv = MemFS(), FailingKV()
-    async with opened(fs, kv) as append:
-        await append.write([prewrite(1), commit(1, 5)])
-        await wait_max_commit_ts(append, 5)
-        kv.broken = True
-        await append.write([prewrite(6), commit(6, 7)])
-        with pytest.raises(UnavailableError, match="the disk of the index is full"):
-            await write_until_refused(append, heartbeat(8))
-        assert await pulled(append, 0, 5) == [(5, 1, b"rows")]
-    kv.broken = False
-    async with opened(fs, kv) as append:
-        assert append.recovery.replayed >= 2
-        assert [item[0] for item in await pulled(append, 0, 8)] == [5, 7, 8]
 
 
 async def test_writing_to_a_closing_pump_is_refused() -> None:

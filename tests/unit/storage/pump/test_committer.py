@@ -9,6 +9,7 @@ from storage.model.errors import UnavailableError
 from storage.pump import committer as module
 from storage.pump.binlog import Binlog, fake, parse
 from storage.pump.committer import Committer, PumpBusyError, PumpClosedError
+from storage.pump.feed import Feed
 from storage.value_log import ValueLog
 from storage.vfs import HookedFS, MemFS
 
@@ -20,6 +21,7 @@ class Disk:
         self.released = threading.Event()
         self.syncs = 0
         self.log = ValueLog(HookedFS(MemFS(), self._hook), Path("/log"), ts_of=lambda _: 0)
+        self.feed = Feed(self.log.end)
 
     def _hook(self, call: str, path: Path) -> None:
         if call == "sync":
@@ -34,7 +36,7 @@ def binlog(ts: int) -> Binlog:
 async def test_what_waits_while_the_disk_works_is_one_group() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread)
+        committer = Committer(disk.log, thread, disk.feed)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(committer.run())
             writers = [tasks.create_task(committer.write([binlog(ts)])) for ts in range(1, 101)]
@@ -43,16 +45,17 @@ async def test_what_waits_while_the_disk_works_is_one_group() -> None:
             await asyncio.gather(*writers)
             committer.close()
     assert disk.syncs <= 2
-    groups = [committer.groups.get_nowait() for _ in range(committer.groups.qsize())]
-    assert groups[-1] is None
-    entries = [entry for group in groups if group for entry in group.entries]
+    entries = []
+    while group := await disk.feed.get():
+        entries += group.entries
+    assert disk.feed.closed
     assert entries == [(2, ts, ts) for ts in range(1, 101)]
 
 
 async def test_nothing_is_acknowledged_before_the_disk_has_it() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread)
+        committer = Committer(disk.log, thread, disk.feed)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(committer.run())
             writer = tasks.create_task(committer.write([binlog(1)]))
@@ -67,7 +70,7 @@ async def test_a_queue_beyond_its_bound_refuses(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 50)
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread)
+        committer = Committer(disk.log, thread, disk.feed)
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(committer.write([binlog(1 << 60)])) for _ in range(2)]
             await asyncio.sleep(0)
@@ -82,7 +85,7 @@ async def test_a_queue_beyond_its_bound_refuses(monkeypatch: pytest.MonkeyPatch)
 async def test_refusing_answers_those_who_wait() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread)
+        committer = Committer(disk.log, thread, disk.feed)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(_refusal(committer))
             await asyncio.sleep(0)
@@ -96,7 +99,7 @@ async def test_a_closed_committer_stores_what_waits_and_refuses_the_rest() -> No
     disk = Disk()
     disk.released.set()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread)
+        committer = Committer(disk.log, thread, disk.feed)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(committer.write([binlog(1)]))
             await asyncio.sleep(0)
