@@ -18,6 +18,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import Members, NoLeaderError, addresses_of
 from server.rpc.tso import TsoCall, TsoStream, TsoUnavailableError
+from storage.meta.calls import cancellations
 from storage.model.errors import ConflictError, InvalidError, TidemarkError, UnavailableError
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ async def _repeat(
     """Await `attempt()` until it answers; transient failures are repeated with jittered back-off, after `failed()`."""
     pause, most = _BACKOFF_SECONDS
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
+    deadline, before = loop.time() + within_s, cancellations()
     while True:
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
@@ -278,17 +279,12 @@ async def _repeat(
             if err.code() not in _RETRIED and not any(words in reason for words in (*_MOVED, *_BUSY, _BROKEN)):
                 raise PdRefusedError(f"the coordinator at {address} answered {err.code().name}: {reason}") from err
         failed()
-        if _is_cancelled():
+        if cancellations() > before:
             raise asyncio.CancelledError  # gRPC answers with the call's failure if both come at once
         if loop.time() + pause >= deadline:
             raise PdUnavailableError(f"no coordinator answers at {address}: {reason}; is it running?")
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
         pause = min(pause * 2, most)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _check(answer: Any) -> None:

@@ -43,5 +43,10 @@ class OpenCalls:
 
 def is_cancelled() -> bool:
     """Whether this task is; gRPC raises the same error in whoever reads a call that somebody else cancelled."""
+    return cancellations() > 0
+
+
+def cancellations() -> int:
+    """How often this task was asked to end; compare with an earlier answer."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
-from storage.meta.calls import OpenCalls, is_cancelled
+from storage.meta.calls import OpenCalls, cancellations
 from storage.meta.endpoints import Endpoints
 from storage.meta.errors import (
     EtcdError,
@@ -78,8 +78,6 @@ class RemoteEtcd:
 
     def failed(self, err: TimeoutError | grpc.aio.AioRpcError, address: str) -> EtcdError:
         """`err` as our error, once the endpoint or the token that it speaks of is no longer used."""
-        if is_cancelled():
-            raise asyncio.CancelledError from err  # gRPC answers with the call's failure if both come at once
         if isinstance(err, TimeoutError):
             self._endpoints.leave(address)
             self.calls.give_up(address)
@@ -170,13 +168,15 @@ class RemoteEtcd:
             raise _NotSentError(err) from err
         except grpc.aio.AioRpcError as err:
             raise self.failed(err, self._endpoints.current) from err
-        address = self._endpoints.current
+        address, before = self._endpoints.current, cancellations()
         try:
             call = attempt(channel, has)
             async with asyncio.timeout(_ATTEMPT_SECONDS):
                 with self.calls.reading(call, address):
                     return await call
         except (TimeoutError, grpc.aio.AioRpcError) as err:
+            if cancellations() > before:
+                raise asyncio.CancelledError from err  # gRPC answers with the failure if both come at once
             raise self.failed(err, address) from err
 
 
