@@ -14,11 +14,15 @@ class Checkpoint:
 
     def ack(self, start_ts: int, end_ts: int) -> int:
         """Acknowledge the rows in `(start_ts, end_ts]`; returns the checkpoint. Repeating it is harmless."""
-        if end_ts > self.checkpoint_ts and end_ts > start_ts:
+        if end_ts <= self.checkpoint_ts or end_ts <= start_ts:
+            return self.checkpoint_ts
+        if start_ts <= self.checkpoint_ts and not self._ahead:
+            self.previous_ts, self.checkpoint_ts = self.checkpoint_ts, end_ts
+        else:
             self._merge(start_ts, end_ts)
-        reached = self._ahead.pop(self.checkpoint_ts, None)
-        if reached is not None:
-            self.previous_ts, self.checkpoint_ts = self.checkpoint_ts, reached
+            reached = self._ahead.pop(self.checkpoint_ts, None)
+            if reached is not None:
+                self.previous_ts, self.checkpoint_ts = self.checkpoint_ts, reached
         return self.checkpoint_ts
 
     def _merge(self, start_ts: int, end_ts: int) -> None:

@@ -1,7 +1,11 @@
 """Dispatcher and workers of the sink manager: threads that keep the slowest tables staged while there is memory.
 
 One thread takes the slowest table with something new off the heap, acquires the memory a task begins with, and passes
-the task through a bounded channel (the seed's sinkTaskChan) to a worker; the worker gives the table back to the heap.
+the task through a channel (the seed's sinkTaskChan) to an idle worker; the worker gives the table back to the heap. No
+task waits for a worker, so only running tasks hold memory that is not a table's.
+
+A table whose staging fails leaves the heap, so that it holds nobody back; its readers go to the sorter and meet what is
+wrong. When they get past it, which an acknowledgement shows, the table comes back.
 """
 
 import itertools
@@ -12,16 +16,20 @@ from typing import Final
 
 import structlog
 
+from sink import metrics
 from sink.errors import QuotaClosedError, RangeCleanedError, TableNotFoundError
 from sink.progress import Progress, ProgressHeap
 from sink.quota import MemQuota
-from sink.table_sink import TableSink
+from sink.table_sink import ROWS_LOST, TableSink
 from sink.worker import REQUEST_BYTES, SinkTask, TaskResult, TaskRun
 from sorter import Sorter
+from sorter.errors import SorterClosedError
 from storage.model.event import Position
 from storage.model.span import Span
+from storage.model.ts import compose
 
 _STOP: Final = None
+_TASK_RANGE: Final = compose(30 * 60 * 1000)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
 _log = structlog.get_logger(__name__)
 
 Upper = Callable[[TableSink], int]
@@ -46,9 +54,13 @@ class Dispatcher:
         self._threads += [
             threading.Thread(target=self._work, name=f"sink-worker-{number}", daemon=True) for number in range(workers)
         ]
+        self._failures: dict[Span, str] = {}
+        self._left_out: dict[Span, TableSink] = {}  # tables without an entry in the heap, after a failure
+        self._idle_workers = workers
         self._started = False
         self._stopping = False
         self._short_of_memory = False
+        self._times_freed = 0
 
     def start(self) -> None:
         """Start the threads."""
@@ -56,14 +68,18 @@ class Dispatcher:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Let running tasks end, then end the threads; close the quota first, so that none waits for memory."""
+    def stop(self) -> bool:
+        """Let running tasks end, then end the threads; returns whether there were any.
+
+        Close the quota first, so that none waits for memory.
+        """
         with self._wanted:
+            running = self._started and not self._stopping
             self._stopping = True
             self._wanted.notify_all()
-        if self._started:
-            for thread in self._threads:
-                thread.join()
+        for thread in self._threads if self._started else ():
+            thread.join()
+        return running
 
     def add_table(self, table: TableSink) -> None:
         """Begin to stage a table."""
@@ -77,9 +93,13 @@ class Dispatcher:
         with self._wanted:
             self._tables.pop(span, None)
             self._heap.remove(span)
+            self._left_out.pop(span, None)
+            self._forget_failure(span)
 
     def wake(self, span: Span | None = None) -> None:
-        """The table (None: all) may go further."""
+        """The table (None: all) may go further; a table without rows does not need to."""
+        if span is not None and not self._has_rows(span):
+            return
         with self._wanted:
             if span is None:
                 self._heap.wake_all()
@@ -87,10 +107,25 @@ class Dispatcher:
             elif self._heap.wake(span):
                 self._wanted.notify()
 
+    def retry(self, table: TableSink) -> None:
+        """The table's checkpoint moved: stage it again, if that had failed."""
+        if table.span not in self._left_out:
+            return
+        with self._wanted:
+            if self._left_out.pop(table.span, None) is table:
+                self._heap.push(Progress(Position(table.checkpoint_ts + 1, 0), table.span, table.version))
+                self._wanted.notify()
+
+    def failures(self) -> dict[Span, str]:
+        """The tables whose staging failed last, and why."""
+        with self._wanted:
+            return dict(self._failures)
+
     def memory_freed(self) -> None:
         """Somebody gave memory back."""
         with self._wanted:
             self._short_of_memory = False
+            self._times_freed += 1
             self._wanted.notify()
 
     def _dispatch(self) -> None:
@@ -100,11 +135,12 @@ class Dispatcher:
             self._channel.put(_STOP)
 
     def _next_task(self) -> SinkTask | None:
-        """Wait for a table with something new and the memory to begin with; None when stopping."""
+        """Wait for an idle worker, a table with something new and the memory to begin with; None when stopping."""
         with self._wanted:
             while not self._stopping:
-                task = None if self._short_of_memory else self._take_slowest()
+                task = self._take_slowest() if self._idle_workers and not self._short_of_memory else None
                 if task is not None:
+                    self._idle_workers -= 1
                     return task
                 self._wanted.wait()
             return None
@@ -113,8 +149,8 @@ class Dispatcher:
         while (progress := self._heap.pop()) is not None:
             table = self._tables[progress.span]
             lower = max(progress.next_lower, Position(table.checkpoint_ts + 1, 0))
-            upper = Position.fence(self._upper(table))
-            if lower > upper:
+            upper = Position.fence(min(self._upper(table), lower.commit_ts + _TASK_RANGE))
+            if lower > upper or not self._has_rows(progress.span):
                 self._heap.park(Progress(lower, progress.span, progress.version))
             elif self._quota.try_acquire(self._request_bytes):
                 return SinkTask(table, lower, upper)
@@ -124,28 +160,68 @@ class Dispatcher:
                 return None
         return None
 
+    def _has_rows(self, span: Span) -> bool:
+        try:
+            return not self._sorter.is_empty(span)
+        except (TableNotFoundError, SorterClosedError):  # it is coming or going
+            return False
+
     def _work(self) -> None:
         while (task := self._channel.get()) is not None:
+            times_freed = self._times_freed
             result = self._run(task)
             with self._wanted:
+                self._idle_workers += 1
                 # A task that ended for any other reason has given memory back.
-                self._short_of_memory = result is not None and result.gave_up
+                self._short_of_memory = result is not None and result.gave_up and times_freed == self._times_freed
                 if result is not None:
                     self._heap.push(Progress(result.next_lower, task.table.span, task.table.version))
+                elif self._tables.get(task.table.span) is task.table:
+                    self._left_out[task.table.span] = task.table
                 self._wanted.notify()
 
     def _run(self, task: SinkTask) -> TaskResult | None:
         """Run a task; None: the table is staged no more, its readers go to the sorter and see what is wrong."""
         run = TaskRun(task, self._quota, self._batch_ids, split_txn=self._split_txn, request_bytes=self._request_bytes)
-        table = task.table
+        table, ended = task.table, "stopped"
         try:
-            return run.run(self._sorter)
+            result = run.run(self._sorter)
+            ended = "gave_up" if result.gave_up else "done"
+            self._went_well(table)
         except RangeCleanedError:  # acknowledged while it waited: begin again at the checkpoint
+            ended = "cleaned"
             table.restart()
-            return TaskResult(Position(table.checkpoint_ts + 1, 0), gave_up=False)
-        except (QuotaClosedError, TableNotFoundError):
+            result = TaskResult(Position(table.checkpoint_ts + 1, 0), gave_up=False)
+        except (QuotaClosedError, TableNotFoundError, SorterClosedError):
             table.restart()
+            return None
         except Exception as err:  # noqa: BLE001 - whatever it is, the table's reader meets it and reports it
+            ended = "failed"
+            self._failed(table, err)
+            return None
+        finally:
+            metrics.TASKS.labels(ended).inc()
+        return result
+
+    def _failed(self, table: TableSink, err: Exception) -> None:
+        if isinstance(err, ROWS_LOST):
+            table.lose(err)
+        table.restart()
+        with self._wanted:
+            if self._tables.get(table.span) is not table:
+                return
+            known = self._failures.get(table.span)
+            self._failures[table.span] = repr(err)
+        if known is None:
+            metrics.FAILED_TABLES.inc()
             _log.error("staging a table failed, reads go to the sorter", table_id=table.span.table_id, error=repr(err))
-            table.restart()
-        return None
+
+    def _went_well(self, table: TableSink) -> None:
+        if table.span in self._failures:
+            with self._wanted:
+                self._forget_failure(table.span)
+            _log.info("a table is staged again", table_id=table.span.table_id)
+
+    def _forget_failure(self, span: Span) -> None:
+        if self._failures.pop(span, None) is not None:
+            metrics.FAILED_TABLES.dec()

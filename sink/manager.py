@@ -8,18 +8,20 @@ next acknowledgement, so that the last range can be replayed. Source: TiCDC (see
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from sink import metrics
 from sink.cut import Bounds, find_cut, measure
 from sink.dispatcher import Dispatcher
-from sink.errors import AckAboveResolvedError, TableExistsError, TableNotFoundError
+from sink.errors import AckAboveResolvedError, SinkRowsLostError, TableNotFoundError
 from sink.mounted import Mount, coalesce
 from sink.quota import MemQuota
 from sink.table_sink import READ_BYTES, TableSink
+from sink.tables import TableSinks
 from sorter import Sorter
 from storage.model.event import Position
 from storage.model.span import Span
@@ -48,6 +50,8 @@ class SinkStats:
     used_bytes: int
     reads_staged: int
     reads_sorter: int
+    slowest: Span | None = None  # the table with the least checkpoint_ts
+    failures: Mapping[Span, str] = field(default_factory=dict)  # why tables are not staged, but read from the sorter
 
 
 class SinkManager:
@@ -60,22 +64,26 @@ class SinkManager:
         self._sorter = sorter
         self._quota = MemQuota(memory_quota_bytes)
         self._changed = threading.Condition()
-        self._tables: dict[Span, TableSink] = {}
+        self._tables = TableSinks()
+        self._awaited: Counter[Span] = Counter()  # tables that somebody waits for
         self._versions = itertools.count(1)
-        self._barrier_ts: int | None = None
-        self._slowest_ts: int | None = None  # the least resolved_ts of the tables; None: to be looked for
         self._reads = {"staged": 0, "sorter": 0}
-        self._dispatcher = Dispatcher(sorter, self._quota, workers=workers, split_txn=split_txn, upper=self._upper_ts)
+        upper = self._tables.upper_ts
+        self._dispatcher = Dispatcher(sorter, self._quota, workers=workers, split_txn=split_txn, upper=upper)
         sorter.on_resolve(self._on_resolve)
 
     def start(self) -> None:
         """Begin to stage tables in the background; everything else works without."""
+        metrics.watch(self)
+        metrics.QUOTA_BYTES.inc(self._quota.total_bytes)
         self._dispatcher.start()
 
     def stop(self) -> None:
         """End the background threads; reads go on from the sorter."""
         self._quota.close()
-        self._dispatcher.stop()
+        if self._dispatcher.stop():
+            metrics.forget(self)
+            metrics.QUOTA_BYTES.dec(self._quota.total_bytes)
 
     def add_table(self, span: Span, start_ts: int, mount: Mount) -> None:
         """Serve a table above `start_ts`; `mount` makes typed batches of raw ones, row by row in order, in any thread.
@@ -87,11 +95,8 @@ class SinkManager:
         """
         table = TableSink(span, next(self._versions), start_ts, mount, self._quota)
         with self._changed:
-            if span in self._tables:
-                raise TableExistsError(f"table {span.table_id} is in the sink already; remove it first")
-            self._tables[span] = table
+            self._tables.add(table)
             self._quota.add_table(span)
-            self._slowest_ts = None
             self._dispatcher.add_table(table)
             self._changed.notify_all()
         metrics.TABLES.inc()
@@ -101,21 +106,20 @@ class SinkManager:
     def remove_table(self, span: Span) -> None:
         """Serve the table no more and free its memory; a table that is not there is no error."""
         with self._changed:
-            table = self._tables.pop(span, None)
+            table = self._tables.remove(span)
             if table is None:
                 return
-            self._slowest_ts = None
             self._dispatcher.remove_table(span)
             table.remove()
             self._quota.remove_table(span)
             self._changed.notify_all()
-        self._memory_freed()
+        self._dispatcher.memory_freed()
         metrics.TABLES.dec()
 
     def update_barrier_ts(self, ts: int) -> None:
         """Let no table go beyond `ts`; barriers only move forward. Until the first call there is none."""
         with self._changed:
-            self._barrier_ts = ts if self._barrier_ts is None else max(ts, self._barrier_ts)
+            self._tables.barrier_ts = max(ts, self._tables.barrier_ts or 0)
             self._changed.notify_all()
         self._dispatcher.wake()
 
@@ -126,7 +130,7 @@ class SinkManager:
             TableNotFoundError: no such table.
         """
         with self._changed:
-            return self._resolved_ts(span)
+            return self._tables.resolved_ts(span)
 
     def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
         """Wait until `resolved_ts` is above `after_ts`, at most `timeout_s`; returns it either way.
@@ -135,8 +139,9 @@ class SinkManager:
             TableNotFoundError: no such table, or it was removed meanwhile.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._resolved_ts(span) > after_ts, timeout_s)
-            return self._resolved_ts(span)
+            with self._awaiting(span):
+                self._changed.wait_for(lambda: self._tables.resolved_ts(span) > after_ts, timeout_s)
+            return self._tables.resolved_ts(span)
 
     def cut(
         self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
@@ -149,17 +154,17 @@ class SinkManager:
             TableNotFoundError: no such table.
             RangeCleanedError: `start_ts` is below what is kept.
         """
+        bounds = Bounds(max_rows, max_bytes)
         with self._changed:
-            tables = self._chosen(span)
-            upper_ts = self._resolved_ts(span)
+            upper_ts = self._tables.resolved_ts(span)
+            below = start_ts < self._tables.most_cleaned_ts
+            tables = [] if bounds.is_open and not below else self._tables.chosen(span)
         if upper_ts <= start_ts:
             return start_ts
-        for table in tables:
+        for table in tables if below else ():
             table.check_range(start_ts, upper_ts, upper_ts)
-        bounds = Bounds(max_rows, max_bytes)
-        if bounds.is_open:
-            return upper_ts
-        extents = [self._sorter.extents(table.span, start_ts + 1, upper_ts) for table in tables]
+        spans = [table.span for table in tables if not self._sorter.is_empty(table.span)]
+        extents = (self._sorter.extents(span, start_ts + 1, upper_ts) for span in spans)
         return find_cut(itertools.chain.from_iterable(extents), start_ts, upper_ts, bounds)
 
     def plan(self, span: Span, start_ts: int, end_ts: int) -> Slice:
@@ -180,6 +185,7 @@ class SinkManager:
             RangeError: the range ends before it starts.
             NotResolvedError: it ends above resolved_ts.
             RangeCleanedError: it starts below what is kept.
+            SinkRowsLostError: on return or while iterating; rows of this table were lost, it must be pulled again.
         """
         table = self._checked(span, start_ts, end_ts)
         if end_ts == start_ts:
@@ -198,21 +204,27 @@ class SinkManager:
         Raises:
             TableNotFoundError: no such table.
             AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was acknowledged.
+            SinkRowsLostError: rows of a table were lost; the others are acknowledged.
         """
         with self._changed:
-            tables = self._chosen(span)
+            tables = self._tables.chosen(span)
         for table in tables:
             if ts > table.resolved_ts:
                 raise AckAboveResolvedError(
                     f"cannot acknowledge {ts}: table {table.span.table_id} is complete up to {table.resolved_ts} here; "
                     "after a restart, try again when it has been pulled again"
                 )
-        moved = [table for table in tables if table.ack(start_ts, ts)]
-        for table in moved:
-            self._clean(table)
-        if moved:
-            metrics.ACKS.inc()
-            self._memory_freed()
+        lost: SinkRowsLostError | None = None
+        moved = []
+        for table in tables:
+            try:
+                if table.ack(start_ts, ts):
+                    moved.append(table)
+            except SinkRowsLostError as err:
+                lost = err
+        self._moved(moved)
+        if lost is not None:
+            raise lost
         return self.checkpoint_ts(span)
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
@@ -222,20 +234,29 @@ class SinkManager:
             TableNotFoundError: no such table.
         """
         with self._changed:
-            tables = self._chosen(span)
-            return min((table.checkpoint_ts for table in tables), default=self._barrier_ts or 0)
+            return self._tables.checkpoint_ts(span)
+
+    def slowest(self) -> tuple[int, int]:
+        """The least resolved_ts and checkpoint_ts of the tables; 0 without tables."""
+        with self._changed:
+            return (self._tables.resolved_ts(None), self._tables.checkpoint_ts(None)) if len(self._tables) else (0, 0)
 
     def stats(self) -> SinkStats:
         """State and totals of this moment."""
+        with self._changed:
+            _, slowest = self._tables.slowest()
+            tables, barrier_ts = len(self._tables), self._tables.barrier_ts
         return SinkStats(
-            tables=len(self._tables),
+            tables=tables,
             resolved_ts=self.resolved_ts(),
             checkpoint_ts=self.checkpoint_ts(),
-            barrier_ts=self._barrier_ts,
+            barrier_ts=barrier_ts,
             quota_bytes=self._quota.total_bytes,
             used_bytes=self._quota.used_bytes,
             reads_staged=self._reads["staged"],
             reads_sorter=self._reads["sorter"],
+            slowest=slowest,
+            failures=self._dispatcher.failures(),
         )
 
     def _on_resolve(self, span: Span, ts: int) -> None:
@@ -243,47 +264,46 @@ class SinkManager:
             table = self._tables.get(span)
             if table is None or ts <= table.resolved_ts:
                 return
-            if table.resolved_ts == self._slowest_ts:
-                self._slowest_ts = None
-            table.resolve(ts)
-            self._changed.notify_all()
+            if self._tables.resolve(table, ts) or span in self._awaited:
+                self._changed.notify_all()
         self._dispatcher.wake(span)
 
-    def _resolved_ts(self, span: Span | None) -> int:
-        tables = self._chosen(span)
-        if span is not None:
-            return self._upper_ts(tables[0])
-        if not tables:
-            return self._barrier_ts or 0
-        if self._slowest_ts is None:
-            self._slowest_ts = min(table.resolved_ts for table in tables)
-        return self._slowest_ts if self._barrier_ts is None else min(self._slowest_ts, self._barrier_ts)
-
-    def _upper_ts(self, table: TableSink) -> int:
-        return table.resolved_ts if self._barrier_ts is None else min(table.resolved_ts, self._barrier_ts)
-
-    def _chosen(self, span: Span | None) -> list[TableSink]:
+    @contextlib.contextmanager
+    def _awaiting(self, span: Span | None) -> Iterator[None]:
         if span is None:
-            return list(self._tables.values())
-        table = self._tables.get(span)
-        if table is None:
-            raise TableNotFoundError(f"table {span.table_id} is not in this sink; look where it is scheduled")
-        return [table]
+            yield
+            return
+        self._awaited[span] += 1
+        try:
+            yield
+        finally:
+            self._awaited[span] -= 1
+            self._awaited += Counter()  # forgets who is awaited no more
+
+    def _moved(self, tables: list[TableSink]) -> None:
+        """The tables' checkpoints moved."""
+        if not tables:
+            return
+        for table in tables:
+            self._clean(table)
+            self._dispatcher.retry(table)
+        with self._changed:
+            for table in tables:
+                self._tables.acknowledged(table)
+        metrics.ACKS.inc()
+        self._dispatcher.memory_freed()
 
     def _checked(self, span: Span, start_ts: int, end_ts: int) -> TableSink:
         with self._changed:
-            table = self._chosen(span)[0]
-            table.check_range(start_ts, end_ts, self._upper_ts(table))
+            table = self._tables.chosen(span)[0]
+            table.check_range(start_ts, end_ts, self._tables.upper_ts(table))
         return table
 
     def _clean(self, table: TableSink) -> None:
         if table.cleaned_ts > table.start_ts:
             with contextlib.suppress(TableNotFoundError):  # it is being removed
-                self._sorter.clean(table.span, Position.fence(table.cleaned_ts))
-
-    def _memory_freed(self) -> None:
-        metrics.MEMORY_BYTES.set(self._quota.used_bytes)
-        self._dispatcher.memory_freed()
+                if not self._sorter.is_empty(table.span):
+                    self._sorter.clean(table.span, Position.fence(table.cleaned_ts))
 
     def _counted(self, source: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._reads[source] += 1

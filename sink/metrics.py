@@ -1,9 +1,62 @@
-"""The sink manager's metrics, summed over all changefeeds of the process."""
+"""The sink manager's metrics, summed over all changefeeds of the process; the meaning is that of TiCDC's."""
 
-from prometheus_client import Counter, Gauge
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from storage.model.ts import physical_ms
 
 ROWS_READ = Counter("tidemark_sink_rows_read_total", "Rows handed to readers", ["source"])  # source: staged, sorter
 READS = Counter("tidemark_sink_reads_total", "Ranges read", ["source"])
 ACKS = Counter("tidemark_sink_acks_total", "Acknowledgements that moved a checkpoint")
-MEMORY_BYTES = Gauge("tidemark_sink_memory_bytes", "Memory taken from the quota")
 TABLES = Gauge("tidemark_sink_tables", "Tables of the sink managers")
+FAILED_TABLES = Gauge("tidemark_sink_failed_tables", "Tables whose staging failed, and which are read from the sorter")
+ROWS_LOST = Counter("tidemark_sink_rows_lost_total", "Tables stopped because rows were lost on the way to the reader")
+
+QUOTA_BYTES = Gauge("tidemark_sink_quota_bytes", "Memory that may be taken")
+MEMORY_BYTES = Gauge("tidemark_sink_memory_bytes", "Memory taken from the quota")
+ACQUIRED = Counter("tidemark_sink_acquisitions_total", "Requests of running tasks for more memory", ["mode"])
+TASKS = Counter(
+    "tidemark_sink_tasks_total", "Tasks that ended", ["result"]
+)  # result: done, gave_up, cleaned, failed, stopped
+BATCH_ROWS = Histogram(
+    "tidemark_sink_batch_rows", "Rows of the batches that are staged", buckets=tuple(4**power for power in range(11))
+)
+
+
+class Standing(Protocol):
+    """Whose slowest tables are told."""
+
+    def slowest(self) -> tuple[int, int]:
+        """The least (resolved_ts, checkpoint_ts) of the tables; 0 without tables."""
+        ...
+
+
+_AGES: weakref.WeakSet[Standing] = weakref.WeakSet()
+AGE = Gauge("tidemark_sink_slowest_table_age_seconds", "Age of the slowest table's timestamp", ["timestamp"])
+AGE.labels("resolved").set_function(lambda: _age_s(0))
+AGE.labels("checkpoint").set_function(lambda: _age_s(1))
+
+
+def watch(standing: Standing) -> None:
+    """Tell the ages of its slowest tables until `forget`."""
+    _AGES.add(standing)
+
+
+def forget(standing: Standing) -> None:
+    """Tell them no more."""
+    _AGES.discard(standing)
+
+
+def _age_s(which: int) -> float:
+    oldest = min(_timestamps(which), default=0)
+    return max(time.time() - physical_ms(oldest) / 1e3, 0.0) if oldest else 0.0
+
+
+def _timestamps(which: int) -> Iterator[int]:
+    for standing in list(_AGES):
+        if ts := standing.slowest()[which]:
+            yield ts

@@ -1,14 +1,19 @@
 """The memory quota of a changefeed's sink: a pure ledger, and the lock and condition around it.
 
 Invariants: used = what tasks hold + what is recorded for tables; only `force` exceeds the total, so the excess is at
-most the unfinished transactions of the running tasks; `block` returns as soon as the memory is there.
+most the unfinished transactions of the running tasks, but that a request larger than the quota is granted when nothing
+else is taken: a batch of any size passes. `block` returns as soon as the memory is there; who waits must hold nothing
+that is not recorded, else everybody could wait for everybody (tests/unit/sink/test_quota_model.py).
 Source: TiCDC memquota, TICDC.md items 28-30.
 """
 
 import bisect
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sink import metrics
 from sink.errors import QuotaClosedError
 from sink.resolved import ResolvedTs
 from storage.model.span import Span
@@ -31,8 +36,8 @@ class QuotaLedger:
         self._accounts: dict[Span, _Account] = {}
 
     def has_room(self, size: int) -> bool:
-        """Whether `try_acquire` would succeed."""
-        return self.used_bytes + size <= self.total_bytes
+        """Whether there is so much memory; when nothing is taken there always is."""
+        return not self.used_bytes or self.used_bytes + size <= self.total_bytes
 
     def try_acquire(self, size: int) -> bool:
         """Take memory if there is enough."""
@@ -107,31 +112,30 @@ class MemQuota:
 
     def try_acquire(self, size: int) -> bool:
         """See `QuotaLedger.try_acquire`."""
-        with self._room:
+        with self._accounted():
             return self._ledger.try_acquire(size)
 
     def force_acquire(self, size: int) -> None:
         """See `QuotaLedger.force_acquire`."""
-        with self._room:
+        with self._accounted():
             self._ledger.force_acquire(size)
 
     def block_acquire(self, size: int) -> None:
-        """Wait until there is room, then take it. More than the whole quota is given when nothing else is taken.
+        """Wait until there is room, then take it; the caller holds no memory that is not recorded.
 
         Raises:
             QuotaClosedError: the quota was closed.
         """
         with self._room:
-            self._room.wait_for(lambda: self._closed or not self._ledger.used_bytes or self._ledger.has_room(size))
+            self._room.wait_for(lambda: self._closed or self._ledger.has_room(size))
             if self._closed:
                 raise QuotaClosedError("the memory quota is closed: the sink manager is stopping")
-            self._ledger.force_acquire(size)
+            self.force_acquire(size)
 
     def refund(self, size: int) -> None:
         """See `QuotaLedger.refund`."""
-        with self._room:
+        with self._accounted():
             self._ledger.refund(size)
-            self._room.notify_all()
 
     def add_table(self, span: Span) -> None:
         """See `QuotaLedger.add_table`."""
@@ -140,26 +144,35 @@ class MemQuota:
 
     def record(self, span: Span, resolved: ResolvedTs, size: int) -> None:
         """See `QuotaLedger.record`."""
-        with self._room:
+        with self._accounted():
             self._ledger.record(span, resolved, size)
-            self._room.notify_all()
 
     def release(self, span: Span, checkpoint: ResolvedTs) -> int:
         """See `QuotaLedger.release`."""
-        with self._room:
-            freed = self._ledger.release(span, checkpoint)
-            self._room.notify_all()
-            return freed
+        with self._accounted():
+            return self._ledger.release(span, checkpoint)
 
     def remove_table(self, span: Span) -> int:
         """See `QuotaLedger.remove_table`."""
-        with self._room:
-            freed = self._ledger.remove_table(span)
-            self._room.notify_all()
-            return freed
+        with self._accounted():
+            return self._ledger.remove_table(span)
 
     def close(self) -> None:
         """Wake up everybody who waits."""
         with self._room:
             self._closed = True
             self._room.notify_all()
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """Hold the lock; tell the metric what changed, and who waits if there is more room."""
+        with self._room:
+            before = self._ledger.used_bytes
+            try:
+                yield
+            finally:
+                change = self._ledger.used_bytes - before
+                if change:
+                    metrics.MEMORY_BYTES.inc(change)
+                if change < 0:
+                    self._room.notify_all()

@@ -1,7 +1,8 @@
 """Mounted rows of one table, kept in memory for Flight (TiCDC's appendRowChangedEvents and advanceTableSink). Pure.
 
 Invariant: of the rows with `covered_from` < commit_ts <= `covered_to` every one is staged, so a range within is served
-from here; any other range is read from the sorter. What is appended is not served before `advance` says it is complete.
+from here, and its rows are counted; any other range is read from the sorter. What is appended is not served before
+`advance` says it is complete.
 """
 
 from collections import deque
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sink import mounted
+from sink.ledger import RowLedger
 from sink.resolved import ResolvedTs
 
 
@@ -22,7 +24,8 @@ class _Staged:
 class Staging:
     """Contiguous rows above the checkpoint; the caller serialises the calls."""
 
-    def __init__(self, start_ts: int) -> None:
+    def __init__(self, table_id: int, start_ts: int) -> None:
+        self._ledger = RowLedger(table_id, start_ts)
         self.covered_from = start_ts
         self.covered_to = start_ts
         self._appended: deque[tuple[pa.RecordBatch, int]] = deque()
@@ -30,6 +33,7 @@ class Staging:
 
     def append(self, batch: pa.RecordBatch, size: int) -> None:
         """Take the next rows, at least one; their memory (`size` bytes) has been acquired."""
+        self._ledger.read(batch.num_rows)
         self._appended.append((batch, size))
 
     def advance(self, resolved: ResolvedTs) -> int:
@@ -46,28 +50,39 @@ class Staging:
                 self._appended.appendleft((batch.slice(below.num_rows), size - share))
                 break
         self.covered_to = max(self.covered_to, resolved.mark)
+        if not self._appended and not resolved.is_batch:
+            self._ledger.complete(resolved.ts)
         return moved
 
-    def drop_up_to(self, checkpoint_ts: int) -> None:
-        """Forget what is acknowledged."""
+    def drop_up_to(self, checkpoint_ts: int) -> bool:
+        """Forget what is acknowledged; returns whether there was something."""
+        before = len(self._staged)
         while self._staged and self._staged[0].resolved <= ResolvedTs(checkpoint_ts):
             self._staged.popleft()
+        self._ledger.drop_up_to(checkpoint_ts)
         self.covered_from = max(self.covered_from, checkpoint_ts)
         self.covered_to = max(self.covered_to, checkpoint_ts)
+        return len(self._staged) < before
 
     def restart(self, start_ts: int) -> int:
         """Forget everything and begin anew above `start_ts`; returns the bytes appended but not handed over."""
         pending = sum(size for _, size in self._appended)
         self._appended.clear()
         self._staged.clear()
+        self._ledger.restart(start_ts)
         self.covered_from = self.covered_to = start_ts
         return pending
 
     def rows(self, start_ts: int, end_ts: int) -> list[pa.RecordBatch] | None:
-        """The rows with `start_ts` < commit_ts <= `end_ts`, or None if not all of them are here."""
+        """The rows with `start_ts` < commit_ts <= `end_ts`, or None if not all of them are here.
+
+        Raises:
+            SinkRowsLostError: there are fewer or more than were appended.
+        """
         if start_ts < self.covered_from or end_ts > self.covered_to:
             return None
         parts = [
             mounted.clip(staged.batch, start_ts, end_ts) for staged in self._staged if staged.resolved.ts > start_ts
         ]
+        self._ledger.hand_out(start_ts, end_ts, sum(part.num_rows for part in parts))
         return [part for part in parts if part.num_rows]

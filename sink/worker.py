@@ -2,7 +2,8 @@
 
 The seed's handleTask, a batch at a time: memory is acquired before rows are appended, so only an unfinished
 transaction that must not be split ever exceeds the quota. When memory is short between two transactions the task is
-given up, and the table's next task begins at the next transaction.
+given up, and the table's next task begins at the next transaction; what it read by then is still compared with what the
+sorter had been given.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from sink import metrics
 from sink.mounted import SequenceMount
 from sink.quota import MemQuota
 from sink.resolved import Acquire, ResolvedTs, acquire_mode, advance_to
@@ -66,20 +68,36 @@ class TaskRun:
 
         Raises:
             QuotaClosedError: the sink manager is stopping.
+            RowsLostError: what was read is not what the sorter was given.
         """
-        mount = SequenceMount(self._task.table.mount)
+        table, upper = self._task.table, self._task.upper
         try:
-            for raw in sorter.fetch(self._task.table.span, self._task.lower, self._task.upper):
-                first = _position(raw, 0)
-                if self._last is not None:
-                    self._hand_over(self._last, first)
-                if not self._append(mount(raw), first):
-                    return TaskResult(self._next_lower, gave_up=True)
-                self._note_last(raw)
-            self._task.table.advance(ResolvedTs(self._task.upper.commit_ts))
+            if not self._stage(sorter):
+                table.verify(sorter, self._next_lower.commit_ts - 1)
+                return TaskResult(self._next_lower, gave_up=True)
+            self._book(sorter)
+            table.advance(ResolvedTs(upper.commit_ts))
         finally:
             self._quota.refund(self._spare_bytes)
-        return TaskResult(self._task.upper.next(), gave_up=False)
+        return TaskResult(upper.next(), gave_up=False)
+
+    def _stage(self, sorter: Sorter) -> bool:
+        mount = SequenceMount(self._task.table.mount)
+        for raw in sorter.fetch(self._task.table.span, self._task.lower, self._task.upper):
+            first = _position(raw, 0)
+            if self._last is not None:
+                self._hand_over(self._last, first)
+            if not self._append(mount(raw), first):
+                return False
+            self._note_last(raw)
+        return True
+
+    def _book(self, sorter: Sorter) -> None:
+        """The sorter has compared what it gave, if the task began with a commit_ts; else let it do so now."""
+        table, upper_ts = self._task.table, self._task.upper.commit_ts
+        if self._task.lower.start_ts:
+            table.verify(sorter, upper_ts)
+        table.verified_ts = max(table.verified_ts, upper_ts)
 
     def _hand_over(self, last: Position, following: Position) -> None:
         """Announce what is known to be complete, now that the row after `last` is known."""
@@ -104,25 +122,27 @@ class TaskRun:
     def _append(self, batch: pa.RecordBatch, first: Position) -> bool:
         """Stage a batch if there is memory for it; False gives the task up."""
         size = batch.nbytes
-        if not batch.num_rows:  # the mounter may leave rows out
-            return True
-        missing = size - self._spare_bytes
-        if missing > 0:
+        if size > self._spare_bytes:
             mode = acquire_mode(txn_finished=first != self._last, split_txn=self._split_txn)
-            if not self._acquire(mode, max(missing, self._request_bytes)):
+            if not self._acquire(mode, max(size, self._request_bytes)):
                 return False
         self._spare_bytes -= size
         self._task.table.append(batch, size)
+        metrics.BATCH_ROWS.observe(batch.num_rows)
         return True
 
     def _acquire(self, mode: Acquire, size: int) -> bool:
+        """Exchange the memory that is too little for `size`: who waits for memory holds none."""
+        spare, self._spare_bytes = self._spare_bytes, 0
+        self._quota.refund(spare)
+        metrics.ACQUIRED.labels(mode.value).inc()
         if mode is Acquire.TRY and not self._quota.try_acquire(size):
             return False
         if mode is Acquire.FORCE:
             self._quota.force_acquire(size)
         elif mode is Acquire.BLOCK:
             self._quota.block_acquire(size)
-        self._spare_bytes += size
+        self._spare_bytes = size
         return True
 
     def _note_last(self, raw: pa.RecordBatch) -> None:

@@ -178,7 +178,7 @@ def test_staged_rows_are_served_from_memory_and_freed_by_acknowledging(capture: 
     manager.start()
     capture.sorter.add(SPANS[0], raw([(ts, 0, b"k") for ts in range(1, 31)]))
     capture.resolve(30)
-    eventually(lambda: manager._tables[SPANS[0]].staged_rows(0, 30) is not None)
+    eventually(lambda: manager._tables._one(SPANS[0]).staged_rows(0, 30) is not None)
     assert read(manager, SPANS[0], 0, 30) == [(ts, 0, 0, b"k") for ts in range(1, 31)]
     assert manager.stats().reads_staged == 1
     manager.ack(30)
@@ -196,7 +196,7 @@ def test_a_table_that_cannot_be_mounted_tells_its_reader(capture: Capture) -> No
     for span in SPANS:
         capture.sorter.add(span, raw([(1, 0, b"k")]))
     capture.resolve(5)
-    eventually(lambda: manager._tables[SPANS[1]].staged_rows(0, 5) is not None)
+    eventually(lambda: manager._tables._one(SPANS[1]).staged_rows(0, 5) is not None)
     with pytest.raises(ValueError, match="bad row"):
         read(manager, SPANS[0], 0, 5)
     assert read(manager, SPANS[1], 0, 5) == [(1, 0, 0, b"k")]
@@ -242,6 +242,6 @@ def test_stopping_ends_a_worker_that_waits_for_memory(tmp_path: Path) -> None:
     capture.manager.start()
     capture.sorter.add(SPANS[0], raw([(5, 1, b"%03d" % key) for key in range(100)]))
     capture.resolve(10)
-    eventually(lambda: capture.manager._tables[SPANS[0]]._staging.covered_to == 4)
+    eventually(lambda: capture.manager._tables._one(SPANS[0])._staging.covered_to == 4)
     capture.close()
     assert capture.manager.stats().used_bytes == 0

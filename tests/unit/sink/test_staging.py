@@ -25,7 +25,7 @@ def numbers(batches) -> list[int]:
     st.integers(0, 40),
 )
 def test_a_covered_range_is_served_exactly(steps, history, start_ts, length) -> None:
-    staging, ts, batches, appended, resolved, acknowledged = Staging(0), 0, [], [], 0, 0
+    staging, ts, batches, appended, resolved, acknowledged = Staging(1, 0), 0, [], [], 0, 0
     for gaps in steps:
         timestamps = []
         for gap in gaps:
@@ -60,7 +60,7 @@ def test_a_covered_range_is_served_exactly(steps, history, start_ts, length) -> 
 
 
 def test_a_batch_id_covers_what_is_below_its_commit_ts_only() -> None:
-    staging = Staging(0)
+    staging = Staging(1, 0)
     staging.append(batch([5, 9, 9]), 30)
     assert staging.advance(ResolvedTs(9, batch_id=1)) == 30
     assert staging.covered_to == 8
