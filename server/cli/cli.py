@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from server.cli import captures, changefeed, gc, gc_state, service_safepoint, tso, unsafe
+from server.cli import captures, changefeed, gc, gc_state, pumps, service_safepoint, tso, unsafe
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.daemon import EXIT_OK
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
     parser.add_argument("--json", action="store_true", default=False, help="print one JSON document")
     groups = parser.add_subparsers(required=True, metavar="GROUP")
-    for module in (changefeed, captures, tso, gc, service_safepoint, gc_state, unsafe):
+    for module in (changefeed, captures, pumps, tso, gc, service_safepoint, gc_state, unsafe):
         module.add_commands(groups, _after_the_verb())
     return parser
 

@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from tidemarkpb.v1 import pump_pb2 as stream_pb2
 from tipb import pump_pb2
 
 from server.daemon import Endpoints
 from server.pump import metrics
+from server.pump.admission import Admission
 from server.pump.config import PumpConfig
 from server.pump.disk import DiskWatch
+from server.pump.http_api import HttpApi
 from server.pump.lonely import LonelyPrewrites
 from server.pump.node import ONLINE, Node, node_id
 from server.pump.registry import Registry
 from server.pump.service import PumpService
+from server.pump.steering import Steering
+from server.pump.stream_service import StreamService
 from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, write_heartbeats
+from server.routes import Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
@@ -30,6 +36,7 @@ from storage.pump.recovery import Recovery
 from storage.vfs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
+_STREAMS = stream_pb2.DESCRIPTOR.services_by_name["PumpService"]
 
 _log = structlog.get_logger(__name__)
 
@@ -41,7 +48,9 @@ class ClusterMismatchError(InvalidError):
 
 
 @asynccontextmanager
-async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+async def opened(
+    config: PumpConfig, security: SecurityConfig, routes: Routes | None = None
+) -> AsyncIterator[Endpoints]:
     """Run a pump for the block.
 
     Raises:
@@ -60,26 +69,31 @@ async def opened(config: PumpConfig, security: SecurityConfig) -> AsyncIterator[
         disk = DiskWatch(fs, data_dir, config.stop_write_at_available_bytes)
         metrics.watch(storage, disk)
         node = Node(node_id="", host="")
-        service = PumpService(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
+        registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
+        steering = Steering(node, registry, storage, pd, meta, config.close_seconds)
+        collector = GarbageCollector(storage, pd, config.gc_retention_seconds, config.gc_force_seconds)
+        admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
+        service = PumpService(storage, admission)
         server = RpcServer(security)
         server.add_service(_SERVICE, service, batch={"WriteBinlog": service.write_binlog})
+        server.add_service(_STREAMS, StreamService(storage, admission, steering))
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound
             node.node_id = node_id(data_dir, config.node_id, node.host)
-            registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
-            lonely = LonelyPrewrites(storage, pd, kv, config.txn_timeout_seconds)
-            collector = GarbageCollector(storage, pd, config.gc_retention_seconds, config.gc_force_seconds)
             loops = (
                 registry.run(),
+                steering.run(),
                 disk.run(),
-                lonely.run(config.lonely_seconds),
-                write_heartbeats(service, storage, pd, config.fake_binlog_seconds),
+                LonelyPrewrites(storage, pd, kv, config.txn_timeout_seconds).run(config.lonely_seconds),
+                write_heartbeats(storage, pd, config.fake_binlog_seconds),
                 collector.run(config.gc_interval_seconds),
                 watch_index(storage),
                 rotate_segments(storage, config.segment_seconds),
             )
-            async with _attended(registry, storage, loops):
-                yield {"pump": bound}
+            api = HttpApi(storage, meta, steering, collector)
+            with (routes or Routes()).serving(api.handlers()):
+                async with _attended(registry, storage, loops):
+                    yield {"pump": bound}
 
 
 @asynccontextmanager

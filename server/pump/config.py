@@ -12,7 +12,7 @@ class PumpConfig:
 
     addr: str = setting("127.0.0.1:8250", "address for binlog.Pump, host:port")
     advertise_addr: str = setting("", "address that TiDB is told to write to; empty: --addr")
-    http_addr: str = setting("127.0.0.1:8251", "address for /metrics, /healthz and /readyz")
+    http_addr: str = setting("127.0.0.1:8251", "address for /metrics, /healthz, /readyz, /status, /state and /debug")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     cluster_id: int = setting(0, "refuse to start in another cluster than this; 0: take the coordinator's")
     data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
@@ -30,6 +30,7 @@ class PumpConfig:
         600.0, "a prewrite of which the store knows nothing after this long is rolled back in the store, too"
     )
     heartbeat_seconds: float = setting(2.0, "how often the registry entry is renewed")
+    close_seconds: float = setting(3600.0, "a pump that is closed waits this long until all readers have everything")
     gc_retention_seconds: int = setting(7 * 24 * 3600, "binlogs older than this are removed once all readers have them")
     gc_force_seconds: int = setting(10 * 24 * 3600, "binlogs older than this are removed even from connected readers")
     gc_interval_seconds: float = setting(3600.0, "how often GC runs")

@@ -43,6 +43,13 @@ _LOG_BYTES = Gauge("tidemark_pump_value_log_bytes", "Size of the value log.")
 _AVAILABLE_BYTES = Gauge("tidemark_pump_available_bytes", "Space left on the disk of the data directory.")
 
 
+def count(binlogs: int, size: int, refused: int) -> None:
+    """Count what was written and what was not; `size` in bytes."""
+    WRITTEN.inc(binlogs)
+    WRITTEN_BYTES.inc(size)
+    REFUSED.inc(refused)
+
+
 def watch(storage: Append, disk: DiskWatch) -> None:
     """Let the gauges show this storage from now on."""
     for gauge, value in (

@@ -5,17 +5,18 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-ONLINE, PAUSED = "online", "paused"
+ONLINE, PAUSING, PAUSED, CLOSING, OFFLINE = "online", "pausing", "paused", "closing", "offline"
 _NODE_ID_FILE = "node-id"
 
 
 @dataclass(slots=True)
 class Node:
-    """This pump, as others see it."""
+    """This pump, as others see it; `leaves_as` is the state that it will have when it has ended."""
 
     node_id: str
     host: str
     state: str = PAUSED
+    leaves_as: str = PAUSED
 
     def record(self, max_commit_ts: int, update_ts: int) -> bytes:
         """The value of its registry entry."""

@@ -8,7 +8,7 @@ import asyncio
 
 import structlog
 
-from server.pump.node import PAUSED, Node
+from server.pump.node import Node
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError, UnavailableError
@@ -54,9 +54,9 @@ class Registry:
             ) from err
 
     async def leave(self) -> None:
-        """Say that this pump is paused, if anybody can still be told."""
+        """Say that this pump has ended, if anybody can still be told."""
         try:
-            await self.announce(PAUSED)
+            await self.announce(self.node.leaves_as)
         except TidemarkError as err:
             _log.warning("registry entry not renewed", error=str(err))
 

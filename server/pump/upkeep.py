@@ -1,12 +1,10 @@
 """What a pump does by itself: heartbeat binlogs when nobody writes, GC of what is older than the retention."""
 
 import asyncio
-import time
 
 import structlog
 
 from server.pump import metrics
-from server.pump.service import PumpService
 from server.rpc.pd import PdClient
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
@@ -19,18 +17,17 @@ _WATCH_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
-async def write_heartbeats(service: PumpService, storage: Append, pd: PdClient, interval_seconds: float) -> None:
+async def write_heartbeats(storage: Append, pd: PdClient, interval_seconds: float) -> None:
     """Store a fake binlog whenever no binlog came for the interval, so that readers see time pass; until cancelled."""
     while True:
-        idle_seconds = time.monotonic() - service.last_write
-        if idle_seconds < interval_seconds:
-            await asyncio.sleep(interval_seconds - idle_seconds)
+        written = storage.written
+        await asyncio.sleep(interval_seconds)
+        if storage.written > written:
             continue
         try:
             await storage.write([parse(fake(await pd.tso()))])
         except TidemarkError as err:
             _log.warning("heartbeat binlog not written", error=str(err))
-        service.last_write = time.monotonic()
 
 
 class GarbageCollector:

@@ -59,6 +59,7 @@ class Append:
     def __init__(self, log: ValueLog, index: Index, recovery: Recovery, threads: Threads, throttle: Throttle) -> None:
         self.recovery = recovery
         self.readers = Readers()
+        self.written = 0
         self._log = log
         self._index = index
         self._threads = threads
@@ -109,6 +110,7 @@ class Append:
         stored = [binlog for binlog in binlogs if not binlog.is_empty]
         if stored:
             await self._committer.write(stored)
+            self.written += len(stored)
 
     async def get(self, ts: int) -> bytes:
         """The binlog with this commit_ts, else the prewrite with this start_ts, as it was written.

@@ -13,11 +13,15 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from tidemarkpb.v1 import pump_pb2 as stream_pb2
+from tidemarkpb.v1 import pump_pb2_grpc as stream_grpc
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
+from server.pump.admission import Admission
 from server.pump.disk import DiskWatch
 from server.pump.node import ONLINE, PAUSED, Node
 from server.pump.service import PumpService
+from server.pump.stream_service import StreamService
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from storage.pump.append import Append, open_append
@@ -27,6 +31,7 @@ from storage.vfs import RealFS
 CLUSTER_ID = 7710419005281151504
 TIDB = Path(__file__).parents[2] / "golden" / "tidb" / "binlogs.jsonl.gz"
 SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
+STREAMS = stream_pb2.DESCRIPTOR.services_by_name["PumpService"]
 
 
 @dataclass
@@ -64,9 +69,11 @@ async def started(directory: Path, segment_bytes: int = 1 << 20) -> AsyncIterato
     async with open_append(RealFS(), directory, segment_bytes=segment_bytes) as storage:
         node = Node("test", "127.0.0.1:0", ONLINE)
         disk = DiskWatch(RealFS(), directory, 0)
-        service = PumpService(storage, CLUSTER_ID, node, disk)
+        admission = Admission(storage, CLUSTER_ID, node, disk)
+        service = PumpService(storage, admission)
         server = RpcServer()
         server.add_service(SERVICE, service, batch={"WriteBinlog": service.write_binlog})
+        server.add_service(STREAMS, StreamService(storage, admission))
         async with server.listen("127.0.0.1:0") as address, connect(address) as channel:
             try:
                 yield Pump(storage, node, disk, pump_pb2_grpc.PumpStub(channel), address)
@@ -226,3 +233,38 @@ async def test_a_reader_of_purged_binlogs_is_refused_with_a_reason(tmp_path: Pat
         with pytest.raises(grpc.aio.AioRpcError, match="ErrBinlogPurged"):
             await pump.pull(10, 100)
         assert len(await pump.pull(0, 100)) == 1
+
+
+def batch(*payloads: bytes, cluster_id: int = CLUSTER_ID) -> stream_pb2.WriteBinlogsRequest:
+    return stream_pb2.WriteBinlogsRequest(cluster_id=cluster_id, payloads=payloads)
+
+
+async def test_a_stream_of_batches_is_acknowledged_by_sequence_and_served_as_usual(tmp_path: Path) -> None:
+    async with started(tmp_path) as pump, connect(pump.address) as channel:
+        stream = stream_grpc.PumpServiceStub(channel).WriteBinlogs()
+        for first in (1, 1001):
+            starts = range(first, first + 1000, 10)
+            await stream.write(batch(*(encoded(tp=0, start_ts=ts, prewrite_value=b"v") for ts in starts)))
+            await stream.write(batch(*(encoded(tp=1, start_ts=ts, commit_ts=ts + 5) for ts in starts)))
+        answers = [await stream.read() for _ in range(4)]
+        assert [answer.acknowledged for answer in answers] == [100, 200, 300, 400]
+        assert not any(answer.refused for answer in answers)
+        assert len(await pump.pull(0, 1996)) == 200
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_bad_binlog_of_a_batch_is_refused_alone_and_named(tmp_path: Path) -> None:
+    async with started(tmp_path) as pump, connect(pump.address) as channel:
+        stream = stream_grpc.PumpServiceStub(channel).WriteBinlogs()
+        await stream.write(batch(b"", encoded(tp=0, start_ts=4), encoded(tp=1, start_ts=4, commit_ts=3)))
+        await stream.write(batch(b"\x22\x7fgarbage", encoded(tp=1, start_ts=4, commit_ts=5)))
+        first, second = await stream.read(), await stream.read()
+        assert [(item.sequence, item.message) for item in first.refused] == [
+            (3, "[TM:ErrBinlogInvalid] commit binlog with commit_ts 3 not after start_ts 4")
+        ]
+        assert (second.acknowledged, [item.sequence for item in second.refused]) == (5, [4])
+        assert len(await pump.pull(0, 5)) == 1
+        await stream.write(batch(cluster_id=9))
+        with pytest.raises(grpc.aio.AioRpcError, match="cluster ID are mismatch, 9 vs"):
+            await stream.read()

@@ -1,0 +1,96 @@
+"""`tidemark cli pump …`: the verbs of binlogctl, for pumps and for the drainers that read from them."""
+
+import argparse
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+from tidemarkpb.v1 import pump_pb2 as pb
+from tidemarkpb.v1.pump_pb2_grpc import PumpServiceStub
+
+from server.cli.output import Output
+from server.cli.remote import CALL_S, Remote, RemoteError
+from server.rpc.client import connect
+from storage.meta.client import open_meta
+from storage.meta.meta import Meta
+from storage.model.errors import NotFoundError
+
+_PREFIX = b"/tidb-binlog/v1/"
+_STATES = ("online", "pausing", "paused", "closing", "offline")
+_COLUMNS = (("NODE", "nodeId"), ("HOST", "host"), ("STATE", "state"), ("MAX COMMIT TS", "maxCommitTS"))
+
+
+class NodeUnknownError(NotFoundError):
+    """No pump of that name is registered."""
+
+    code = "ErrPumpUnknown"
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `pump`."""
+    verbs = groups.add_parser("pump", help="the pumps that TiDB writes binlogs to").add_subparsers(required=True)
+    for kind, alias in (("pumps", "list"), ("drainers", "")):
+        listed = verbs.add_parser(alias or kind, aliases=[kind] * bool(alias), help=f"all {kind}", parents=[shared])
+        listed.set_defaults(command=list_nodes, kind=kind)
+    leaving = (
+        ("pause", pb.ChangeStateRequest.PAUSE, "stop a pump; it serves its binlogs again after the next start"),
+        ("offline", pb.ChangeStateRequest.CLOSE, "let readers have everything, then stop a pump for good"),
+    )
+    for verb, action, text in leaving:
+        left = verbs.add_parser(verb, aliases=[f"{verb}-pump"], help=text, parents=[shared])
+        left.add_argument("--node-id", required=True, help="the pump's name in `pump list`")
+        left.set_defaults(command=change_state, action=action)
+    updated = verbs.add_parser(
+        "update", aliases=["update-pump"], help="only write a dead pump's state into the registry", parents=[shared]
+    )
+    updated.add_argument("--node-id", required=True, help="the pump's name in `pump list`")
+    updated.add_argument("--state", required=True, choices=_STATES, help="what TiDB is told")
+    updated.set_defaults(command=update)
+
+
+async def list_nodes(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """All registered pumps, or drainers."""
+    async with _registry(remote) as meta:
+        pairs = await meta.get_prefix(_PREFIX + arguments.kind.encode() + b"/")
+    return Output([json.loads(pair.value) for pair in pairs], _COLUMNS)
+
+
+async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Ask a living pump to leave."""
+    async with _registry(remote) as meta:
+        entry = await _entry(meta, arguments.node_id)
+    try:
+        async with connect(entry["host"], remote.security) as channel:
+            request = pb.ChangeStateRequest(node_id=arguments.node_id, action=arguments.action)
+            answer = await PumpServiceStub(channel).ChangeState(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as err:
+        raise RemoteError(f"the pump at {entry['host']} did not do it: {err.details() or err.code().name}") from err
+    return Output({"nodeId": arguments.node_id, "state": answer.state})
+
+
+async def update(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Change the registry entry; a living pump writes its own state over it."""
+    async with _registry(remote) as meta:
+        entry = await _entry(meta, arguments.node_id) | {"state": arguments.state}
+        await meta.put(_key(arguments.node_id), json.dumps(entry, separators=(",", ":")).encode())
+    return Output(entry)
+
+
+async def _entry(meta: Meta, node_id: str) -> dict[str, Any]:
+    pairs = [pair for pair in await meta.get_prefix(_key(node_id)) if pair.key == _key(node_id)]
+    if not pairs:
+        raise NodeUnknownError(f"no pump {node_id} is registered; see `tidemark cli pump list`")
+    entry: dict[str, Any] = json.loads(pairs[0].value)
+    return entry
+
+
+@asynccontextmanager
+async def _registry(remote: Remote) -> AsyncIterator[Meta]:
+    async with open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta:
+        yield meta
+
+
+def _key(node_id: str) -> bytes:
+    return _PREFIX + b"pumps/" + node_id.encode()

@@ -1,0 +1,87 @@
+"""The pump's routes on its HTTP port: the paths and documents of the original Pump.
+
+What HTTP's threads ask for runs on the pump's event loop.
+"""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from google.protobuf import text_format
+from tipb import binlog_pb2
+
+from server.pump.registry import PREFIX
+from server.pump.steering import Steering
+from server.pump.upkeep import GarbageCollector
+from server.routes import Answer, Handler, Request, Route, json_answer
+from storage.meta.meta import Meta
+from storage.model.errors import InvalidError
+from storage.pump.append import Append
+
+_CALL_SECONDS = 15.0
+
+
+class TimestampInvalidError(InvalidError):
+    """A path ends in something that is no timestamp."""
+
+    code = "ErrAPIInvalidParam"
+
+
+class HttpApi:
+    """Made on the event loop that the calls run on."""
+
+    def __init__(self, storage: Append, meta: Meta, steering: Steering, collector: GarbageCollector) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._storage = storage
+        self._meta = meta
+        self._steering = steering
+        self._collector = collector
+
+    def handlers(self) -> Mapping[Route, Handler]:
+        """For `Routes.serving`."""
+        return {
+            ("GET", "/status"): lambda _: self._answer(self._status()),
+            ("GET", "/debug/binlog/"): lambda request: self._answer(self._binlog(request.tail)),
+            ("POST", "/debug/gc/trigger"): lambda _: self._answer(self._gc()),
+            ("PUT", "/state/"): self.change_state,
+        }
+
+    def change_state(self, request: Request) -> Answer:
+        """`/state/{nodeId}/{action}`: pause or close."""
+        node_id, _, action = request.tail.rpartition("/")
+
+        async def changed() -> Answer:
+            await self._steering.apply(node_id, action)
+            return json_answer({"message": f"apply action {action} success!", "code": 200, "data": None})
+
+        return self._answer(changed())
+
+    async def _status(self) -> Answer:
+        """All pumps of the cluster, as they are in the registry."""
+        pairs = await self._meta.get_prefix(PREFIX)
+        pumps = {pair.key.removeprefix(PREFIX).decode(): json.loads(pair.value) for pair in pairs}
+        commit_ts = self._storage.max_commit_ts
+        return json_answer({"StatusMap": pumps, "CommitTS": commit_ts, "Checkpoint": {}, "ErrMsg": ""})
+
+    async def _binlog(self, tail: str) -> Answer:
+        """The binlog filed under a timestamp, as text; a prewrite with its rows."""
+        if not tail.isdecimal() or len(tail) > 19:
+            raise TimestampInvalidError(f"{tail!r} is not a timestamp")
+        binlog = binlog_pb2.Binlog.FromString(await self._storage.get(int(tail)))
+        rows = binlog_pb2.PrewriteValue.FromString(binlog.prewrite_value)
+        binlog.ClearField("prewrite_value")
+        parts = [text_format.MessageToString(part, as_one_line=True) for part in (binlog, rows)]
+        return Answer(200, ("\n\n PrewriteValue: \n".join(part for part in parts if part) + "\n").encode())
+
+    async def _gc(self) -> Answer:
+        """GC now, by the retention's age; answers when it is done, or else that it has not ended yet."""
+        return json_answer((await self._collector.collect())._asdict())
+
+    def _answer(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        asked = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return asked.result(_CALL_SECONDS)
+        except TimeoutError:
+            asked.cancel()
+            raise
