@@ -2,9 +2,8 @@
 
 import asyncio
 import shutil
-import threading
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,17 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
 from server.capture.flight import OwnerFeeds
+from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import Membership
 from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
+from server.capture.processor import MakeProcessor
 from server.capture.records import Records
 from server.capture.service import CaptureService, ChangefeedService
+from server.capture.worker.launch import Launch, cores, host_of
+from server.capture.worker.pool import Pool
+from server.capture.worker.processor import WorkersProcessor
 from server.config import setting
 from server.daemon import Endpoints
 from server.puller.tikv.feed import EventFeeds
@@ -31,7 +35,6 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from sink.flight.server import FlightServer, FlightTls, open_server
 from storage.meta.client import open_meta
 
 
@@ -47,6 +50,10 @@ class CaptureConfig:
     data_dir: str = setting("./data/capture", "directory for sorted rows; a cache, filled again after a restart")
     http_addr: str = setting("127.0.0.1:8303", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)")
+    workers: int = setting(1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core")
+    worker_flight_addr: str = setting(
+        "", "Flight address of the first worker, the next ones have the next ports; empty: any ports"
+    )
 
 
 @asynccontextmanager
@@ -57,8 +64,9 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
         DataDirError: the data directory cannot be used.
         PdUnavailableError: the coordinator does not answer.
         PortInUseError, FlightPortError: an address cannot be listened on.
+        ChildFailedError: a worker process could not start.
     """
-    directory = Path(config.data_dir)
+    directory = _directory(config)
     with lock(directory) as identity:
         shutil.rmtree(directory / "sorter", ignore_errors=True)
         async with (
@@ -66,10 +74,12 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
             KvClient.open(pd, security) as kv,
             EventFeeds.open(pd.cluster_id, security) as feeds,
+            AsyncExitStack() as parts,
         ):
             records = Records(meta)
             resources = Resources(pd, feeds, kv, directory / "sorter", config.memory_quota_bytes)
-            owner = Owner(records, pd, partial(LocalProcessor, resources))
+            make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
+            owner = Owner(records, pd, make_processor)
             membership = Membership(meta, identity, owner, records)
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
@@ -77,11 +87,38 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)
-            async with _flight(config, security, owner) as flight, server.listen(config.addr) as bound:
+            readers = serving_flight(OwnerFeeds(owner), config.flight_addr, config.advertise_flight_addr, security)
+            async with readers as flight, server.listen(config.addr) as bound:
                 run = membership.run(config.advertise_addr or bound, config.advertise_flight_addr or flight.bound)
                 async with _running(run, locks.run(), _shown(owner)):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
+
+
+def _directory(config: CaptureConfig) -> Path:
+    return Path(config.data_dir).absolute()  # workers' sockets have their path
+
+
+@asynccontextmanager
+async def _processors(
+    config: CaptureConfig, security: SecurityConfig, directory: Path, resources: Resources
+) -> AsyncIterator[MakeProcessor]:
+    """What runs the changefeeds: this process, or workers, kept alive for the block."""
+    count = config.workers or cores()
+    if count == 1:
+        yield partial(LocalProcessor, resources)
+        return
+    launch = Launch(
+        directory=directory,
+        coordinator=config.coordinator,
+        flight_addr=config.worker_flight_addr or f"{host_of(config.flight_addr)}:0",
+        advertise_host=host_of(config.advertise_flight_addr or config.flight_addr),
+        memory_quota_bytes=config.memory_quota_bytes // count,
+        security=security,
+    )
+    pool = Pool(launch.workers(count))
+    async with pool.running():
+        yield partial(WorkersProcessor, pool, directory)
 
 
 @asynccontextmanager
@@ -104,27 +141,3 @@ async def _shown(owner: Owner) -> None:
         await asyncio.Event().wait()
     finally:
         REGISTRY.unregister(collector)
-
-
-@asynccontextmanager
-async def _flight(config: CaptureConfig, security: SecurityConfig, owner: Owner) -> AsyncIterator[FlightServer]:
-    """The Flight listener for the block; its threads are waited for outside the event loop."""
-    feeds = OwnerFeeds(owner)
-    server = open_server(feeds, config.flight_addr, config.advertise_flight_addr, _flight_tls(security))
-    thread = threading.Thread(target=server.serve, name="flight", daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        feeds.close()
-        await asyncio.to_thread(server.shutdown)
-        await asyncio.to_thread(thread.join)
-
-
-def _flight_tls(security: SecurityConfig) -> FlightTls | None:
-    if not security.enabled:
-        return None
-    root = Path(security.ca_path).read_bytes() if security.ca_path else None
-    return FlightTls(
-        certificate=Path(security.cert_path).read_bytes(), key=Path(security.key_path).read_bytes(), root=root
-    )

@@ -4,7 +4,6 @@ A changefeed that does not run here right now (paused, restarting, not the owner
 again. After a restart the rows are pulled anew, so ranges above what is resolved so far are waited for.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -17,6 +16,7 @@ from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.table import SourceTable
+from server.capture.waiting import READ_WAIT_S, Waiting
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
 from storage.model.errors import TidemarkError
@@ -24,9 +24,7 @@ from storage.model.span import Span
 from storage.model.ts import physical_ms
 
 T = TypeVar("T")
-_READ_WAIT_S = 60.0
 _CALL_WAIT_S = 20.0
-_STEP_S = 0.5
 _START_WAIT_S = 5.0
 _IDLE_CUT_MS = 3_000
 """While nothing changes, readers are moved on, and with them the checkpoint, only this often."""
@@ -38,11 +36,11 @@ class OwnerFeeds:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._closing = threading.Event()
+        self._waiting = Waiting()
 
     def close(self) -> None:
         """End all waiting."""
-        self._closing.set()
+        self._waiting.close()
 
     def describe(self, changefeed: str) -> FeedDescription:
         """See `Feeds.describe`; a changefeed that does not run stands at its checkpoint."""
@@ -86,7 +84,7 @@ class OwnerFeeds:
 
         def cut() -> int:
             end_ts = start_ts
-            while self._wait(sink, span, end_ts + 1, deadline - time.monotonic()):
+            while self._waiting.resolved(sink, span, end_ts + 1, deadline - time.monotonic()):
                 end_ts = sink.cut(start_ts, max_rows, max_bytes, span)
                 if _worth_a_cut(feed, sink, span, start_ts, end_ts):
                     return end_ts
@@ -101,7 +99,7 @@ class OwnerFeeds:
 
         def plan() -> list[Slice]:
             for table in wanted:
-                self._wait(sink, table.span, end_ts, _CALL_WAIT_S)
+                self._waiting.resolved(sink, table.span, end_ts, _CALL_WAIT_S)
             parts = sink.plan_tables([table.span for table in wanted], start_ts, end_ts)
             planned = zip(wanted, parts, strict=True)
             locate = feed.processor.locations
@@ -119,7 +117,7 @@ class OwnerFeeds:
         source = _table(feed, table)
 
         def read() -> Iterator[pa.RecordBatch]:
-            self._wait(sink, source.span, end_ts, _READ_WAIT_S)
+            self._waiting.resolved(sink, source.span, end_ts, READ_WAIT_S)
             return sink.read(source.span, start_ts, end_ts)
 
         return source.mounter.schema, _while_running(feed, read)
@@ -130,7 +128,7 @@ class OwnerFeeds:
         span = _table(feed, table).span if table else None
 
         def ack() -> int:
-            self._wait(sink, span, ts, _CALL_WAIT_S)
+            self._waiting.resolved(sink, span, ts, _CALL_WAIT_S)
             sink.ack(ts, span)
             return sink.checkpoint_ts()
 
@@ -141,17 +139,9 @@ class OwnerFeeds:
         feed = self._owner.feed(changefeed)
         deadline = time.monotonic() + _START_WAIT_S
         while (sink := feed.processor.sink) is None:
-            if not feed.info.state.is_running or time.monotonic() > deadline or self._closing.wait(_START_STEP_S):
+            if not feed.info.state.is_running or time.monotonic() > deadline or self._waiting.pause(_START_STEP_S):
                 raise _not_running(feed)
         return feed, sink
-
-    def _wait(self, sink: Sink, span: Span | None, ts: int, limit_s: float) -> bool:
-        """Wait until the table (None: all) is resolved up to `ts`, for `limit_s` at most; returns whether it is."""
-        deadline = time.monotonic() + limit_s
-        while (left_s := deadline - time.monotonic()) > 0 and not self._closing.is_set():
-            if sink.wait_resolved(ts - 1, min(left_s, _STEP_S), span) >= ts:
-                return True
-        return sink.resolved_ts(span) >= ts
 
 
 def _worth_a_cut(feed: Feed, sink: Sink, span: Span | None, start_ts: int, end_ts: int) -> bool:

@@ -1,15 +1,18 @@
 """A changefeed that runs in this process: a puller per table, one sorter, one sink manager."""
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
+from server.capture.cut import CutPart, cut_part
 from server.capture.processor import ProcessorStats
 from server.capture.stragglers import add_locks, slowest_tables
 from server.capture.table import SourceTable
@@ -17,6 +20,7 @@ from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
+from sink.cut import Bounds
 from sink.manager import SinkManager, Slice
 from sorter import Sorter
 from storage.model.span import Span
@@ -40,7 +44,21 @@ class Resources:
 
 
 class LocalSink(SinkManager):
-    """A sink manager that answers for several tables at once."""
+    """A sink manager that answers for several tables at once, and for its part of a cut over several processes."""
+
+    def __init__(self, sorter: Sorter, spans: Sequence[Span], *, memory_quota_bytes: int, workers: int = 2) -> None:
+        """`spans` are the tables that will be added."""
+        super().__init__(sorter, memory_quota_bytes=memory_quota_bytes, workers=workers)
+        self._rows = sorter
+        self._spans = tuple(spans)
+
+    def cut_part(self, start_ts: int, upper_ts: int, bounds: Bounds) -> CutPart:
+        """See `server.capture.cut`; raises as `cut`."""
+        end_ts = min(upper_ts, self.cut(start_ts, bounds.max_rows, bounds.max_bytes))
+        if bounds.is_open or end_ts <= start_ts:
+            return CutPart(end_ts)
+        extents = (self._rows.extents(span, start_ts + 1, end_ts) for span in self._spans)
+        return cut_part(itertools.chain.from_iterable(extents), start_ts, end_ts)
 
     def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
         """See `Sink.plan_tables`."""
@@ -98,8 +116,9 @@ class LocalProcessor:
         quota = self._resources.memory_quota_bytes
         sorter_bytes = min(quota // _SORTER_SHARE, _SORTER_BYTES)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {self._name}") as executor:
-            sorter = await asyncio.to_thread(Sorter, self._directory, memory_bytes=sorter_bytes)
-            sink = LocalSink(sorter, memory_quota_bytes=quota - sorter_bytes, workers=_SINK_WORKERS)
+            sorter = await _opened(self._directory, sorter_bytes)
+            spans = [table.span for table in self.tables]
+            sink = LocalSink(sorter, spans, memory_quota_bytes=quota - sorter_bytes, workers=_SINK_WORKERS)
             async with self._serving(sorter, sink):
                 await self._pull(sorter, Upstream(self._resources.pd, self._resources.feeds, executor))
 
@@ -121,7 +140,7 @@ class LocalProcessor:
         finally:
             self.start_ts = sink.checkpoint_ts()
             self._sorter, self.sink = None, None
-            await asyncio.to_thread(self._close, sorter, sink)
+            await asyncio.shield(asyncio.to_thread(self._close, sorter, sink))  # whoever cancels twice, too
 
     def _close(self, sorter: Sorter, sink: LocalSink) -> None:
         sink.stop()
@@ -137,3 +156,18 @@ class LocalProcessor:
                     tasks.create_task(puller.run(), name=f"puller {self._name} {puller.span.table_id}")
         finally:
             self.pullers = ()
+
+
+async def _opened(directory: Path, memory_bytes: int) -> Sorter:
+    """A sorter; one that nobody waits for any more when it has been opened is closed again."""
+    opening = asyncio.get_running_loop().run_in_executor(None, partial(Sorter, directory, memory_bytes=memory_bytes))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(opened: asyncio.Future[Sorter]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()

@@ -45,6 +45,12 @@ def note(feed: Feed, state: State, error: TidemarkError) -> None:
     feed.info_saved = False
 
 
+def worst(group: BaseExceptionGroup[TidemarkError]) -> TidemarkError:
+    """The first error that trying again does not help against; else the first."""
+    errors = _leaves(group)
+    return next((error for error in errors if not _can_pass(error)), errors[0])
+
+
 def utc_now() -> str:
     """The wall clock, RFC 3339."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -52,14 +58,14 @@ def utc_now() -> str:
 
 async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
     """Run the processor until it fails; returns the error."""
-    errors: list[TidemarkError] = []
+    error: TidemarkError | None = None
     try:
         await safepoints.hold(feed.id, feed.checkpoint_ts)
         await feed.processor.run()
     except* TidemarkError as group:
-        errors = _leaves(group)
-    assert errors, "a processor runs until it is cancelled"
-    return next((error for error in errors if not _can_pass(error)), errors[0])
+        error = worst(group)
+    assert error is not None, "a processor runs until it is cancelled"
+    return error
 
 
 def _can_pass(error: TidemarkError) -> bool:

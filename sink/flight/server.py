@@ -20,6 +20,7 @@ from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan,
 from storage.model.errors import Kind, TidemarkError, UnavailableError
 
 Answer: TypeAlias = dict[str, Any]
+_UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
 _ACTIONS = {
     "describe": "a changefeed's state, positions, tables and their schemas",
@@ -54,8 +55,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         if tls is not None:
             security["tls_certificates"] = [(tls.certificate, tls.key)]
             security |= {"verify_client": True, "root_certificates": tls.root} if tls.root else {}
-        super().__init__(f"{scheme}://{addr}", **security)
-        self.bound = f"{addr.rpartition(':')[0]}:{self.port}"
+        if addr.startswith(_UNIX):
+            super().__init__(f"grpc+unix://{addr.removeprefix(_UNIX)}")
+            self.bound = addr
+        else:
+            super().__init__(f"{scheme}://{addr}", **security)
+            self.bound = f"{addr.rpartition(':')[0]}:{self.port}"
         self.location = f"{scheme}://{advertise_addr or self.bound}"
         self._actions: dict[str, Callable[[bytes], Answer]] = {
             "describe": self._describe,
@@ -115,7 +120,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
 
 def open_server(feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None) -> FlightServer:
-    """A server that listens on `addr` (port 0: any); run `serve` in a thread, `shutdown` waits for calls under way.
+    """A server that listens on `addr` (port 0: any; or `unix:/path`, where TLS is not for).
+
+    Run `serve` in a thread; `shutdown` waits for calls under way.
 
     Raises:
         FlightPortError: the address is taken or not ours.

@@ -57,13 +57,13 @@ class Daemon:
 class Cluster:
     """Coordinator, store and capture."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *capture_flags: str) -> None:
         self.directory = directory
         self.coordinator = Daemon(directory, "coordinator", "--metadata", f"leveldb:{directory / 'metadata'}")
         self.pd = self.coordinator.endpoints["coordinator"]
         shared = ["--coordinator", self.pd, "--data-dir"]
         self.store = Daemon(directory, "store", *shared, str(directory / "store"))
-        self.capture = Daemon(directory, "capture", *shared, str(directory / "capture"))
+        self.capture = Daemon(directory, "capture", *shared, str(directory / "capture"), *capture_flags)
 
     def another_capture(self) -> Daemon:
         """A second one, which waits to be owner."""
@@ -97,8 +97,8 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(directory: Path):
-    cluster = Cluster(directory)
+def running_cluster(directory: Path, *capture_flags: str):
+    cluster = Cluster(directory, *capture_flags)
     try:
         yield cluster
     finally:
@@ -118,10 +118,10 @@ class Reader:
             [result] = client.do_action(fl.Action(action, body))
         return json.loads(result.body.to_pybytes())
 
-    def read(self, start: int, end: int, table: str) -> pa.Table:
-        """The rows of one table in `(start, end]`."""
+    def read(self, start: int, end: int, table: str, location: str = "") -> pa.Table:
+        """The rows of one table in `(start, end]`, from the capture or from a slice's location."""
         ticket = {"changefeed": self._changefeed, "table": table, "start": start, "end": end}
-        with self._client() as client:
+        with self._client(location) as client:
             return client.do_get(fl.Ticket(json.dumps(ticket).encode())).read_all()
 
     def wait_resolved(self, ts: int, limit_s: float = 30.0) -> int:
@@ -133,5 +133,5 @@ class Reader:
                 return end
         raise TimeoutError(f"{ts} is not resolved after {limit_s} s")
 
-    def _client(self) -> fl.FlightClient:
-        return fl.FlightClient(f"grpc://{self._cluster.capture.endpoints['flight']}")
+    def _client(self, location: str = "") -> fl.FlightClient:
+        return fl.FlightClient(location or f"grpc://{self._cluster.capture.endpoints['flight']}")

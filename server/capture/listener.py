@@ -1,0 +1,52 @@
+"""A Flight listener beside an event loop: it serves in threads of its own, which are waited for outside the loop.
+
+It listens from its creation on. `serve` would only take the process's signals for itself, which are the daemon's.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from server.rpc.credentials import SecurityConfig
+from sink.flight.feeds import Feeds
+from sink.flight.server import FlightServer, FlightTls, open_server
+
+
+class ClosableFeeds(Feeds, Protocol):
+    """Feeds whose waiting calls can be let go."""
+
+    def close(self) -> None:
+        """End all waiting."""
+        ...
+
+
+@asynccontextmanager
+async def serving_flight(
+    feeds: ClosableFeeds, addr: str, advertise_addr: str = "", security: SecurityConfig | None = None
+) -> AsyncIterator[FlightServer]:
+    """Serve `feeds` for the block; `close` is called before the listener waits for calls under way.
+
+    Raises:
+        FlightPortError: the address cannot be listened on.
+    """
+    server = open_server(feeds, addr, advertise_addr, _tls(security) if security else None)
+    thread = threading.Thread(target=server.wait, name="flight", daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        feeds.close()
+        await asyncio.to_thread(server.shutdown)
+        await asyncio.to_thread(thread.join)
+
+
+def _tls(security: SecurityConfig) -> FlightTls | None:
+    if not security.enabled:
+        return None
+    root = Path(security.ca_path).read_bytes() if security.ca_path else None
+    return FlightTls(
+        certificate=Path(security.cert_path).read_bytes(), key=Path(security.key_path).read_bytes(), root=root
+    )

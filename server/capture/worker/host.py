@@ -1,0 +1,98 @@
+"""The shares of changefeeds that a worker process runs, by changefeed id."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
+from server.capture.local import LocalProcessor, LocalSink
+from server.capture.runner import worst
+from server.capture.table import SourceTable
+from server.puller.tikv.puller import TablePuller
+from storage.model.errors import TidemarkError
+
+Make = Callable[[str, tuple[SourceTable, ...], int, int], LocalProcessor]
+
+
+@dataclass(slots=True, eq=False)
+class Hosted:
+    """One share; `error` is set when it has ended by itself."""
+
+    tables: tuple[SourceTable, ...]
+    processor: LocalProcessor
+    task: asyncio.Task[None] | None = None
+    error: TidemarkError | None = None
+    cancelled: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Run the share until cancelled or failed."""
+        try:
+            await self.processor.run()
+        except* TidemarkError as group:
+            self.error = worst(group)
+        finally:
+            self.ended.set()
+
+    def cancel(self) -> None:
+        """End it; `task` ends when nothing of it is left."""
+        if self.task is not None and not self.cancelled:
+            self.cancelled = True
+            self.task.cancel()
+
+
+class Host:
+    """Starts and ends shares; their tasks are children of `tasks`."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, make: Make) -> None:
+        self._tasks = tasks
+        self._make = make
+        self._hosted: dict[str, Hosted] = {}
+
+    def start(self, changefeed: str, tables: tuple[SourceTable, ...], checkpoint_ts: int, target_ts: int) -> Hosted:
+        """Run a share from `checkpoint_ts` on.
+
+        Raises:
+            ChangefeedStateError: one of this changefeed runs, or is still ending.
+        """
+        if changefeed in self._hosted:
+            raise ChangefeedStateError(
+                f"changefeed {changefeed} still runs in this worker; try again when it has ended"
+            )
+        hosted = Hosted(tables, self._make(changefeed, tables, checkpoint_ts, target_ts))
+        self._hosted[changefeed] = hosted
+        hosted.task = self._tasks.create_task(hosted.run(), name=f"share of {changefeed}")
+        hosted.task.add_done_callback(lambda _: self._hosted.pop(changefeed, None))
+        return hosted
+
+    async def stop(self, changefeed: str) -> None:
+        """End a share and wait until nothing of it is left; none is no error."""
+        hosted = self._hosted.get(changefeed)
+        if hosted is not None and hosted.task is not None:
+            hosted.cancel()
+            await asyncio.wait([hosted.task])
+
+    def running(self, changefeed: str) -> tuple[Hosted, LocalSink]:
+        """A share that serves; callable from any thread.
+
+        Raises:
+            ChangefeedNotRunningError: it does not, or not yet.
+        """
+        hosted = self._hosted.get(changefeed)
+        sink = hosted.processor.sink if hosted else None
+        if hosted is None or sink is None:
+            raise self.not_running(changefeed)
+        return hosted, sink
+
+    def not_running(self, changefeed: str) -> ChangefeedNotRunningError:
+        """What to say of a share that does not serve, or not yet."""
+        return ChangefeedNotRunningError(f"changefeed {changefeed} does not run in this worker now; try again")
+
+    def close(self) -> None:
+        """End all shares."""
+        for hosted in self._hosted.values():
+            hosted.cancel()
+
+    def pullers(self) -> list[TablePuller]:
+        """Of all shares, at this moment."""
+        return [puller for hosted in self._hosted.values() for puller in hosted.processor.pullers]

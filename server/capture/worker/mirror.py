@@ -1,0 +1,37 @@
+"""How far the tables of a share are, as its worker last told: all that is asked often is answered from here.
+
+Positions only move forward: a message that was overtaken by an acknowledgement's answer changes nothing back.
+"""
+
+from tidemarkpb.v1 import worker_pb2 as pb
+
+from server.capture.processor import ProcessorStats
+
+
+class Mirror:
+    """Written on the event loop and by acknowledgements, read by any thread."""
+
+    def __init__(self, start_ts: int) -> None:
+        self.resolved_ts = self.checkpoint_ts = start_ts
+        self.stats = ProcessorStats()
+        self._tables: dict[int, tuple[int, int]] = {}
+        self._start_ts = start_ts
+
+    def absorb(self, message: pb.ShareProgress) -> None:
+        """Take what the worker tells."""
+        for table in message.tables:
+            resolved_ts, checkpoint_ts = self.table(table.table_id)
+            self._tables[table.table_id] = max(resolved_ts, table.resolved_ts), max(checkpoint_ts, table.checkpoint_ts)
+        self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
+        self.acknowledged(message.checkpoint_ts)
+        self.stats = ProcessorStats(
+            message.regions, message.staged_bytes, message.sorter_memory_bytes, message.sorter_disk_bytes
+        )
+
+    def acknowledged(self, checkpoint_ts: int) -> None:
+        """The share's checkpoint_ts is at least that."""
+        self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
+
+    def table(self, table_id: int) -> tuple[int, int]:
+        """A table's resolved_ts and checkpoint_ts."""
+        return self._tables.get(table_id, (self._start_ts, self._start_ts))

@@ -1,0 +1,67 @@
+"""A worker process, put together: coordinator and stores on one side, its capture and Flight readers on the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tidemarkpb.v1 import worker_pb2
+
+from server.capture.listener import serving_flight
+from server.capture.local import LocalProcessor, Resources
+from server.capture.worker.directory import control_socket, flight_socket, sorter_directory
+from server.capture.worker.host import Host
+from server.capture.worker.rows import Rows
+from server.capture.worker.service import WorkerService
+from server.config import setting
+from server.daemon import Endpoints
+from server.puller.tikv.feed import EventFeeds
+from server.puller.tikv.stuck_locks import StuckLocks
+from server.rpc.credentials import SecurityConfig
+from server.rpc.pd import PdClient
+from server.rpc.server import RpcServer
+from server.rpc.tikv import KvClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """As its capture sets it; nobody else starts workers."""
+
+    number: int = setting(0, "its number, from 0")
+    data_dir: str = setting("./data/capture", "the capture's data directory")
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
+    flight_addr: str = setting("127.0.0.1:0", "Arrow Flight address: the rows of its tables")
+    http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
+    memory_quota_bytes: int = setting(256 << 20, "memory for the rows of one changefeed's share")
+
+
+@asynccontextmanager
+async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+    """A worker for the block.
+
+    Raises:
+        PdUnavailableError: the coordinator does not answer.
+        PortInUseError, FlightPortError: an address cannot be listened on.
+    """
+    directory, number = Path(config.data_dir), config.number
+    async with (
+        PdClient.open(config.coordinator, security) as pd,
+        KvClient.open(pd, security) as kv,
+        EventFeeds.open(pd.cluster_id, security) as feeds,
+        asyncio.TaskGroup() as tasks,
+    ):
+        resources = Resources(pd, feeds, kv, sorter_directory(directory, number), config.memory_quota_bytes)
+        host = Host(tasks, partial(LocalProcessor, resources))
+        server = RpcServer()
+        server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], WorkerService(host))
+        locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
+        async with (
+            serving_flight(Rows(host), config.flight_addr, security=security) as flight,
+            serving_flight(Rows(host), flight_socket(directory, number)),
+            server.listen(control_socket(directory, number)),
+        ):
+            yield {"flight": flight.bound}
+        locks.cancel()
+        host.close()

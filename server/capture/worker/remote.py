@@ -1,0 +1,185 @@
+"""A worker's share of a running changefeed, seen from the capture: a mirror of its progress, and calls for the rest.
+
+The share lives exactly as long as the stream of `run`: a worker whose capture goes away ends it, a capture whose worker
+goes away gets WorkerLostError. Rows come over Flight, everything else over gRPC, both over Unix sockets; every call
+has a deadline.
+"""
+
+import asyncio
+import heapq
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import pyarrow as pa
+import pyarrow.flight as fl
+from tidemarkpb.v1 import capture_pb2
+from tidemarkpb.v1 import worker_pb2 as pb
+from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
+
+from server.capture.cut import CutPart
+from server.capture.table import SourceTable
+from server.capture.worker import wire
+from server.capture.worker.errors import error_of, error_of_text, lost
+from server.capture.worker.mirror import Mirror
+from server.capture.worker.pool import Worker
+from server.rpc.client import connect
+from sink.cut import Bounds
+from sink.flight.request import Ticket
+from sink.manager import Slice
+from storage.model.span import Span
+
+T = TypeVar("T")
+SILENCE_S = 60.0
+"""A worker says something every second; one that is silent for so long is given up."""
+_STOP_S = 30.0
+_CALL_S = 20.0
+_BLOCKERS_S = 2.0
+_READ_S = 3600.0
+
+
+class RemoteShare:
+    """Implements `server.capture.worker.combined.Share` for `tables` of one changefeed."""
+
+    def __init__(self, worker: Worker, changefeed: str, tables: Sequence[SourceTable], start_ts: int) -> None:
+        self.tables = {table.span: table for table in tables}
+        self.mirror = Mirror(start_ts)
+        self.running = asyncio.Event()
+        self._worker = worker
+        self._changefeed = changefeed
+        self._start_ts = start_ts
+
+    async def run(self, target_ts: int, moved: Callable[[], None]) -> None:
+        """Run the share until cancelled; `moved` is called whenever it has told something.
+
+        Raises:
+            TidemarkError: the share's own error.
+            WorkerLostError: the worker is gone.
+        """
+        request = pb.RunRequest(
+            changefeed=self._changefeed,
+            tables=map(wire.table_message, self.tables.values()),
+            checkpoint_ts=self._start_ts,
+            target_ts=target_ts,
+        )
+        async with connect(self._worker.control) as channel:
+            stub = WorkerServiceStub(channel)
+            try:
+                await self._follow(stub.Run(request, wait_for_ready=True), moved)
+            except grpc.aio.AioRpcError as err:
+                raise error_of(self._worker.number, err) from err
+            except TimeoutError as err:
+                self._worker.kill()
+                raise lost(self._worker.number) from err
+            finally:
+                await self._stop(stub)
+
+    async def _follow(self, stream: Any, moved: Callable[[], None]) -> None:
+        messages = aiter(stream)
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                message = await anext(messages, None)
+            if message is None:
+                raise lost(self._worker.number)
+            self.mirror.absorb(message)
+            self.running.set()
+            moved()
+
+    async def _stop(self, stub: Any) -> None:
+        """Wait until nothing of the share is left; a worker that is gone has nothing."""
+        try:
+            await stub.Stop(pb.StopRequest(changefeed=self._changefeed), timeout=_STOP_S)
+        except grpc.aio.AioRpcError:
+            return
+
+    def resolved_ts(self, span: Span | None = None) -> int:
+        """See `Share.resolved_ts`."""
+        return self.mirror.resolved_ts if span is None else self.mirror.table(span.table_id)[0]
+
+    def checkpoint_ts(self, span: Span | None = None) -> int:
+        """See `Share.checkpoint_ts`."""
+        return self.mirror.checkpoint_ts if span is None else self.mirror.table(span.table_id)[1]
+
+    def cut(
+        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+    ) -> int:
+        """See `Share.cut`."""
+        assert span is not None, "a cut over several tables is chosen over all shares"
+        request = pb.CutTableRequest(
+            changefeed=self._changefeed,
+            table_id=span.table_id,
+            start_ts=start_ts,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+        )
+        return self._ask(lambda stub: stub.CutTable(request, timeout=_CALL_S)).end_ts
+
+    def cut_part(self, start_ts: int, upper_ts: int, bounds: Bounds) -> CutPart:
+        """See `Share.cut_part`."""
+        request = wire.extents_request(self._changefeed, start_ts, upper_ts, bounds)
+        return wire.part_of(self._ask(lambda stub: stub.Extents(request, timeout=_CALL_S)))
+
+    def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
+        """See `Share.plan_tables`."""
+        request = pb.PlanTablesRequest(
+            changefeed=self._changefeed, table_ids=[span.table_id for span in spans], start_ts=start_ts, end_ts=end_ts
+        )
+        plans = self._ask(lambda stub: stub.PlanTables(request, timeout=_CALL_S)).plans
+        return [Slice(span, start_ts, end_ts, plan.rows, plan.bytes) for span, plan in zip(spans, plans, strict=True)]
+
+    def ack(self, ts: int, span: Span | None = None) -> int:
+        """See `Share.ack`."""
+        request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, table_id=span.table_id if span else None)
+        answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S))
+        self.mirror.acknowledged(answer.share_checkpoint_ts)
+        return answer.checkpoint_ts
+
+    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+        """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""
+        ticket = Ticket(self._changefeed, self.tables[span].name, start_ts, end_ts)
+        batches = self._batches(ticket)
+        first = next(batches, None)
+        return batches if first is None else _chained(first, batches)
+
+    def blockers(self, limit: int, *, with_locks: bool) -> list[capture_pb2.TableBlockers]:
+        """The share's tables that are furthest behind, and why."""
+        request = pb.GetTableBlockersRequest(changefeed=self._changefeed, limit=limit, with_locks=with_locks)
+        return list(self._ask(lambda stub: stub.GetTableBlockers(request, timeout=_BLOCKERS_S)).tables)
+
+    def known_blockers(self, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
+        """The same as far as it was known before `problem`."""
+        tables = heapq.nsmallest(limit, self.tables.values(), key=lambda table: self.resolved_ts(table.span))
+        return [
+            capture_pb2.TableBlockers(
+                name=table.name,
+                table_id=table.span.table_id,
+                resolved_ts=self.resolved_ts(table.span),
+                checkpoint_ts=self.checkpoint_ts(table.span),
+                regions=[capture_pb2.RegionBlockers(resolved_ts=self.resolved_ts(table.span), problem=problem)],
+            )
+            for table in tables
+        ]
+
+    def _batches(self, ticket: Ticket) -> Iterator[pa.RecordBatch]:
+        try:
+            stream = self._worker.flight.do_get(
+                fl.Ticket(json.dumps(ticket.document()).encode()), fl.FlightCallOptions(timeout=_READ_S)
+            )
+            for chunk in stream:
+                yield chunk.data
+        except (fl.FlightError, pa.ArrowException) as err:
+            retryable = isinstance(err, fl.FlightUnavailableError)
+            raise error_of_text(self._worker.number, str(err), retryable=retryable) from err
+
+    def _ask(self, call: Callable[[WorkerServiceStub], T]) -> T:
+        try:
+            return call(self._worker.stub)
+        except grpc.RpcError as err:
+            raise error_of(self._worker.number, err) from err
+
+
+def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others

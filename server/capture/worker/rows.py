@@ -1,0 +1,73 @@
+"""What a worker's Flight ports hand out: the rows of its tables. Everything else is asked of the capture.
+
+A worker knows a share of a changefeed only: its own `latest` or `ack` would be wrong for the whole.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from server.capture.waiting import READ_WAIT_S, Waiting
+from server.capture.worker.errors import WorkerRowsOnlyError
+from server.capture.worker.host import Host
+from sink.errors import TableNotFoundError
+from sink.flight.feeds import FeedDescription, Slice, TableNotExistsError
+
+
+class Rows:
+    """Implements `sink.flight.feeds.Feeds`, of which only `read` is for workers."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._waiting = Waiting()
+
+    def close(self) -> None:
+        """End all waiting."""
+        self._waiting.close()
+
+    def read(
+        self, changefeed: str, table: str, start_ts: int, end_ts: int
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See `Feeds.read`."""
+        hosted, sink = self._host.running(changefeed)
+        source = next((each for each in hosted.tables if each.name == table), None)
+        if source is None:
+            raise TableNotExistsError(f"this worker has no table {table!r} of changefeed {changefeed}; plan again")
+        try:
+            self._waiting.resolved(sink, source.span, end_ts, READ_WAIT_S)
+            return source.mounter.schema, sink.read(source.span, start_ts, end_ts)
+        except TableNotFoundError as err:
+            raise self._host.not_running(changefeed) from err
+
+    def describe(self, changefeed: str) -> FeedDescription:
+        """Refused."""
+        raise _rows_only(changefeed)
+
+    def latest(
+        self,
+        changefeed: str,
+        table: str | None,
+        start_ts: int,
+        max_rows: int | None,
+        max_bytes: int | None,
+        wait_s: float,
+    ) -> int:
+        """Refused."""
+        del table, start_ts, max_rows, max_bytes, wait_s
+        raise _rows_only(changefeed)
+
+    def plan(self, changefeed: str, tables: Sequence[str] | None, start_ts: int, end_ts: int) -> list[Slice]:
+        """Refused."""
+        del tables, start_ts, end_ts
+        raise _rows_only(changefeed)
+
+    def ack(self, changefeed: str, table: str | None, ts: int) -> int:
+        """Refused."""
+        del table, ts
+        raise _rows_only(changefeed)
+
+
+def _rows_only(changefeed: str) -> WorkerRowsOnlyError:
+    return WorkerRowsOnlyError(
+        f"a worker hands out rows only; ask the capture's own Flight address about changefeed {changefeed}"
+    )

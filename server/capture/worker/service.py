@@ -1,0 +1,157 @@
+"""`tidemarkpb.v1.WorkerService`: what a capture asks of its worker."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+from tidemarkpb.v1 import changefeed_pb2
+from tidemarkpb.v1 import worker_pb2 as pb
+
+from server.capture.local import LocalSink
+from server.capture.table import SourceTable, source_tables
+from server.capture.worker import wire
+from server.capture.worker.host import Host, Hosted
+from sink.errors import TableNotFoundError
+from storage.tidb.key import table_span
+
+T = TypeVar("T")
+_TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
+_SPEAK_EVERY_S = 1.0
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerService:
+    """Over the shares of `host`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def Run(self, request: pb.RunRequest, context: Context) -> AsyncIterator[pb.ShareProgress]:  # noqa: N802
+        """Run a share as long as the capture listens."""
+        del context
+        tables = source_tables(tuple(map(wire.table_record, request.tables)))
+        hosted = self._host.start(request.changefeed, tables, request.checkpoint_ts, request.target_ts)
+        told = _Told(tables)
+        tick_s = _TICK_S + len(tables) * _TICK_S_PER_TABLE
+        try:
+            while not hosted.ended.is_set():
+                message = told.news(hosted)
+                if message is not None:
+                    yield message
+                await _wait(hosted.ended, tick_s)
+        finally:
+            hosted.cancel()
+        if hosted.error is not None:
+            raise hosted.error
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:  # noqa: N802
+        """End a share."""
+        del context
+        await self._host.stop(request.changefeed)
+        return pb.StopResponse()
+
+    async def Extents(self, request: pb.ExtentsRequest, context: Context) -> pb.ExtentsResponse:  # noqa: N802
+        """The share's part in choosing a cut."""
+        del context
+        bounds = wire.bounds_of(request)
+
+        def part(sink: LocalSink) -> pb.ExtentsResponse:
+            return wire.part_message(sink.cut_part(request.start_ts, request.upper_ts, bounds))
+
+        return await self._asked(request.changefeed, part)
+
+    async def CutTable(self, request: pb.CutTableRequest, context: Context) -> pb.CutTableResponse:  # noqa: N802
+        """The end of a cut of one table."""
+        del context
+        bounds, span = wire.bounds_of(request), table_span(request.table_id)
+
+        def cut(sink: LocalSink) -> pb.CutTableResponse:
+            return pb.CutTableResponse(end_ts=sink.cut(request.start_ts, bounds.max_rows, bounds.max_bytes, span))
+
+        return await self._asked(request.changefeed, cut)
+
+    async def PlanTables(self, request: pb.PlanTablesRequest, context: Context) -> pb.PlanTablesResponse:  # noqa: N802
+        """How much each table has in a range."""
+        del context
+
+        def plan(sink: LocalSink) -> pb.PlanTablesResponse:
+            planned = sink.plan_tables(list(map(table_span, request.table_ids)), request.start_ts, request.end_ts)
+            return pb.PlanTablesResponse(plans=[pb.TablePlan(rows=part.rows, bytes=part.bytes) for part in planned])
+
+        return await self._asked(request.changefeed, plan)
+
+    async def AckShare(self, request: pb.AckShareRequest, context: Context) -> pb.AckShareResponse:  # noqa: N802
+        """The reader has committed everything up to a ts."""
+        del context
+        span = table_span(request.table_id) if request.HasField("table_id") else None
+
+        def ack(sink: LocalSink) -> pb.AckShareResponse:
+            checkpoint_ts = sink.ack(request.ts, span)
+            return pb.AckShareResponse(checkpoint_ts=checkpoint_ts, share_checkpoint_ts=sink.checkpoint_ts())
+
+        return await self._asked(request.changefeed, ack)
+
+    async def GetTableBlockers(  # noqa: N802 - the name in the proto
+        self, request: pb.GetTableBlockersRequest, context: Context
+    ) -> pb.GetTableBlockersResponse:
+        """The share's tables that are furthest behind."""
+        del context
+        hosted, _ = self._host.running(request.changefeed)
+        tables = await hosted.processor.blockers(request.limit, with_locks=request.with_locks)
+        return pb.GetTableBlockersResponse(tables=tables)
+
+    async def _asked(self, changefeed: str, ask: Callable[[LocalSink], T]) -> T:
+        """Ask the share's sink, in a thread: it may read from disk."""
+        _, sink = self._host.running(changefeed)
+        try:
+            return await asyncio.to_thread(ask, sink)
+        except TableNotFoundError as err:  # it is ending
+            raise self._host.not_running(changefeed) from err
+
+
+class _Told:
+    """What the capture knows of a share, so that it is told news only."""
+
+    def __init__(self, tables: tuple[SourceTable, ...]) -> None:
+        self._tables = tables
+        self._known: dict[int, tuple[int, int]] = {}
+        self._spoke_s = float("-inf")
+
+    def news(self, hosted: Hosted) -> pb.ShareProgress | None:
+        """What has changed since the last call; a message without news after a second of silence."""
+        sink = hosted.processor.sink
+        if sink is None:
+            return None
+        resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()  # before the tables': never above them
+        moved = [status for table in self._tables if (status := self._moved(sink, table))]
+        now_s = asyncio.get_running_loop().time()
+        if not moved and now_s - self._spoke_s < _SPEAK_EVERY_S:
+            return None
+        self._spoke_s = now_s
+        held = hosted.processor.stats()
+        return pb.ShareProgress(
+            resolved_ts=resolved_ts,
+            checkpoint_ts=checkpoint_ts,
+            tables=moved,
+            regions=held.regions,
+            staged_bytes=held.staged_bytes,
+            sorter_memory_bytes=held.sorter_memory_bytes,
+            sorter_disk_bytes=held.sorter_disk_bytes,
+        )
+
+    def _moved(self, sink: LocalSink, table: SourceTable) -> changefeed_pb2.TableStatus | None:
+        position = sink.resolved_ts(table.span), sink.checkpoint_ts(table.span)
+        table_id = table.span.table_id
+        if self._known.get(table_id) == position:
+            return None
+        self._known[table_id] = position
+        return changefeed_pb2.TableStatus(table_id=table_id, resolved_ts=position[0], checkpoint_ts=position[1])
+
+
+async def _wait(event: asyncio.Event, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return

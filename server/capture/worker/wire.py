@@ -1,0 +1,75 @@
+"""Values of the worker contract as messages and back; bounds and tables that are missing mean all. Pure."""
+
+import json
+
+import numpy as np
+from tidemarkpb.v1 import changefeed_pb2
+from tidemarkpb.v1 import worker_pb2 as pb
+
+from server.capture.changefeed import TableRecord
+from server.capture.cut import CutPart, PackedExtent
+from server.capture.table import SourceTable
+from sink.cut import Bounds
+from storage.model.errors import CorruptError
+
+
+def table_message(table: SourceTable) -> changefeed_pb2.Table:
+    """A table as the changefeed's record has it."""
+    return changefeed_pb2.Table(schema_name=table.record.schema_name, table_info_json=table.record.table_info_json)
+
+
+def table_record(message: changefeed_pb2.Table) -> TableRecord:
+    """What `table_message` wrote."""
+    return TableRecord(message.schema_name, json.loads(message.table_info_json))
+
+
+def extents_request(changefeed: str, start_ts: int, upper_ts: int, bounds: Bounds) -> pb.ExtentsRequest:
+    """Ask for a part of a cut."""
+    return pb.ExtentsRequest(
+        changefeed=changefeed,
+        start_ts=start_ts,
+        upper_ts=upper_ts,
+        max_rows=bounds.max_rows,
+        max_bytes=bounds.max_bytes,
+    )
+
+
+def bounds_of(request: pb.ExtentsRequest | pb.CutTableRequest) -> Bounds:
+    """The bounds in a request."""
+    return Bounds(
+        request.max_rows if request.HasField("max_rows") else None,
+        request.max_bytes if request.HasField("max_bytes") else None,
+    )
+
+
+def part_message(part: CutPart) -> pb.ExtentsResponse:
+    """A part of a cut."""
+    extents = [
+        pb.RowExtent(
+            rows=extent.rows,
+            bytes=extent.bytes,
+            commit_ts=extent.commit_ts.astype("<u8").tobytes(),
+            counts=extent.counts.astype("<i8").tobytes(),
+        )
+        for extent in part.extents
+    ]
+    return pb.ExtentsResponse(end_ts=part.end_ts, extents=extents)
+
+
+def part_of(message: pb.ExtentsResponse) -> CutPart:
+    """What `part_message` wrote.
+
+    Raises:
+        CorruptError: an extent is none.
+    """
+    return CutPart(message.end_ts, tuple(map(_extent, message.extents)))
+
+
+def _extent(message: pb.RowExtent) -> PackedExtent:
+    if not message.rows or not message.commit_ts or len(message.commit_ts) != len(message.counts):
+        raise CorruptError("a worker process sent an extent without rows, or with unequal columns")
+    try:
+        commit_ts, counts = np.frombuffer(message.commit_ts, "<u8"), np.frombuffer(message.counts, "<i8")
+    except ValueError as err:
+        raise CorruptError(f"a worker process sent an extent that cannot be read: {err}") from err
+    return PackedExtent(message.rows, message.bytes, commit_ts, counts)

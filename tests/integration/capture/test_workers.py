@@ -1,0 +1,215 @@
+"""A capture with two worker processes behaves as one: the same rows, cuts and checkpoints, whoever dies meanwhile."""
+
+import asyncio
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pyarrow.flight as fl
+import pytest
+from tidemarkpb.v1 import capture_pb2
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
+
+from storage.tidb.record import encode_record
+from storage.tidb.schema import Column, TableInfo
+from tests.integration.capture.processes import Reader, running_cluster
+
+tikv_client = pytest.importorskip("tikv_client")
+TABLES = [TableInfo.build(300 + n, f"t{n}", [Column.bigint("id"), Column.bigint("v")]) for n in range(4)]
+NAMES = [f"many.{table.name}" for table in TABLES]
+ROWS = 5
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with running_cluster(tmp_path_factory.mktemp("workers"), "--workers", "2") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def store(cluster):
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield tikv_client.TransactionClient.connect([cluster.pd])
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+class Feed:
+    """One changefeed over all tables, and what its reader must see."""
+
+    def __init__(self, cluster, store):
+        tables = [pb.Table(schema_name="many", table_info_json=table.to_json()) for table in TABLES]
+        create = pb.CreateChangefeedRequest(id="many", sink_uri="delta:///lake", tables=tables)
+        self.start = cluster.api("CreateChangefeed", create).changefeed.start_ts
+        self.reader = Reader(cluster, "many")
+        self.expected, self.written = [], 0
+        self._cluster, self._store = cluster, store
+
+    def write(self, transactions):
+        """Each changes one row of every table."""
+        for _ in range(transactions):
+            number, self.written = self.written, self.written + 1
+            txn = self._store.begin(pessimistic=False)
+            for table in TABLES:
+                txn.put(*encode_record(table, {"id": number % ROWS, "v": number}))
+            txn.commit()
+            self.expected.append(("insert" if number < ROWS else "update", number % ROWS, number))
+
+    def resolved(self):
+        """The end of a cut that holds all that was written."""
+        now, reached, deadline = self._cluster.now(), 0, time.monotonic() + 40
+        while reached < now:
+            assert time.monotonic() < deadline
+            reached = patiently(lambda: self.reader.ask("describe"))["resolved_ts"]
+        return reached
+
+    def rows(self, end):
+        """What the capture itself hands out, by table."""
+        return {name: patiently(lambda name=name: self.reader.read(self.start, end, name)) for name in NAMES}
+
+    def check(self, end):
+        for rows in self.rows(end).values():
+            assert changes(rows) == self.expected
+
+
+@pytest.fixture(scope="module")
+def shared_feed(cluster, store):
+    return Feed(cluster, store)
+
+
+@pytest.fixture
+def feed(shared_feed):
+    """The changefeed, with some rows not acknowledged yet."""
+    shared_feed.write(10)
+    return shared_feed
+
+
+def changes(rows):
+    return [(row["_op"], row["id"], row["v"]) for row in rows.to_pylist()]
+
+
+def patiently(call):
+    """As readers do: what is not available now is asked for again."""
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            return call()
+        except fl.FlightUnavailableError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def workers(capture):
+    """The worker processes of a capture: their ids by their numbers."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (directory / "cmdline").read_text().split("\0")
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == capture.process.pid and "worker" in arguments:
+            found[int(arguments[arguments.index("--number") + 1])] = int(directory.name)
+    return found
+
+
+def alive(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_each_table_is_handed_out_by_its_worker_and_by_the_capture(feed):
+    end = feed.resolved()
+    slices = feed.reader.ask("plan", start=feed.start, end=end)["slices"]
+    assert [(part["table"], part["rows"]) for part in slices] == [(name, len(feed.expected)) for name in NAMES]
+    own = {part["locations"][0] for part in slices}
+    assert len(own) == 2
+    assert len({part["locations"][1] for part in slices}) == 1
+    for part in slices:
+        direct, passed_on = (feed.reader.read(feed.start, end, part["table"], where) for where in part["locations"])
+        assert direct.equals(passed_on)
+        assert changes(direct) == feed.expected
+
+
+def test_a_cut_counts_the_rows_of_all_workers(feed):
+    end = feed.resolved()
+    few = feed.reader.ask("latest", start=feed.start, max_rows=3 * len(TABLES), wait_ms=5000)["ts"]
+    assert [part["rows"] for part in feed.reader.ask("plan", start=feed.start, end=few)["slices"]] == [3] * len(TABLES)
+    assert feed.reader.ask("latest", start=feed.start, max_rows=10**6, wait_ms=5000)["ts"] >= end
+    of_one = feed.reader.ask("latest", start=feed.start, max_rows=3, table=NAMES[0], wait_ms=5000)["ts"]
+    assert of_one == few
+
+
+def test_a_worker_hands_out_rows_and_nothing_else(feed):
+    end = feed.resolved()
+    [first, *_] = feed.reader.ask("plan", start=feed.start, end=end)["slices"]
+    ack = fl.Action("ack", b'{"changefeed":"many","ts":1}')
+    with fl.FlightClient(first["locations"][0]) as worker, pytest.raises(fl.FlightServerError, match="WorkerRowsOnly"):
+        list(worker.do_action(ack))
+
+
+def test_metrics_and_blockers_of_all_workers_are_the_captures(cluster, feed):
+    feed.resolved()
+    with urllib.request.urlopen(f"http://{cluster.capture.endpoints['http']}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    taken = [float(line.split()[1]) for line in lines if line.startswith("tidemark_sorter_rows_in_total{worker=")]
+    assert sum(taken) >= len(feed.expected) * len(TABLES)
+    assert all(taken)
+    assert len([line for line in lines if line.startswith("# TYPE tidemark_sorter_rows_in_total ")]) == 1
+    with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
+        answer = CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest(limit=10))
+    [blocked] = answer.changefeeds
+    assert sorted(table.name for table in blocked.tables) == NAMES
+    assert all(table.regions for table in blocked.tables)
+
+
+def test_a_worker_killed_while_rows_are_read_changes_no_range(cluster, feed):
+    middle = feed.resolved()
+    before = feed.rows(middle)
+    feed.write(10)
+    [first, *_] = feed.reader.ask("plan", start=feed.start, end=middle)["slices"]
+    victim = workers(cluster.capture)[0]
+    os.kill(victim, signal.SIGKILL)
+    feed.write(10)
+    after = feed.rows(middle)
+    assert all(after[name].equals(before[name]) for name in NAMES)
+    assert patiently(lambda: feed.reader.read(feed.start, middle, first["table"], first["locations"][0])).equals(
+        before[first["table"]]
+    )
+    feed.check(feed.resolved())
+    assert workers(cluster.capture)[0] != victim
+
+
+def test_acknowledging_reaches_all_workers_and_survives_their_death(cluster, feed):
+    end = feed.resolved()
+    feed.check(end)
+    assert patiently(lambda: feed.reader.ask("ack", ts=end)) == {"checkpoint_ts": end}
+    shown = cluster.cli("changefeed", "query", "-c", "many")
+    assert shown["checkpoint_tso"] == end
+    for pid in workers(cluster.capture).values():
+        os.kill(pid, signal.SIGKILL)
+    feed.start, feed.expected = end, []
+    assert patiently(lambda: feed.reader.read(end, feed.resolved(), NAMES[0])).num_rows == 0
+    assert feed.reader.ask("describe")["checkpoint_ts"] == end
+
+
+def test_killing_the_capture_ends_its_workers(cluster, feed):
+    pids = workers(cluster.capture).values()
+    assert len(pids) == 2
+    cluster.capture.kill()
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    cluster.capture.start()
+    feed.resolved()
+    assert cluster.capture.terminate() == 0
+    assert not list((cluster.directory / "capture" / "run").iterdir())
+    cluster.capture.start()

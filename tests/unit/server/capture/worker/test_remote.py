@@ -1,0 +1,187 @@
+"""A worker's share, over real sockets: the capture's end and the worker's end in one process, an upstream in memory."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import grpc
+import pyarrow.flight as fl
+import pytest
+from tidemarkpb.v1 import worker_pb2
+from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
+
+from server.capture.changefeed import TableRecord
+from server.capture.errors import SnapshotLostError
+from server.capture.listener import serving_flight
+from server.capture.local import LocalProcessor, Resources
+from server.capture.table import source_tables
+from server.capture.worker import remote
+from server.capture.worker.errors import WorkerLostError
+from server.capture.worker.host import Host
+from server.capture.worker.remote import RemoteShare
+from server.capture.worker.rows import Rows
+from server.capture.worker.service import WorkerService
+from server.rpc.server import RpcServer
+from sink.cut import Bounds
+from storage.model.errors import TidemarkError, UnavailableError
+from tests.unit.server.capture.conftest import TABLE
+
+TABLES = source_tables((TableRecord("bank", json.loads(TABLE.to_json())),))
+[ACCOUNTS] = TABLES
+
+
+class Worker:
+    """The capture's view of a worker that listens in `directory`."""
+
+    def __init__(self, directory):
+        self.number, self.killed = 0, False
+        self.control = f"unix:{directory}/control"
+        self.rows = f"unix:{directory}/flight"
+        self.channel = grpc.insecure_channel(self.control)
+        self.stub = WorkerServiceStub(self.channel)
+        self.flight = fl.FlightClient(f"grpc+{self.rows.replace(':', '://', 1)}")
+
+    def kill(self):
+        self.killed = True
+
+    def close(self):
+        self.channel.close()
+        self.flight.close()
+
+
+@asynccontextmanager
+async def serving(service, worker):
+    server = RpcServer()
+    server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], service)
+    async with server.listen(worker.control):
+        yield
+
+
+@pytest.fixture
+async def worker(upstream, tmp_path):
+    """One that works."""
+    seen = Worker(tmp_path)
+    resources = Resources(upstream, upstream, None, tmp_path / "sorter", 64 << 20)
+    async with asyncio.TaskGroup() as tasks:
+        host = Host(tasks, partial(LocalProcessor, resources))
+        async with serving(WorkerService(host), seen), serving_flight(Rows(host), seen.rows):
+            yield seen
+            seen.close()
+        host.close()
+
+
+@asynccontextmanager
+async def running(share, target_ts=0):
+    """The share, told apart from what it fails with: `failed` has it."""
+    moved = asyncio.Event()
+    outcome = SimpleNamespace(moved=moved, error=None)
+
+    async def run():
+        try:
+            await share.run(target_ts, moved.set)
+        except TidemarkError as err:
+            outcome.error = err
+            moved.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(run())
+        yield outcome
+        task.cancel()
+
+
+async def until(condition, outcome):
+    async with asyncio.timeout(20):
+        while not condition():
+            outcome.moved.clear()
+            await outcome.moved.wait()
+
+
+async def test_a_share_tells_its_progress_and_answers_for_its_tables(worker, upstream):
+    share = RemoteShare(worker, "feed", TABLES, 1000)
+    async with running(share) as outcome:
+        await until(share.running.is_set, outcome)
+        for ts in (1010, 1020, 1030):
+            upstream.commit(ts, ts, ts)
+        upstream.resolve(1040)
+        await until(lambda: share.resolved_ts() == 1040, outcome)
+        span = ACCOUNTS.span
+        assert (share.resolved_ts(span), share.checkpoint_ts(span)) == (1040, 1000)
+        assert await asyncio.to_thread(share.cut, 1000, 2, None, span) == 1029
+        part = await asyncio.to_thread(share.cut_part, 1000, 1040, Bounds(max_rows=2))
+        assert (part.end_ts, [extent.commit_ts.tolist() for extent in part.extents]) == (1029, [[1010, 1020]])
+        [plan] = await asyncio.to_thread(share.plan_tables, [span], 1000, 1040)
+        assert (plan.span, plan.rows) == (span, 3)
+        rows = await asyncio.to_thread(lambda: [row for batch in share.read(span, 1010, 1040) for row in batch["id"]])
+        assert [row.as_py() for row in rows] == [1020, 1030]
+        assert await asyncio.to_thread(share.ack, 1020, span) == 1020
+        assert share.checkpoint_ts() == 1020
+        [table] = await asyncio.to_thread(share.blockers, 3, with_locks=False)
+        assert (table.name, table.checkpoint_ts, len(table.regions)) == ("bank.accounts", 1020, 1)
+
+
+async def test_an_error_of_the_share_arrives_with_its_name_and_kind(worker, upstream):
+    share = RemoteShare(worker, "feed", TABLES, 1000)
+    for sent in (UnavailableError("no luck"), SnapshotLostError("gone")):
+        async with running(share) as outcome:
+            await until(share.running.is_set, outcome)
+            await until(lambda: upstream.subscriptions, outcome)
+            upstream.fail(sent)
+            await until(lambda: outcome.error, outcome)
+        assert (outcome.error.code, outcome.error.kind, outcome.error.message) == (sent.code, sent.kind, sent.message)
+        share.running.clear()
+
+
+async def test_a_share_can_be_started_again_as_soon_as_it_has_ended(worker, upstream):
+    for _ in range(8):
+        share = RemoteShare(worker, "feed", TABLES, 1000)
+        async with running(share) as outcome:
+            await until(share.running.is_set, outcome)
+            assert outcome.error is None
+        assert not upstream.subscriptions
+
+
+async def test_what_cannot_be_read_is_refused_before_the_first_row(worker, upstream):
+    share = RemoteShare(worker, "feed", TABLES, 1000)
+    async with running(share) as outcome:
+        await until(share.running.is_set, outcome)
+        upstream.resolve(1040)
+        await until(lambda: share.resolved_ts() == 1040, outcome)
+        with pytest.raises(TidemarkError, match="ErrRangeCleaned"):
+            await asyncio.to_thread(share.read, ACCOUNTS.span, 900, 1040)
+    with pytest.raises(UnavailableError, match="ErrChangefeedNotRunning"):
+        await asyncio.to_thread(share.ack, 1010)
+
+
+async def test_a_worker_that_is_gone_is_lost(worker, tmp_path):
+    gone = Worker(tmp_path / "nowhere")
+    share = RemoteShare(gone, "feed", TABLES, 1000)
+    with pytest.raises(WorkerLostError):
+        share.ack(1000)
+    with pytest.raises(WorkerLostError):
+        share.read(ACCOUNTS.span, 1000, 1000)
+    [table] = share.known_blockers(3, "silent")
+    assert (table.resolved_ts, table.regions[0].problem) == (1000, "silent")
+    gone.close()
+
+
+class Silent:
+    """Takes everything and says nothing."""
+
+    async def Run(self, request, context):  # noqa: N802 - the name in the proto
+        await asyncio.Event().wait()
+        yield worker_pb2.ShareProgress()
+
+    async def Stop(self, request, context):  # noqa: N802 - the name in the proto
+        return worker_pb2.StopResponse()
+
+
+async def test_a_worker_that_says_nothing_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "SILENCE_S", 0.2)
+    worker = Worker(tmp_path)
+    async with serving(Silent(), worker):
+        with pytest.raises(WorkerLostError):
+            await RemoteShare(worker, "feed", TABLES, 1000).run(0, lambda: None)
+    worker.close()
+    assert worker.killed
