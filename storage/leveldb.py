@@ -36,14 +36,15 @@ class CorruptDatabaseError(CorruptError):
 class _View:
     """Reads of a plyvel DB or snapshot."""
 
-    def __init__(self, source: Any, directory: Path) -> None:
+    def __init__(self, source: Any, directory: Path, *, verify: bool) -> None:
         self._source = source
         self._directory = directory
+        self._verify = verify
 
     def get(self, key: bytes) -> bytes | None:
         """See `Reader.get`."""
         try:
-            value: bytes | None = self._source.get(key)
+            value: bytes | None = self._source.get(key, verify_checksums=self._verify)
         except plyvel.CorruptionError as err:
             raise _corrupt(self._directory, err) from err
         return value
@@ -51,7 +52,9 @@ class _View:
     def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """See `Reader.scan`; reads the state of the moment of the first step."""
         try:
-            with self._source.iterator(start=lower, stop=upper or None, reverse=reverse) as pairs:
+            with self._source.iterator(
+                start=lower, stop=upper or None, reverse=reverse, verify_checksums=self._verify
+            ) as pairs:
                 yield from pairs
         except plyvel.CorruptionError as err:
             raise _corrupt(self._directory, err) from err
@@ -68,8 +71,10 @@ class LevelDBSnapshot(_View):
 class LevelDB(_View):
     """One LevelDB directory."""
 
-    def __init__(self, directory: Path | str, *, write_buffer_bytes: int = _WRITE_BUFFER_BYTES) -> None:
-        """Open or create the directory.
+    def __init__(
+        self, directory: Path | str, *, write_buffer_bytes: int = _WRITE_BUFFER_BYTES, verify: bool = False
+    ) -> None:
+        """Open or create the directory; with `verify` each block that is read from disk is checked.
 
         Raises:
             DirectoryLockedError: another process has it open.
@@ -77,11 +82,11 @@ class LevelDB(_View):
             CorruptDatabaseError: LevelDB refuses the files in it.
         """
         path = Path(directory)
-        super().__init__(_open(path, write_buffer_bytes), path)
+        super().__init__(_open(path, write_buffer_bytes), path, verify=verify)
 
     def snapshot(self) -> LevelDBSnapshot:
         """See `KV.snapshot`."""
-        return LevelDBSnapshot(self._source.snapshot(), self._directory)
+        return LevelDBSnapshot(self._source.snapshot(), self._directory, verify=self._verify)
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """See `KV.write`."""

@@ -211,7 +211,7 @@ async def open_append(
         CorruptDatabaseError: LevelDB is damaged; without its directory the index is built anew from the log.
     """
     open_log = partial(ValueLog, fs, directory / "value", ts_of=_ts_of, segment_bytes=segment_bytes, sync=sync)
-    open_kv = partial(LevelDB, directory / "kv") if kv is None else lambda: kv
+    open_kv = partial(LevelDB, directory / "kv", verify=True) if kv is None else lambda: kv
     with ExitStack() as stack:
         log, index, recovery = await asyncio.to_thread(recover, open_log, open_kv, stack)
         append = Append(log, index, recovery, Threads(stack), throttle)
