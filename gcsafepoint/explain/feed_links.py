@@ -120,7 +120,7 @@ def _upstream(table: Table, next_ts: int, situation: Situation) -> list[Link]:
 def _region(region: Region, next_ts: int) -> Link:
     commands: tuple[str, ...] = ()
     if not region.region_id:
-        reason = "a range of the table that no store serves at this moment; start the store"
+        reason = shown(region.problem) or "a range of the table that no store serves at this moment; start the store"
     elif region.locks:
         reason = f"its resolved_ts cannot pass {len(region.locks)} open lock(s)"
     else:

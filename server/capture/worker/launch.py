@@ -69,6 +69,6 @@ class Launch:
 
     def _flight_addr(self, number: int) -> str:
         host, _, port = self.flight_addr.rpartition(":")
-        if not port.isdecimal() or int(port) + number > 65535:
+        if not host or not port.isdecimal() or int(port) + number > 65535:
             raise ConfigError(f"--worker-flight-addr is host:port, not {self.flight_addr!r}")
         return f"{host}:{int(port) + number if int(port) else 0}"

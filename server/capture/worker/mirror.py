@@ -3,6 +3,8 @@
 Positions only move forward: a message that was overtaken by an acknowledgement's answer changes nothing back.
 """
 
+import threading
+
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.processor import ProcessorStats
@@ -14,6 +16,7 @@ class Mirror:
     def __init__(self, start_ts: int) -> None:
         self.resolved_ts = self.checkpoint_ts = start_ts
         self.stats = ProcessorStats()
+        self._lock = threading.Lock()
         self._tables: dict[int, tuple[int, int]] = {}
         self._start_ts = start_ts
 
@@ -30,7 +33,8 @@ class Mirror:
 
     def acknowledged(self, checkpoint_ts: int) -> None:
         """The share's checkpoint_ts is at least that."""
-        self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
+        with self._lock:
+            self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
 
     def table(self, table_id: int) -> tuple[int, int]:
         """A table's resolved_ts and checkpoint_ts."""

@@ -141,6 +141,8 @@ def test_a_region_without_lock_blames_its_store_and_one_without_store_says_so():
     assert "sends no newer resolved_ts" in chain(lagging())[-1].reason
     gap = Table("bank.accounts", ago(AGE_S), ago(AGE_S), (Region(0, ago(AGE_S)),))
     assert chain(feed(capture="c1", tables=(gap,)))[-1].name == "unserved"
+    unknown = Table("bank.accounts", ago(AGE_S), ago(AGE_S), (Region(0, ago(AGE_S), problem="worker 1 is silent"),))
+    assert chain(feed(capture="c1", tables=(unknown,)))[-1].reason == "worker 1 is silent"
 
 
 def test_rows_that_nobody_takes_blame_the_reader():
