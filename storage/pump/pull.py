@@ -1,5 +1,6 @@
 """Reading committed binlogs in commit order: the commits of a stretch of the index, joined with their prewrites."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from storage.model.errors import CorruptError, InvalidError
@@ -41,9 +42,10 @@ def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chun
         CorruptError: the log does not hold what the index says.
     """
     commits = index.commits(after, upto_ts, CHUNK_COMMITS, CHUNK_BYTES)
+    known = [commit for commit in commits if commit.prewrite is not None or _is_fake(commit)]
     orphans = [commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)]
     try:
-        payloads = [_payload(log, commit) for commit in commits if commit.prewrite is not None or _is_fake(commit)]
+        payloads = _payloads(log, known)
     except CorruptError:
         check_not_purged(index, after.commit_ts)
         raise
@@ -69,6 +71,12 @@ def _is_fake(commit: Commit) -> bool:
     return commit.start_ts == commit.commit_ts
 
 
-def _payload(log: ValueLog, commit: Commit) -> bytes:
-    payload = log.read(commit.pointer)
-    return payload if commit.prewrite is None else join(payload, log.read(commit.prewrite))
+def _payloads(log: ValueLog, commits: Sequence[Commit]) -> list[bytes]:
+    """All records of the commits and of their prewrites in as few reads as the log allows, then joined."""
+    prewrites = [commit.prewrite for commit in commits if commit.prewrite is not None]
+    found = iter(log.read_many([*(commit.pointer for commit in commits), *prewrites]))
+    own = [next(found) for _ in commits]
+    return [
+        payload if commit.prewrite is None else join(payload, next(found))
+        for commit, payload in zip(commits, own, strict=True)
+    ]

@@ -2,11 +2,14 @@ import contextlib
 import errno
 import os
 from pathlib import Path
+from random import Random
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import value_log
 from storage.record import RecordCorruptError
 from storage.segment import SegmentMissingError, ValueLogOpenError
 from storage.value_log import Pointer, Skipped, ValueLog, ValueLogWriteError
@@ -290,3 +293,33 @@ def test_without_sync_nothing_is_synced() -> None:
     log = ValueLog(HookedFS(MemFS(), lambda call, path: calls.append(call)), DIRECTORY, ts_of=ts_of, sync=False)
     append(log, b"1:a")
     assert "sync" not in calls
+
+
+@given(
+    st.lists(st.binary(max_size=60), min_size=1, max_size=40),
+    st.integers(1, 600),
+    st.integers(0, 80),
+    st.integers(1, 200),
+    st.randoms(use_true_random=False),
+)
+def test_many_reads_at_once_are_the_same_as_one_by_one(
+    payloads: list[bytes], segment_bytes: int, near_bytes: int, run_bytes: int, random: Random
+) -> None:
+    log = opened(MemFS(), segment_bytes)
+    pointers = [append(log, b"1:" + payload)[0] for payload in payloads]
+    asked = random.choices(pointers, k=random.randrange(2 * len(pointers)))
+    with mock.patch.multiple(value_log, _NEAR_BYTES=near_bytes, _RUN_BYTES=run_bytes):
+        assert log.read_many(asked) == [log.read(pointer) for pointer in asked]
+
+
+def test_records_that_stand_together_are_one_read() -> None:
+    reads = 0
+
+    def hook(call: str, _: Path) -> None:
+        nonlocal reads
+        reads += call == "read"
+
+    log = opened(HookedFS(MemFS(), hook))
+    pointers = append(log, *(b"%d:%s" % (number, bytes(100)) for number in range(500)))
+    assert log.read_many(pointers[::-2]) == [log.read(pointer) for pointer in pointers[::-2]]
+    assert reads == 1 + 250
