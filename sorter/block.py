@@ -64,27 +64,31 @@ def decode(meta: BlockMeta, block: pa.Buffer) -> pa.RecordBatch:
         BlockCorruptError: it is not.
     """
     if block.size < _HEADER.size:
-        raise _corrupt(meta, f"it has {block.size} bytes, the header alone needs {_HEADER.size}")
+        raise corrupt(meta, f"it has {block.size} bytes, the header alone needs {_HEADER.size}")
     header = block.slice(0, _HEADER.size).to_pybytes()
     magic, version, rows, crc, size, unique_id, table_id, low, high, number = _HEADER.unpack(header)
     if magic != MAGIC or version != VERSION:
-        raise _corrupt(meta, f"it starts with {header[:5]!r}, not with {MAGIC!r} and version {VERSION}")
+        raise corrupt(meta, f"it starts with {header[:5]!r}, not with {MAGIC!r} and version {VERSION}")
     if block.size < _HEADER.size + size:
-        raise _corrupt(meta, f"it ends after {block.size} of {_HEADER.size + size} bytes")
+        raise corrupt(meta, f"it ends after {block.size} of {_HEADER.size + size} bytes")
     payload = block.slice(_HEADER.size, size)
     blank = header[:_CRC_OFFSET] + bytes(_CRC.size) + header[_CRC_END:]
     if google_crc32c.extend(google_crc32c.value(blank), payload) != crc:
-        raise _corrupt(meta, "its crc32c does not match")
+        raise corrupt(meta, "its crc32c does not match")
     if BlockMeta(unique_id, table_id, number, rows, low, high) != meta:
-        raise _corrupt(meta, f"the index points to block {number} of table {table_id}")
+        raise corrupt(meta, f"the index points to block {number} of table {table_id}")
     batch = pa.ipc.read_record_batch(payload, RAW_SCHEMA)
     if batch.num_rows != rows:
-        raise _corrupt(meta, f"it has {batch.num_rows} rows, the header says {rows}")
+        raise corrupt(meta, f"it has {batch.num_rows} rows, the header says {rows}")
     return batch
 
 
-def _corrupt(meta: BlockMeta, reason: str) -> BlockCorruptError:
+def corrupt(meta: BlockMeta, reason: str) -> BlockCorruptError:
+    """The error that names the block."""
     return BlockCorruptError(
         f"sorter block {meta.number} of table {meta.table_id}, commit_ts {meta.min_commit_ts} to {meta.max_commit_ts}, "
-        f"is damaged: {reason}; check the disk and restart the capture, which pulls the table again from its checkpoint"
+        f"is damaged: {reason}; check the disk, and let the table be pulled again from its checkpoint",
+        meta.table_id,
+        meta.min_commit_ts,
+        meta.max_commit_ts,
     )

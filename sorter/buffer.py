@@ -7,12 +7,17 @@ follow one another without overlap. Rows above it wait in `pending` in the order
 """
 
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
 
 import pyarrow as pa
 
 from sorter import order
-from sorter.checksum import by_bucket
-from sorter.ledger import BUCKET_SHIFT, Ledger
+from sorter.ledger import Ledger
+
+BATCH_BYTES: Final = 6 << 10  # what a batch takes besides its rows: measured, and most of what a small one takes
+_SMALL_BYTES: Final = 16 << 10
+_MANY_SMALL: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,17 @@ class Rows:
         timestamps = order.commit_ts(batch)
         return cls(batch, int(timestamps.min()), int(timestamps.max()))
 
+    @property
+    def bytes(self) -> int:
+        """What they take in memory."""
+        size: int = self.batch.nbytes
+        return size + BATCH_BYTES
+
 
 class Buffer:
     """The unwritten rows of one table; the caller serialises the calls."""
+
+    __slots__ = ("_ledger", "pending", "pending_bytes", "ready", "ready_bytes")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -49,7 +62,8 @@ class Buffer:
         """Take rows above the resolved_ts."""
         self._ledger.add(rows.batch)
         self.pending.append(rows)
-        self.pending_bytes += rows.batch.nbytes
+        self.pending_bytes += rows.bytes
+        self.pending_bytes -= _gather(self.pending)
 
     def settle(self, resolved_ts: int) -> None:
         """Sort what `resolved_ts` has completed into `ready`."""
@@ -81,7 +95,7 @@ class Buffer:
         size = 0
         while len(taken) < len(self.pending) and size < limit_bytes:
             taken.append(self.pending[len(taken)].batch)
-            size += taken[-1].nbytes
+            size += self.pending[len(taken) - 1].bytes
         del self.pending[: len(taken)]
         self.pending_bytes -= size
         return self._sorted(taken) if taken else None
@@ -92,8 +106,9 @@ class Buffer:
 
     def put_back_pending(self, batch: pa.RecordBatch) -> None:
         """Undo `take_pending`, for the rows that could not be written."""
-        self.pending.insert(0, Rows.of(batch))
-        self.pending_bytes += batch.nbytes
+        rows = Rows.of(batch)
+        self.pending.insert(0, rows)
+        self.pending_bytes += rows.bytes
 
     def drop_up_to(self, commit_ts: int) -> None:
         """Forget ready runs without a row above `commit_ts`."""
@@ -103,14 +118,27 @@ class Buffer:
     def _sorted(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         rows = order.sort(batches)
         if rows.num_rows < sum(batch.num_rows for batch in batches):
-            before = by_bucket(pa.concat_batches(batches), BUCKET_SHIFT)
-            self._ledger.drop(before, by_bucket(rows, BUCKET_SHIFT))
+            self._ledger.drop(pa.concat_batches(batches), rows)
         return rows
 
     def _append_ready(self, batch: pa.RecordBatch) -> None:
-        self.ready.append(Rows.of(batch))
-        self.ready_bytes += batch.nbytes
+        rows = Rows.of(batch)
+        self.ready.append(rows)
+        self.ready_bytes += rows.bytes
+        self.ready_bytes -= _gather(self.ready)
+
+
+def _gather(parts: list[Rows]) -> int:
+    """Now and then, make one of the last parts if they are small, since each takes more than its rows; bytes saved."""
+    if len(parts) % _MANY_SMALL:
+        return 0
+    small = list(takewhile(lambda rows: rows.bytes < _SMALL_BYTES, reversed(parts)))[::-1]
+    if len(small) < _MANY_SMALL // 2:
+        return 0
+    first_ts, last_ts = min(rows.min_commit_ts for rows in small), max(rows.max_commit_ts for rows in small)
+    parts[-len(small) :] = [Rows(pa.concat_batches([rows.batch for rows in small]), first_ts, last_ts)]
+    return _size(small) - parts[-1].bytes
 
 
 def _size(rows: list[Rows]) -> int:
-    return sum(part.batch.nbytes for part in rows)
+    return sum(part.bytes for part in rows)

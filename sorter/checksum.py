@@ -50,9 +50,9 @@ def by_bucket(batch: pa.RecordBatch, shift: int) -> dict[int, Checksum]:
         return {}
     buckets = batch.column(0).to_numpy(zero_copy_only=True) >> np.uint64(shift)
     digests = _digests(batch)
-    first = int(buckets[0])
-    if np.all(buckets == buckets[0]):
-        return {first: Checksum(len(digests), int(np.sum(digests)))}
+    first = buckets[0]
+    if (buckets == first).all():
+        return {int(first): Checksum(len(digests), int(digests.sum()))}
     order = np.argsort(buckets, kind="stable")
     found, starts, counts = np.unique(buckets[order], return_index=True, return_counts=True)
     sums = np.add.reduceat(digests[order], starts)
@@ -63,33 +63,37 @@ def by_bucket(batch: pa.RecordBatch, shift: int) -> dict[int, Checksum]:
 
 def _digests(batch: pa.RecordBatch) -> Digests:
     commit_ts, start_ts, op = (batch.column(column).to_numpy(zero_copy_only=True) for column in range(3))
-    key, value, old_value = (batch.column(column) for column in range(3, 6))
+    key_offsets = _offsets(batch.column(3))
+    key_lengths = _lengths(batch.column(3), key_offsets)
+    value, old_value = (_lengths(column, _offsets(column)) for column in batch.columns[4:6])
     mixed: Digests = commit_ts * _MULTIPLIERS[0]
     mixed ^= (start_ts + _MULTIPLIERS[1]) * _MULTIPLIERS[2]
     mixed ^= mixed >> _SHIFT
-    mixed += _tails(key) * _MULTIPLIERS[3]
+    mixed += _tails(batch.column(3), key_offsets, key_lengths) * _MULTIPLIERS[3]
     mixed ^= mixed >> _SHIFT
-    lengths = _lengths(key).astype(np.uint64) << np.uint64(2) | op
-    mixed += lengths * _MULTIPLIERS[4]
-    mixed += (_lengths(value).astype(np.uint64) << _SHIFT | _lengths(old_value).astype(np.uint64)) * _MULTIPLIERS[5]
+    mixed += (key_lengths << np.uint64(2) | op) * _MULTIPLIERS[4]
+    mixed += (value << _SHIFT | old_value) * _MULTIPLIERS[5]
     mixed *= _MULTIPLIERS[0]
     mixed ^= mixed >> _SHIFT
     return mixed
 
 
-def _lengths(column: pa.Array) -> Any:
-    offsets = _offsets(column)
-    return np.diff(offsets) if offsets is not None else np.zeros(len(column), np.int32)
+def _lengths(column: pa.Array, offsets: Any) -> Digests:
+    if offsets is None or column.null_count == len(column):
+        return np.zeros(len(column), np.uint64)
+    lengths: Digests = (offsets[1:] - offsets[:-1]).astype(np.uint64)
+    if column.null_count:  # what lies under a null is nobody's, and need not survive a copy
+        lengths *= column.is_valid().to_numpy(zero_copy_only=False)
+    return lengths
 
 
-def _tails(column: pa.Array) -> Digests:
+def _tails(column: pa.Array, offsets: Any, lengths: Digests) -> Digests:
     """The last eight bytes of each value as a number, of shorter ones all there are."""
-    offsets, data = _offsets(column), column.buffers()[2]
+    data = column.buffers()[2]
     if offsets is None or data is None:
         return np.zeros(len(column), np.uint64)
-    octets = np.frombuffer(data, np.uint8)
-    ends, lengths = offsets[1:], np.diff(offsets)
-    if len(octets) >= _TAIL_BYTES and np.all(lengths >= _TAIL_BYTES):
+    octets, ends = np.frombuffer(data, np.uint8), offsets[1:]
+    if len(octets) >= _TAIL_BYTES and (lengths >= _TAIL_BYTES).all():
         words = np.ndarray((len(octets) - _TAIL_BYTES + 1,), "<u8", octets, strides=(1,))
         return np.asarray(words[ends - _TAIL_BYTES], np.uint64)
     tails = np.zeros(len(column), np.uint64)

@@ -15,9 +15,17 @@ import pyarrow as pa
 
 from sorter import metrics
 from sorter.buffer import Rows
-from sorter.errors import EventBatchError, SorterClosedError, TableExistsError, TableNotFoundError
+from sorter.directory import SorterDirectory
+from sorter.disk import Disk
+from sorter.errors import (
+    EventBatchError,
+    SorterClosedError,
+    SorterDiskError,
+    TableExistsError,
+    TableNotFoundError,
+)
 from sorter.shard import get_db
-from sorter.stats import Counters, SorterStats
+from sorter.stats import Counters, SorterStats, TableStats
 from sorter.store import open_shards
 from sorter.table import Extent, Table
 from storage.model.event import RAW_SCHEMA, Position
@@ -38,23 +46,26 @@ class Sorter:
         block_bytes: int = 512 << 10,
         shards: int = 4,
         clean_interval_s: float = 5.0,
+        disk_retry_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open in `directory`, forgetting whatever an earlier process left there.
 
         `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a table's resolved
         rows are written, `segment_bytes` the size of a file, `shards` the number of databases that the tables are dealt
-        to, `clean_interval_s` the least time between two deletions of a table's blocks (TiCDC: 5 s), `clock` gives
-        monotonic seconds.
+        to, `clean_interval_s` the least time between two deletions of a table's blocks (TiCDC: 5 s), `disk_retry_s`
+        how long after a refused write the disk is tried again, `clock` gives monotonic seconds.
 
         Raises:
             DirectoryLockedError: another process uses the directory.
             DirectoryUnusableError: it cannot be created or written.
         """
         self._counters = Counters()
+        self._directory = SorterDirectory(directory)
         self._stores = open_shards(
             directory, shards, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
         )
+        self._disk = Disk(disk_retry_s, clock)
         self._memory_bytes = memory_bytes
         self._block_bytes = block_bytes
         self._clean_interval_s = clean_interval_s
@@ -63,6 +74,7 @@ class Sorter:
         self._spilling = threading.Lock()
         self._unique_ids = itertools.count(1)
         self._tables: dict[Span, Table] = {}
+        self._in_memory: dict[Span, Table] = {}  # those with rows in memory, and some that had
         self._hooks: list[ResolveHook] = []
         self._closed = False
 
@@ -85,6 +97,7 @@ class Sorter:
         with self._lock:
             self._check_open()
             table = self._tables.pop(span, None)
+            self._in_memory.pop(span, None)
         if table is not None:
             table.remove()
             metrics.TABLES.dec()
@@ -92,12 +105,12 @@ class Sorter:
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """Take rows (RAW_SCHEMA) in any order, all above the table's resolved_ts; writes to disk when memory is short.
 
-        After a SorterDiskError the rows are in memory; adding them again is harmless.
+        When the disk takes nothing then, this waits until it does, or until rows are cleaned or the table is removed:
+        `stats` and a metric tell. So the feed pauses, and nothing is lost.
 
         Raises:
             EventBatchError: another schema, or nulls where it allows none.
             EventBelowResolvedError: a row at or below the resolved_ts; nothing of the batch was taken.
-            SorterDiskError: memory is short and the disk takes nothing; try again later.
         """
         table = self._table(span)
         _check_batch(batch)
@@ -105,21 +118,37 @@ class Sorter:
             return
         table.add(Rows.of(batch))
         self._counters.took(batch.num_rows)
-        if self._counters.memory_bytes > self._memory_bytes:
-            self._spill()
+        self._in_memory[span] = table
+        while self._counters.memory_bytes > self._memory_bytes and self._tables.get(span) is table:
+            try:
+                self._spill()
+                self._disk.took()
+            except SorterDiskError as err:
+                self._disk.refused(err)
+                if not self._disk.wait():
+                    self._check_open()
 
     def resolve(self, span: Span, ts: int) -> None:
         """Promise that all rows with commit_ts <= `ts` have been added; they can be fetched when the hooks are called.
 
+        Rows that the disk does not take stay in memory, and can be fetched.
+
         Raises:
             ResolvedRegressedError: `ts` is below an earlier promise.
-            SorterDiskError: a full block cannot be written; its rows stay in memory and can be fetched.
         """
         table = self._table(span)
         table.resolve(ts)
         for hook in self._hooks:
             hook(span, ts)
-        table.flush(self._block_bytes)
+        if table.memory_bytes >= self._block_bytes and self._disk.may_try():
+            written = self._counters.blocks_written
+            try:
+                table.flush(self._block_bytes)
+            except SorterDiskError as err:
+                self._disk.refused(err)
+            else:
+                if self._counters.blocks_written > written:
+                    self._disk.took()
         table.forget_cleaned(self._clock(), self._clean_interval_s)
 
     def on_resolve(self, hook: ResolveHook) -> None:
@@ -182,9 +211,20 @@ class Sorter:
             blocks_written=counters.blocks_written,
             bytes_written=counters.bytes_written,
             blocks_read=counters.blocks_read,
+            rows_read=counters.rows_read,
             blocks_skipped_by_table=counters.skipped_by_table,
             blocks_skipped_by_range=counters.skipped_by_range,
+            disk_error=self._disk.error,
+            waiting=self._disk.waiting,
         )
+
+    def table_stats(self, span: Span) -> TableStats:
+        """State and totals of one table.
+
+        Raises:
+            TableNotFoundError: it is not being sorted.
+        """
+        return self._table(span).stats()
 
     def close(self) -> None:
         """Drop everything; fetches under way finish. Closing twice is harmless."""
@@ -193,11 +233,13 @@ class Sorter:
                 return
             tables, self._tables = list(self._tables.values()), {}
             self._closed = True
+        self._disk.close()
         for table in tables:
             table.remove()
         metrics.TABLES.dec(len(tables))
         for store in self._stores:
             store.close()
+        self._directory.close()
 
     def _spill(self) -> None:
         """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here."""
@@ -205,10 +247,22 @@ class Sorter:
             enough = self._memory_bytes * 3 // 4
             if self._counters.memory_bytes <= self._memory_bytes:
                 return
-            for table in sorted(self._tables.values(), key=lambda table: table.memory_bytes, reverse=True):
+            for table in self._victims():
                 table.spill(max(self._memory_bytes // 4, self._block_bytes))
                 if self._counters.memory_bytes <= enough:
                     return
+
+    def _victims(self) -> Iterator[Table]:
+        """Tables with rows in memory, the largest first: the fewest and largest blocks for the memory that comes back.
+
+        None is spared for long: a table that takes no part grows until it is among the largest.
+        """
+        for span, table in sorted(self._in_memory.items(), key=lambda item: item[1].memory_bytes, reverse=True):
+            yield table
+            if not table.memory_bytes:
+                self._in_memory.pop(span, None)
+                if table.memory_bytes:  # rows came meanwhile
+                    self._in_memory[span] = table
 
     def _table(self, span: Span) -> Table:
         table = self._tables.get(span)

@@ -53,13 +53,24 @@ class RangeCleanedError(InvalidError):
     code = "ErrRangeCleaned"
 
 
-class BlockCorruptError(CorruptError):
+class TableDamagedError(CorruptError):
+    """Rows of one table cannot be trusted; the upstream has them: add the table again from its checkpoint."""
+
+    code = "ErrSorterTableDamaged"
+
+    def __init__(self, message: str, table_id: int, lower_ts: int, upper_ts: int) -> None:
+        """Say what of which table, and which range of commit_ts (both ends included), is damaged."""
+        super().__init__(message)
+        self.table_id, self.lower_ts, self.upper_ts = table_id, lower_ts, upper_ts
+
+
+class BlockCorruptError(TableDamagedError):
     """A block on disk is not what was written."""
 
     code = "ErrSorterBlockCorrupt"
 
 
-class RowsLostError(CorruptError):
+class RowsLostError(TableDamagedError):
     """What comes out of a range is not what was added to it."""
 
     code = "ErrSorterRowsLost"

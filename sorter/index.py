@@ -7,15 +7,18 @@ LevelDB can seek by min_commit_ts only. A table's widest block so far bounds how
 start that still reaches into it, so a lookup reads the blocks of its range and few others.
 """
 
+import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sorter.block import BlockMeta
+from sorter.database import IndexDatabase
+from sorter.errors import BlockCorruptError, SorterDiskError
 from sorter.segment import Pointer
 from storage.codec import encode_i64, encode_u64
-from storage.kv import KV, WriteBatch
+from storage.kv import WriteBatch
 from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
 
@@ -23,7 +26,6 @@ VERSION: Final = 1
 _KEY = struct.Struct(">QQQQ")
 _VALUE = struct.Struct(">BQQQQIQ")
 _SIGN: Final = 1 << 63
-_RANGE_DELETE_BLOCKS: Final = 1024  # below it, LevelDB's own compactions see to the few dead entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +62,71 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
 class TableIndex:
     """The blocks of one incarnation of a table; the caller serialises the calls."""
 
-    def __init__(self, kv: KV, unique_id: int, table_id: int) -> None:
+    def __init__(self, database: IndexDatabase, unique_id: int, table_id: int) -> None:
         self.unique_id = unique_id
         self.table_id = table_id
-        self._kv = kv
+        self.blocks = 0
+        self._database = database
         self._prefix = _prefix(unique_id, table_id)
         self._widest = 0
-        self.blocks = 0
+        self._dead_ts = -1  # entries up to it are dead, whether or not there was room to delete them
 
-    def put(self, entry: Entry) -> None:
-        """Remember a block."""
+    def replace(self, new: Sequence[Entry], old: Sequence[Entry]) -> None:
+        """Remember the blocks `new`, and forget `old`, at once.
+
+        Raises:
+            SorterDiskError: there is no room; nothing has changed.
+        """
         batch = WriteBatch()
-        batch.put(*encode_entry(entry))
-        self._kv.write(batch, sync=False)
-        self._widest = max(self._widest, entry.meta.max_commit_ts - entry.meta.min_commit_ts)
-        self.blocks += 1
+        for entry in old:
+            batch.delete(encode_entry(entry)[0])
+        for entry in new:
+            batch.put(*encode_entry(entry))
+        self._database.write(batch)
+        widths = (entry.meta.max_commit_ts - entry.meta.min_commit_ts for entry in new)
+        self._widest = max(self._widest, *widths) if new else self._widest
+        self.blocks += len(new) - len(old)
 
-    def scan(self, lower_ts: int, upper_ts: int) -> Iterator[Entry]:
-        """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others, by min_commit_ts."""
+    def scan(self, lower_ts: int, upper_ts: int) -> list[Entry]:
+        """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others, by min_commit_ts.
+
+        Raises:
+            BlockCorruptError: the index cannot be read.
+        """
         if not self.blocks:
-            return
-        lower = self._prefix + encode_u64(max(lower_ts - self._widest, 0))
-        for key, value in self._kv.scan(lower, self._end(upper_ts)):
-            yield decode_entry(key, value)
+            return []
+        found = self._read(max(lower_ts - self._widest, 0), upper_ts)
+        return [entry for entry in found if entry.meta.max_commit_ts > self._dead_ts]
 
     def delete_up_to(self, commit_ts: int) -> list[Entry]:
-        """Forget the blocks that have no row above `commit_ts`; returns them."""
-        found = [decode_entry(key, value) for key, value in self._kv.scan(self._prefix, self._end(commit_ts))]
-        dead = [entry for entry in found if entry.meta.max_commit_ts <= commit_ts]
-        if len(dead) == len(found) and len(dead) >= _RANGE_DELETE_BLOCKS:
-            self._kv.delete_range(self._prefix, self._end(commit_ts))
-        elif dead:
-            batch = WriteBatch()
-            for entry in dead:
-                batch.delete(encode_entry(entry)[0])
-            self._kv.write(batch, sync=False)
+        """Forget the blocks that have no row above `commit_ts`; returns them.
+
+        On a full disk that succeeds too: the space of blocks must come back then more than ever.
+        """
+        found = [entry for entry in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts]
+        dead = [entry for entry in found if entry.meta.max_commit_ts > self._dead_ts]
+        self._dead_ts = commit_ts
         self.blocks -= len(dead)
+        batch = WriteBatch()
+        for entry in found:
+            batch.delete(encode_entry(entry)[0])
+        if batch:
+            with contextlib.suppress(SorterDiskError):  # next time
+                self._database.write(batch)
         return dead
+
+    def _read(self, lower_ts: int, upper_ts: int) -> list[Entry]:
+        try:
+            pairs = self._database.scan(self._prefix + encode_u64(lower_ts), self._end(upper_ts))
+            return [decode_entry(key, value) for key, value in pairs]
+        except CorruptError as err:
+            raise BlockCorruptError(
+                f"the index of table {self.table_id}, commit_ts {lower_ts} to {upper_ts}, cannot be read: "
+                f"{err.message}; check the disk, and let the table be pulled again from its checkpoint",
+                self.table_id,
+                lower_ts,
+                upper_ts,
+            ) from err
 
     def _end(self, upper_ts: int) -> bytes:
         return self._prefix + encode_u64(min(upper_ts, MAX_TS)) + b"\xff" * 9

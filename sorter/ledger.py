@@ -1,8 +1,9 @@
 """What a table was given, against which what it hands out is checked: no row is lost in silence. Pure.
 
-The ledger keeps a checksum for each bucket of about a second of commit_ts. A range that ends inside of a bucket splits
-it: the part that was read is booked as read, and what must follow is the rest. So a row that is missing is noticed at
-the latest when the end of its bucket is read, whatever the ranges were, and a range read again must be as before.
+The ledger keeps a checksum for each bucket of about a second of commit_ts, wider ones when a backlog grows long. A
+range that ends inside of a bucket splits it: the part that was read is booked as read, and what must follow is the
+rest. So a row that is missing is noticed at the latest when the end of its bucket is read, whatever the ranges were,
+and a range read again must be as before.
 """
 
 import bisect
@@ -15,7 +16,8 @@ from sorter.checksum import Checksum, by_bucket
 from sorter.errors import RowsLostError
 
 BUCKET_SHIFT: Final = 28  # 18 bits count within a millisecond, 10 more make about a second
-_LAST: Final = (1 << BUCKET_SHIFT) - 1
+_MOST_BUCKETS: Final = 64
+_MOST_PARTS: Final = 64
 
 
 class Ledger:
@@ -23,6 +25,7 @@ class Ledger:
 
     def __init__(self, table_id: int, start_ts: int) -> None:
         """Begin a table that has no rows at or below `start_ts`."""
+        self.shift = BUCKET_SHIFT
         self._table_id = table_id
         self._start_ts = start_ts
         self._parts: dict[int, list[tuple[int, Checksum]]] = {}  # of a bucket: (last commit_ts, sum), ascending
@@ -33,43 +36,68 @@ class Ledger:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Book rows above everything that was read."""
-        for bucket, checksum in by_bucket(batch, BUCKET_SHIFT).items():
+        for bucket, checksum in by_bucket(batch, self.shift).items():
             if bucket not in self._parts:
-                self._parts[bucket] = [(_last_ts(bucket), checksum)]
+                self._parts[bucket] = [(self._last_ts(bucket), checksum)]
                 bisect.insort(self._buckets, bucket)
             else:
                 last_ts, before = self._parts[bucket][-1]
                 self._parts[bucket][-1] = (last_ts, before + checksum)
+        while len(self._buckets) > _MOST_BUCKETS:
+            self._widen()
 
-    def drop(self, before: Mapping[int, Checksum], after: Mapping[int, Checksum]) -> None:
+    def drop(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
         """Book that rows which came twice are kept once; none of them was read yet."""
-        for bucket, checksum in before.items():
+        kept = by_bucket(after, self.shift)
+        for bucket, checksum in by_bucket(before, self.shift).items():
             last_ts, held = self._parts[bucket][-1]
-            self._parts[bucket][-1] = (last_ts, held - checksum + after.get(bucket, Checksum()))
+            self._parts[bucket][-1] = (last_ts, held - checksum + kept.get(bucket, Checksum()))
 
-    def check(self, lower_ts: int, upper_ts: int, found: Mapping[int, Checksum]) -> None:
+    def check(self, lower_ts: int, upper_ts: int, found: Mapping[int, Checksum], shift: int = BUCKET_SHIFT) -> None:
         """Compare the rows with commit_ts in `[lower_ts, upper_ts]` that were read, as `by_bucket` sums them.
 
-        A bucket that is entered in the middle, where no range has ended before, cannot be checked.
+        `shift` is the ledger's of the time when the reading began. A bucket that is entered in the middle, where no
+        range has ended before, cannot be checked.
 
         Raises:
             RowsLostError: rows are missing, or there are too many.
         """
-        first, last = lower_ts >> BUCKET_SHIFT, upper_ts >> BUCKET_SHIFT
+        found = _widened(found, self.shift - shift)
+        first, last = lower_ts >> self.shift, upper_ts >> self.shift
         low, high = bisect.bisect_left(self._buckets, first), bisect.bisect_right(self._buckets, last)
         for bucket in sorted({*self._buckets[low:high], *found}):
             self._check_bucket(bucket, lower_ts, upper_ts, found.get(bucket, Checksum()))
 
     def forget(self, commit_ts: int) -> None:
-        """Drop the buckets that have nothing above `commit_ts`."""
-        count = bisect.bisect_left(self._buckets, (commit_ts + 1) >> BUCKET_SHIFT)
+        """Drop what lies at or below `commit_ts`: nobody reads it any more."""
+        count = bisect.bisect_left(self._buckets, (commit_ts + 1) >> self.shift)
         for bucket in self._buckets[:count]:
             del self._parts[bucket]
         del self._buckets[:count]
+        if self._buckets:
+            parts = self._parts[self._buckets[0]]
+            while parts[0][0] <= commit_ts:
+                self._start_ts = parts.pop(0)[0]
+
+    def _widen(self) -> None:
+        """Make one bucket out of two. A range that has ended between them, and nowhere else, is not known any more."""
+        narrow, self._parts = self._parts, {}
+        self.shift += 1
+        for bucket in self._buckets:
+            parts, wide = narrow[bucket], self._parts.setdefault(bucket >> 1, [])
+            if wide:
+                _, before = wide.pop()
+                parts[0] = (parts[0][0], before + parts[0][1])
+            wide += parts
+            wide[-1] = (self._last_ts(bucket >> 1), wide[-1][1])
+        self._buckets = list(self._parts)
+
+    def _last_ts(self, bucket: int) -> int:
+        return ((bucket + 1) << self.shift) - 1
 
     def _check_bucket(self, bucket: int, lower_ts: int, upper_ts: int, found: Checksum) -> None:
-        parts = self._parts.get(bucket, [(_last_ts(bucket), Checksum())])
-        ends = [bucket * (_LAST + 1) - 1, *(end for end, _ in parts)]
+        parts = self._parts.get(bucket, [(self._last_ts(bucket), Checksum())])
+        ends = [(bucket << self.shift) - 1, *(end for end, _ in parts)]
         after = ends[0] if lower_ts - 1 <= self._start_ts else max(lower_ts - 1, ends[0])
         first = bisect.bisect_left(ends, after)
         if ends[first] != after:
@@ -87,15 +115,26 @@ class Ledger:
         if rest.rows < 0 or rest.rows > checksum.rows:
             raise self._lost(after + 1, end, found - rest + checksum, found)
         parts[whole : whole + 1] = [(upto, rest), (end, checksum - rest)]
+        if len(parts) > _MOST_PARTS:
+            (_, one), (end, other) = parts[:2]
+            parts[:2] = [(end, one + other)]
 
     def _lost(self, lower_ts: int, upper_ts: int, expected: Checksum, found: Checksum) -> RowsLostError:
         first_ts = max(lower_ts, self._start_ts + 1)
         return RowsLostError(
             f"table {self._table_id}, commit_ts {first_ts} to {upper_ts}: {expected.rows} rows were added "
             f"(checksum {expected.digest:016x}), {found.rows} came out (checksum {found.digest:016x}); this is a "
-            "defect of the sorter or its disk: restart the capture, which pulls the table again from its checkpoint"
+            "defect of the sorter or its disk: let the table be pulled again from its checkpoint",
+            self._table_id,
+            first_ts,
+            upper_ts,
         )
 
 
-def _last_ts(bucket: int) -> int:
-    return bucket << BUCKET_SHIFT | _LAST
+def _widened(sums: Mapping[int, Checksum], shift: int) -> Mapping[int, Checksum]:
+    if not shift:
+        return sums
+    wide: dict[int, Checksum] = {}
+    for bucket, checksum in sums.items():
+        wide[bucket >> shift] = wide.get(bucket >> shift, Checksum()) + checksum
+    return wide

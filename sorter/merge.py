@@ -70,8 +70,14 @@ class _Opened:
         return block
 
 
-def merge(runs: Iterable[Run], window_bytes: int, seen: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
-    """The rows of all runs, sorted, without duplicates and without empty batches.
+def merge(
+    runs: Iterable[Run],
+    window_bytes: int,
+    seen: Callable[[pa.RecordBatch], None] = lambda _: None,
+    *,
+    unique: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all runs, sorted, without empty batches and (`unique`) without duplicates.
 
     `seen` is called with the rows as they are taken from the runs, duplicates included.
     """
@@ -84,7 +90,7 @@ def merge(runs: Iterable[Run], window_bytes: int, seen: Callable[[pa.RecordBatch
             parts = _complete(opened, waiting)
             for part in parts:
                 seen(part)
-            yield from _windows(parts, window_bytes)
+            yield from _windows(parts, window_bytes, unique=unique)
         opened = [run for run in opened if run.rows.num_rows]
 
 
@@ -109,7 +115,7 @@ def _limit(opened: list[_Opened], waiting: deque[Run]) -> SortKey | None:
     return min(ends, default=None)
 
 
-def _windows(parts: list[pa.RecordBatch], window_bytes: int) -> Iterator[pa.RecordBatch]:
+def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) -> Iterator[pa.RecordBatch]:
     """Sort the parts together, a window at a time; of very many parts each brings some rows to a window."""
     window_bytes = max(window_bytes, len(parts) * _PART_BYTES)
     while len(parts) > 1:
@@ -118,9 +124,9 @@ def _windows(parts: list[pa.RecordBatch], window_bytes: int) -> Iterator[pa.Reco
         if size <= window_bytes:
             break
         heads, parts = _cut(parts, max(share, 1))
-        yield order.sort(heads)
+        yield order.sort(heads, unique=unique)
     if parts:
-        yield order.sort(parts)
+        yield order.sort(parts, unique=unique)
 
 
 def _cut(parts: list[pa.RecordBatch], share: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:

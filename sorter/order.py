@@ -34,8 +34,11 @@ def start_ts(batch: pa.RecordBatch) -> Timestamps:
     return values
 
 
-def sort(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One sorted batch without duplicates out of one or more batches, given in the order of their arrival."""
+def sort(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> pa.RecordBatch:
+    """One sorted batch out of one or more batches, given in the order of their arrival; `unique`: without duplicates.
+
+    Duplicates that stay are in the order of their arrival.
+    """
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     timestamps = commit_ts(rows)
     if _ascending(timestamps):
@@ -43,7 +46,8 @@ def sort(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     order = np.argsort(timestamps)
     if _ascending(timestamps[order]):
         return rows.take(pa.array(order))
-    return _without_duplicates(rows.take(pc.sort_indices(rows, sort_keys=_SORT_KEYS)))
+    sorted_rows = rows.take(pc.sort_indices(rows, sort_keys=_SORT_KEYS))
+    return _without_duplicates(sorted_rows) if unique else sorted_rows
 
 
 def row_key(batch: pa.RecordBatch, row: int) -> SortKey:

@@ -1,10 +1,11 @@
 """Append-only segment files that hold the blocks of all tables. A segment is unlinked when its last block is dead.
 
-The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at start. Blocks are
-mapped only while somebody holds their rows, so a backlog of any size costs no memory; a reader keeps its file open,
-and may finish after the file has been unlinked.
+The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at start. A file is open
+while it is written to, and while somebody reads it; blocks are mapped only while somebody holds their rows. So a
+backlog of any size costs neither memory nor open files. A reader may finish after the file has been unlinked.
 """
 
+import contextlib
 import mmap
 import os
 import threading
@@ -16,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from sorter.block import ALIGNMENT
-from sorter.errors import BlockCorruptError, SorterDiskError
+from sorter.errors import SorterDiskError
 
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _MAP_ABOVE_BYTES: Final = 64 << 10
@@ -32,6 +33,14 @@ class Pointer:
     length: int
 
 
+class _OpenFile:
+    """A file descriptor that is closed with the last reference to it."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self.fd)
+
+
 class Segment:
     """One file; readable as long as anybody holds this object."""
 
@@ -40,48 +49,69 @@ class Segment:
         self.size = 0
         self.live_blocks = 0
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        weakref.finalize(self, os.close, self._fd)
+        self._file: _OpenFile | None = _OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def append(self, header: bytes, payload: pa.Buffer) -> Pointer:
-        """Write a block at the end; what a failed write leaves behind is overwritten by the next one."""
+        """Write a block at the end; of a write that fails nothing stays, for it is others who may need the space."""
         offset, length = self.size, len(header) + payload.size
-        written = os.pwritev(self._fd, [header, payload], offset)
-        if written < length:
-            rest = memoryview(header + payload.to_pybytes())
-            while written < length:
-                written += os.pwrite(self._fd, rest[written:], offset + written)
+        fd = self._opened().fd
+        try:
+            written = os.pwritev(fd, [header, payload], offset)
+            if written < length:
+                rest = memoryview(header + payload.to_pybytes())
+                while written < length:
+                    written += os.pwrite(fd, rest[written:], offset + written)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, offset)
+            raise
         self.size = -(-(offset + length) // ALIGNMENT) * ALIGNMENT
         self.live_blocks += 1
         return Pointer(self.number, offset, length)
 
     def read(self, pointer: Pointer) -> pa.Buffer:
-        """The block's bytes; they stay valid as long as the buffer, or any slice of it, lives."""
-        if pointer.length < _MAP_ABOVE_BYTES:
-            return pa.py_buffer(os.pread(self._fd, pointer.length, pointer.offset))
+        """The block's bytes, fewer when the file ends before; they stay valid as long as any slice of them lives.
+
+        Raises:
+            OSError: the disk does not give them.
+        """
+        file = self._opened()
+        size = os.fstat(file.fd).st_size
+        if pointer.length < _MAP_ABOVE_BYTES or size < pointer.offset + pointer.length:
+            return pa.py_buffer(os.pread(file.fd, pointer.length, pointer.offset))
         start = pointer.offset // _PAGE * _PAGE
-        length = pointer.offset + pointer.length - start
-        if os.fstat(self._fd).st_size < start + length:
-            raise BlockCorruptError(
-                f"{self._path} ends before offset {start + length}: somebody truncated it; "
-                "restart the capture, which pulls again from the checkpoint"
-            )
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        mapped = mmap.mmap(self._fd, length, flags=flags, prot=mmap.PROT_READ, offset=start)
+        length = pointer.offset + pointer.length - start
+        mapped = mmap.mmap(file.fd, length, flags=flags, prot=mmap.PROT_READ, offset=start)
         return pa.py_buffer(mapped).slice(pointer.offset - start)
+
+    def seal(self) -> None:
+        """Nothing more is written: who reads opens the file for that time."""
+        self._file = None
 
     def unlink(self) -> None:
         """Remove the file; its space returns when the last reader is done."""
+        with contextlib.suppress(OSError):  # nobody can read it later, as if it had been removed by another hand
+            self._file = self._opened()
         self._path.unlink(missing_ok=True)
+
+    def _opened(self) -> _OpenFile:
+        file = self._file
+        if file is None:
+            try:
+                file = _OpenFile(self._path, os.O_RDONLY)
+            except FileNotFoundError:
+                file = self._file  # unlinked since
+                if file is None:
+                    raise
+        return file
 
 
 class SegmentLog:
     """All segments of a sorter; safe to call from several threads."""
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob(f"*{_SUFFIX}"):
-            leftover.unlink()
+        directory.mkdir(parents=True)
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
@@ -105,6 +135,7 @@ class SegmentLog:
                     f"cannot write rows to {self._directory}: {err.strerror}; free some space, the rows wait in memory"
                 ) from err
             if self._active.size >= self._segment_bytes:
+                self._active.seal()
                 self._active = None
             return pointer
 

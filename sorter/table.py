@@ -5,7 +5,8 @@ those spilled before they were resolved do; nothing at or below `cleaned` is han
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,16 +16,19 @@ from sorter import order
 from sorter.buffer import Buffer, Rows
 from sorter.checksum import Checksum, by_bucket
 from sorter.errors import (
+    BlockCorruptError,
     EventBelowResolvedError,
     NotResolvedError,
     RangeCleanedError,
     ResolvedRegressedError,
+    SorterDiskError,
     TableNotFoundError,
 )
 from sorter.index import Entry
-from sorter.ledger import BUCKET_SHIFT, Ledger
+from sorter.ledger import Ledger
+from sorter.levels import RunLevels
 from sorter.merge import Run, merge
-from sorter.stats import Counters
+from sorter.stats import Counters, Reads, TableStats
 from sorter.store import BlockStore, Reader
 from storage.model.event import Position
 from storage.model.span import Span
@@ -47,6 +51,23 @@ class Extent:
 class Table:
     """One incarnation of a span; safe to call from several threads."""
 
+    __slots__ = (
+        "_buffer",
+        "_counters",
+        "_forgotten_at_s",
+        "_forgotten_ts",
+        "_index",
+        "_ledger",
+        "_levels",
+        "_lock",
+        "_reads",
+        "_removed",
+        "_store",
+        "cleaned",
+        "resolved_ts",
+        "span",
+    )
+
     def __init__(self, span: Span, unique_id: int, start_ts: int, store: BlockStore, counters: Counters) -> None:
         self.span = span
         self.resolved_ts = start_ts
@@ -57,6 +78,8 @@ class Table:
         self._ledger = Ledger(span.table_id, start_ts)
         self._buffer = Buffer(self._ledger)
         self._index = store.index(unique_id, span.table_id)
+        self._levels = RunLevels()
+        self._reads = Reads()
         self._forgotten_ts = start_ts
         self._forgotten_at_s = float("-inf")
         self._removed = False
@@ -67,9 +90,8 @@ class Table:
         return self._buffer.bytes
 
     def is_empty(self) -> bool:
-        """See `Sorter.is_empty`."""
-        with self._lock:
-            return not (len(self._ledger) or self._buffer.bytes or self._index.blocks)
+        """See `Sorter.is_empty`; the ledger knows a row before anything else does, and forgets it last."""
+        return not len(self._ledger)
 
     def add(self, rows: Rows) -> None:
         """See `Sorter.add`."""
@@ -80,8 +102,9 @@ class Table:
                     f"table {self.span.table_id} got a row with commit_ts {rows.min_commit_ts}, but all up to "
                     f"{self.resolved_ts} had been promised; this is a defect of the puller: the batch was not taken"
                 )
+            before = self._buffer.bytes
             self._buffer.add(rows)
-            self._counters.memory(rows.batch.nbytes)
+            self._counters.memory(self._buffer.bytes - before)
 
     def resolve(self, ts: int) -> None:
         """See `Sorter.resolve`."""
@@ -106,15 +129,21 @@ class Table:
                 self._counters.memory(self._buffer.bytes - before)
 
     def spill(self, run_bytes: int) -> None:
-        """Write all rows, resolved or not; the latter in runs of about `run_bytes`, which bounds what sorting takes."""
+        """Write all rows, resolved or not; the latter in runs of about `run_bytes`, which bounds what sorting takes.
+
+        Raises:
+            SorterDiskError: the disk does not take them; what it took not is in memory still.
+        """
         with self._lock:
             before = self._buffer.bytes
             self._buffer.settle(self.resolved_ts)
             try:
                 if not self._removed:
-                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready, spilled=False)
+                    small = self._buffer.ready_bytes < self._store.block_bytes
+                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready, spilled=small)
                     while self._buffer.pending:
                         self._write(self._buffer.take_pending(run_bytes), self._buffer.put_back_pending, spilled=True)
+                    self._merge_levels()
             finally:
                 self._counters.memory(self._buffer.bytes - before)
 
@@ -123,7 +152,24 @@ class Table:
         with self._lock:
             self._check_range(lower, upper)
             runs = self._runs(lower, upper) if lower <= upper else []
-        return self._checked(lower, upper, runs, window_bytes)
+            shift = self._ledger.shift
+        return self._checked(lower, upper, runs, window_bytes, shift)
+
+    def stats(self) -> TableStats:
+        """See `Sorter.table_stats`."""
+        with self._lock:
+            return TableStats(
+                self.span.table_id,
+                self.resolved_ts,
+                self.cleaned.commit_ts,
+                self._buffer.bytes,
+                self._index.blocks,
+                len(self._levels),
+                self._reads.fetches,
+                self._reads.blocks,
+                self._reads.rows_read,
+                self._reads.rows_out,
+            )
 
     def extents(self, lower_ts: int, upper_ts: int) -> list[Extent]:
         """See `Sorter.extents`."""
@@ -180,15 +226,43 @@ class Table:
         for entry in self._index.scan(lower.commit_ts, upper.commit_ts):
             if entry.meta.max_commit_ts >= lower.commit_ts:
                 on_disk.setdefault(entry.run, []).append(entry)
-        self._counters.looked_up(wanted=sum(map(len, on_disk.values())), of_table=self._index.blocks)
-        runs = []
-        for number, entries in on_disk.items():
-            blocks = [partial(_read_clipped, self._store.reader(entry), lower, upper) for entry in entries]
-            runs.append(Run(entries[0].meta.min_commit_ts, number, blocks))
+        wanted = sum(map(len, on_disk.values()))
+        self._counters.looked_up(wanted=wanted, of_table=self._index.blocks)
+        self._reads.looked_up(wanted, sum(entry.meta.rows for entries in on_disk.values() for entry in entries))
+        runs = self._runs_of(on_disk, lower, upper)
         clipped = [partial(order.clip, rows.batch, lower, upper) for rows in self._buffer.ready]
         if clipped:
             runs.append(Run(self._buffer.ready[0].min_commit_ts, _IN_MEMORY, clipped))
         return runs
+
+    def _runs_of(self, on_disk: Mapping[int, Sequence[Entry]], lower: Position, upper: Position) -> list[Run]:
+        runs = []
+        for number, entries in on_disk.items():
+            blocks = [partial(_read_clipped, self._store.reader(entry), lower, upper) for entry in entries]
+            runs.append(Run(entries[0].meta.min_commit_ts, number, blocks))
+        return runs
+
+    def _merge_levels(self) -> None:
+        """Make one run of many, where spills have left many."""
+        while (level := self._levels.full()) is not None:
+            wanted, found = self._levels.runs(level), defaultdict[int, list[Entry]](list)
+            for entry in self._index.scan(0, MAX_TS):
+                if entry.run in wanted:
+                    found[entry.run].append(entry)
+            if len(found) < self._levels.fan_in // 2:
+                self._levels.keep(level, frozenset(found))
+                continue
+            number = min(found)  # older than all that came later and may hold the same rows again
+            runs = self._runs_of(found, Position(self._forgotten_ts + 1, 0), Position.fence(MAX_TS))
+            old = [entry for entries in found.values() for entry in entries]
+            try:
+                self._store.rewrite(self._index, old, merge(runs, self._store.block_bytes, unique=False), number)
+            except SorterDiskError:
+                return  # it is the next spill that tries again
+            except BlockCorruptError:
+                self._levels.keep(level, frozenset())  # who fetches it is told
+            else:
+                self._levels.merged(level, number)
 
     def _settle(self, upper_ts: int) -> None:
         if any(rows.min_commit_ts <= upper_ts for rows in self._buffer.pending):
@@ -204,11 +278,14 @@ class Table:
         written, run = 0, None
         try:
             for piece in self._store.pieces(batch, spilled=spilled):
-                run = self._store.write(self._index, piece, run)
+                if int(order.commit_ts(piece)[-1]) > self._forgotten_ts:
+                    run = self._store.write(self._index, piece, run)
                 written += piece.num_rows
         finally:
             if written < batch.num_rows:
                 put_back(batch.slice(written))
+            if spilled and run is not None:
+                self._levels.add(run)
 
     def _extent_on_disk(self, entry: Entry) -> Extent:
         meta, read = entry.meta, self._store.reader(entry)
@@ -216,22 +293,23 @@ class Table:
         return Extent(meta.min_commit_ts, meta.max_commit_ts, meta.rows, size, lambda: order.commit_ts(read()))
 
     def _checked(
-        self, lower: Position, upper: Position, runs: list[Run], window_bytes: int
+        self, lower: Position, upper: Position, runs: list[Run], window_bytes: int, shift: int
     ) -> Iterator[pa.RecordBatch]:
         """The merged rows; at their end, what was read is compared with what had been added."""
         found: dict[int, Checksum] = {}
 
         def seen(batch: pa.RecordBatch) -> None:
-            for bucket, checksum in by_bucket(batch, BUCKET_SHIFT).items():
+            for bucket, checksum in by_bucket(batch, shift).items():
                 found[bucket] = found.get(bucket, Checksum()) + checksum
 
         for batch in merge(runs, window_bytes, seen):
             self._counters.gave(batch)
+            self._reads.rows_out += batch.num_rows
             yield batch
         with self._lock:
             whole = not lower.start_ts and upper.is_commit_fence and lower <= upper
             if whole and lower > self.cleaned and not self._removed:
-                self._ledger.check(lower.commit_ts, upper.commit_ts, found)
+                self._ledger.check(lower.commit_ts, upper.commit_ts, found, shift)
 
     def _check_present(self) -> None:
         if self._removed:

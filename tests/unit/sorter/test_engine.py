@@ -1,6 +1,5 @@
 """What the sorter promises, claim by claim."""
 
-import errno
 import itertools
 import os
 import threading
@@ -12,20 +11,15 @@ import pytest
 
 from sorter import Sorter
 from sorter.errors import (
-    BlockCorruptError,
     EventBatchError,
     EventBelowResolvedError,
     NotResolvedError,
     RangeCleanedError,
     ResolvedRegressedError,
-    RowsLostError,
     SorterClosedError,
-    SorterDiskError,
     TableExistsError,
     TableNotFoundError,
 )
-from storage.kv import WriteBatch
-from storage.leveldb import DirectoryLockedError
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
 
@@ -222,21 +216,6 @@ def test_a_fetch_under_way_is_not_disturbed_by_cleaning_or_closing(sorter: Sorte
         sorter.add(SPAN, rows(201, 1))
 
 
-def test_a_full_disk_loses_nothing(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    sorter.add(SPAN, rows(1, 100))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", full)
-        with pytest.raises(SorterDiskError, match="No space left"):
-            sorter.resolve(SPAN, 100)
-        assert fetched(sorter, 1, 100) == list(range(1, 101))
-    sorter.resolve(SPAN, 101)
-    assert sorter.stats().live_blocks
-    assert fetched(sorter, 1, 101) == list(range(1, 101))
-
-
 def test_a_short_write_is_finished(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: write(fd, [bytes(parts[0])[:10]], offset))
@@ -244,61 +223,6 @@ def test_a_short_write_is_finished(sorter: Sorter, monkeypatch: pytest.MonkeyPat
     sorter.resolve(SPAN, 100)
     assert sorter.stats().live_blocks
     assert fetched(sorter, 1, 100) == list(range(1, 101))
-
-
-def test_a_damaged_segment_is_a_named_error(sorter: Sorter, tmp_path: Path) -> None:
-    sorter.add(SPAN, rows(1, 100))
-    sorter.resolve(SPAN, 100)
-    segment = min(tmp_path.glob("*/segments/*"))
-    data = bytearray(segment.read_bytes())
-    data[200] ^= 1
-    segment.write_bytes(data)
-    with pytest.raises(BlockCorruptError, match="table 1, commit_ts 1 to"):
-        fetched(sorter, 1, 100)
-
-
-def test_nothing_survives_a_restart(tmp_path: Path) -> None:
-    first = Sorter(tmp_path, memory_bytes=1, block_bytes=1)
-    first.add_table(SPAN, 0)
-    first.add(SPAN, rows(1, 100))
-    with pytest.raises(DirectoryLockedError):
-        Sorter(tmp_path)
-    assert segments(first, tmp_path)
-    for store in first._stores:
-        store._kv.close()  # as if the process had been killed
-    second = Sorter(tmp_path)
-    assert segments(second, tmp_path) == 0
-    assert [list(store._kv.scan(b"")) for store in second._stores] == [[]] * len(second._stores)
-    second.close()
-
-
-def test_a_block_that_vanished_from_the_index_is_noticed(sorter: Sorter) -> None:
-    sorter.add(SPAN, rows(1, 100))
-    sorter.resolve(SPAN, 100)
-    sorter.add(SPAN, rows(101, 100))
-    sorter.resolve(SPAN, 200)
-    assert len(fetched(sorter, 1, 200)) == 200
-    (kv,) = [store._kv for store in sorter._stores if any(store._kv.scan(b""))]
-    lost = WriteBatch()
-    lost.delete(next(kv.scan(b""))[0])
-    kv.write(lost, sync=False)
-    with pytest.raises(RowsLostError, match="commit_ts 1 to 200: 200 rows were added"):
-        fetched(sorter, 1, 200)
-
-
-def test_a_table_is_empty_until_a_row_comes_and_after_all_are_cleaned(tmp_path: Path) -> None:
-    second = 1 << 28
-    sorter = Sorter(tmp_path, clean_interval_s=0)
-    sorter.add_table(SPAN, 0)
-    assert sorter.is_empty(SPAN)
-    sorter.add(SPAN, rows(10, 5))
-    assert not sorter.is_empty(SPAN)
-    sorter.resolve(SPAN, 5 * second)
-    sorter.clean(SPAN, Position.fence(20))
-    assert not sorter.is_empty(SPAN)
-    sorter.clean(SPAN, Position.fence(2 * second))
-    assert sorter.is_empty(SPAN)
-    sorter.close()
 
 
 def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(tmp_path: Path) -> None:
@@ -309,7 +233,7 @@ def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind
     assert {path.parent.parent.name for path in tmp_path.glob("*/segments/*")} == {"00", "01", "02", "03"}
     first.close()
     second = Sorter(tmp_path, shards=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00", "01"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["00", "01"]
     second.close()
 
 
