@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from structlog.testing import capture_logs
-from tipb import binlog_pb2
+from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from server.pump.lonely import LonelyPrewrites
+from server.rpc.client import connect
 from server.rpc.tikv import KvClient
 from storage.pump.append import Append, open_append
 from storage.pump.binlog import fake, parse
 from storage.vfs import RealFS
+from tests.integration.pump.test_daemon import FAST, metrics_of, pump_argv, started
 from tests.integration.store.daemons import Cluster, running_cluster
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
@@ -147,3 +149,23 @@ async def test_a_prewrite_without_a_key_keeps_waiting_and_says_why(bench: Bench)
     with capture_logs() as logs:
         assert await bench.settled(OLD) == 0
     assert any("names no key" in str(entry.get("error")) for entry in logs)
+
+
+async def test_a_running_pump_serves_what_its_writer_never_finished(cluster: Cluster, tmp_path: Path) -> None:
+    key = row_key(206, 1)
+    argv = pump_argv(cluster.coordinator.addr, tmp_path / "pump", *FAST, "--lonely-seconds", "0.2")
+    async with stubs_of(cluster) as stubs, started(*argv) as pump, connect(pump.endpoints["pump"]) as channel:
+        start_ts = await stubs.prewrite(key, b"v")
+        binlog = binlog_pb2.Binlog(tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows")
+        pumps, cluster_id = pump_pb2_grpc.PumpStub(channel), stubs.pd.cluster_id
+        await pumps.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=binlog.SerializeToString()))
+        commit_ts = await stubs.commit(key, start_ts)
+        request = pump_pb2.PullBinlogReq(clusterID=cluster_id, startFrom=pump_pb2.Pos(offset=start_ts))
+        async with asyncio.timeout(10):
+            async for answer in pumps.PullBinlogs(request):
+                found = binlog_pb2.Binlog.FromString(answer.entity.payload)
+                if found.start_ts == start_ts:
+                    break
+        assert (found.commit_ts, found.prewrite_value) == (commit_ts, b"rows")
+        text = await asyncio.to_thread(metrics_of, pump)
+        assert 'tidemark_pump_lonely_prewrites_asked_total{answer="committed"} 1.0' in text
