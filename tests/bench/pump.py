@@ -1,14 +1,15 @@
 """What a pump takes and gives: `python -m tests.bench.pump --subject unary --callers 64 --bytes 256 …`.
 
 `unary` is WriteBinlog over real sockets from a load generator that costs little, `stream` is WriteBinlogs in batches,
-`append` is the storage in process, `pull` is PullBinlogs of what was written before. Pairs of prewrite and commit; the
-disk syncs each group. The last line is one JSON object; cpu_us_per_op is the pump's own, all threads.
+`pull` is PullBinlogs of what was written before; `append`, `gc` and `recovery` are the storage in process. Pairs of
+prewrite and commit; the disk syncs each group. The last line is one JSON object; cpu_us_per_op is the pump's own.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -134,12 +135,66 @@ async def append(args: argparse.Namespace, directory: Path) -> dict[str, float]:
     return figures(ops, seconds, time.process_time() - cpu)
 
 
-async def _write(storage: Append, timestamps: Iterator[int], until: float, rows: bytes) -> None:
-    while time.perf_counter() < until:
+async def gc(args: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """GC of `keys` index keys, and what writers feel of it: p99 of 16 of them before it and meanwhile."""
+    async with open_append(RealFS(), directory) as storage:
+        await _fill(storage, args)
+        timestamps = count(FIRST_TS + args.keys + 2, 2)
+        before = await _latencies(storage, timestamps, args.seconds)
+        gc_ts, cpu, began = FIRST_TS + args.keys - 2, time.process_time(), time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(_latencies(storage, timestamps, args.seconds))
+            done = await storage.gc(gc_ts)
+            seconds = time.perf_counter() - began
+        found = figures(done.keys, seconds, time.process_time() - cpu)
+        return found | {"p99_ms_before": _p99_ms(before), "p99_ms": _p99_ms(writing.result()), "pauses": done.pauses}
+
+
+async def recovery(args: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """A start without an index: all of the log is read and indexed."""
+    async with open_append(RealFS(), directory) as storage:
+        await _fill(storage, args)
+        size = storage.statistics().log_bytes
+    shutil.rmtree(directory / "kv")
+    cpu, began = time.process_time(), time.perf_counter()
+    async with open_append(RealFS(), directory) as storage:
+        seconds = time.perf_counter() - began
+        found = figures(storage.recovery.replayed, seconds, time.process_time() - cpu)
+    return found | {"mb_per_s": round(size / seconds / 1e6, 1), "log_mb": round(size / 1e6)}
+
+
+async def _fill(storage: Append, args: argparse.Namespace) -> None:
+    payloads = islice(binlogs(args.bytes), args.keys)
+    while batch := [parse(payload) for payload in islice(payloads, 1024)]:
+        await storage.write(batch)
+    while storage.max_commit_ts < FIRST_TS + args.keys - 1:  # noqa: ASYNC110 - a bench waits as it likes
+        await asyncio.sleep(0.01)
+
+
+async def _latencies(storage: Append, timestamps: Iterator[int], seconds: float) -> list[float]:
+    taken: list[float] = []
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(16):
+            tasks.create_task(_write(storage, timestamps, time.perf_counter() + seconds, bytes(256), taken))
+    return sorted(taken)
+
+
+def _p99_ms(latencies: list[float]) -> float:
+    return round(latencies[int(0.99 * len(latencies))] * 1e3, 2)
+
+
+async def _write(
+    storage: Append, timestamps: Iterator[int], until: float, rows: bytes, taken: list[float] | None = None
+) -> None:
+    """Pairs until a moment; how long each binlog took goes to `taken`."""
+    while (began := time.perf_counter()) < until:
         ts = next(timestamps)
         prewrite = binlog_pb2.Binlog(tp=0, start_ts=ts, prewrite_value=rows).SerializeToString()
         await storage.write([parse(prewrite)])
+        between = time.perf_counter()
         await storage.write([parse(binlog_pb2.Binlog(tp=1, start_ts=ts, commit_ts=ts + 1).SerializeToString())])
+        if taken is not None:
+            taken += (between - began, time.perf_counter() - between)
 
 
 def figures(ops: int, seconds: float, cpu_s: float) -> dict[str, float]:
@@ -151,20 +206,24 @@ def figures(ops: int, seconds: float, cpu_s: float) -> dict[str, float]:
     }
 
 
+IN_PROCESS = {"append": append, "gc": gc, "recovery": recovery}
+
+
 def main() -> None:
     """Run one subject and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--subject", choices=["unary", "stream", "append", "pull"], default="unary")
+    parser.add_argument("--subject", choices=["unary", "stream", "pull", *IN_PROCESS], default="unary")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--bytes", type=int, default=256, help="rows of a prewrite")
     parser.add_argument("--callers", type=int, default=64, help="calls, or writers, at a time (unary, append)")
     parser.add_argument("--batch", type=int, default=1024, help="binlogs in a message (stream, pull)")
     parser.add_argument("--batches", type=int, default=200, help="messages (stream, pull)")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="binlogs in the log (gc, recovery)")
     parser.add_argument("--dir", help="directory on the disk to measure; default: a temporary one")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as directory, ExitStack() as stack:
-        if args.subject == "append":
-            found = asyncio.run(append(args, Path(directory)))
+        if args.subject in IN_PROCESS:
+            found = asyncio.run(IN_PROCESS[args.subject](args, Path(directory)))
         else:
             pump = started(stack, Path(directory))
             found = asyncio.run({"unary": unary, "stream": stream, "pull": pull}[args.subject](args, pump))
