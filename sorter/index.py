@@ -62,6 +62,8 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
 class TableIndex:
     """The blocks of one incarnation of a table; the caller serialises the calls."""
 
+    __slots__ = ("_database", "_dead_ts", "_prefix", "_widest", "blocks", "table_id", "unique_id")
+
     def __init__(self, database: IndexDatabase, unique_id: int, table_id: int) -> None:
         self.unique_id = unique_id
         self.table_id = table_id

@@ -23,6 +23,8 @@ _MOST_PARTS: Final = 64
 class Ledger:
     """The sums of one table; the caller serialises the calls."""
 
+    __slots__ = ("_buckets", "_parts", "_start_ts", "_table_id", "shift")
+
     def __init__(self, table_id: int, start_ts: int) -> None:
         """Begin a table that has no rows at or below `start_ts`."""
         self.shift = BUCKET_SHIFT

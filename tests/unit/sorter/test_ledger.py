@@ -114,3 +114,37 @@ def test_forgotten_buckets_take_no_memory() -> None:
     assert len(ledger) == 6
     ledger.forget(5 * SECOND - 1)
     assert len(ledger) == 5
+
+
+@given(st.lists(st.integers(1, 1 << 35), min_size=1, max_size=200, unique=True), st.data())
+def test_a_long_backlog_takes_bounded_memory_and_a_lost_row_is_noticed_still(seconds, data) -> None:
+    ledger = Ledger(1, 0)
+    rows = [(second * SECOND, 0, 3, b"k", None, None) for second in seconds]
+    for row in rows:
+        ledger.add(batch_of([row]))
+        assert len(ledger) <= 64
+    rows.sort()
+    lost = data.draw(st.none() | st.sampled_from(rows))
+    end_ts = (1 << 64) - 1
+
+    def read(upto: int) -> None:
+        for lower, upper in ((1, upto), (upto + 1, end_ts)):
+            kept = [row for row in rows if lower <= row[0] <= upper and row is not lost]
+            ledger.check(lower, upper, sums(kept))
+
+    cut = data.draw(st.sampled_from(rows))[0]
+    if lost is None:
+        read(cut)
+        ledger.forget(cut)
+        ledger.check(cut + 1, end_ts, sums([row for row in rows if row[0] > cut]))
+    else:
+        with pytest.raises(RowsLostError):
+            read(cut)
+
+
+def test_what_lies_under_a_null_does_not_count() -> None:
+    clean = batch_of([(10, 9, 1, b"k", None, b"o"), (11, 9, 3, b"l", b"v", None)])
+    offsets = pa.array([0, 4, 5], pa.int32()).buffers()[1]
+    validity = pa.py_buffer(bytes([0b10]))
+    odd = pa.Array.from_buffers(pa.binary(), 2, [validity, offsets, pa.py_buffer(b"junkv")])
+    assert by_bucket(clean.set_column(4, clean.schema.field(4), odd), BUCKET_SHIFT) == by_bucket(clean, BUCKET_SHIFT)
