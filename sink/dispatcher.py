@@ -29,6 +29,7 @@ from storage.model.span import Span
 from storage.model.ts import compose
 
 _STOP: Final = None
+_TASKS_IN_QUOTA: Final = 8  # a small quota must do for more than one task, too
 _TASK_RANGE: Final = compose(30 * 60 * 1000)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ class Dispatcher:
         self._quota = quota
         self._split_txn = split_txn
         self._upper = upper
-        self._request_bytes = min(REQUEST_BYTES, quota.total_bytes)
+        self._request_bytes = min(REQUEST_BYTES, max(quota.total_bytes // _TASKS_IN_QUOTA, 1))
         self._wanted = threading.Condition()
         self._heap = ProgressHeap()
         self._tables: dict[Span, TableSink] = {}
@@ -168,17 +169,18 @@ class Dispatcher:
 
     def _work(self) -> None:
         while (task := self._channel.get()) is not None:
-            times_freed = self._times_freed
-            result = self._run(task)
-            with self._wanted:
-                self._idle_workers += 1
-                # A task that ended for any other reason has given memory back.
-                self._short_of_memory = result is not None and result.gave_up and times_freed == self._times_freed
-                if result is not None:
-                    self._heap.push(Progress(result.next_lower, task.table.span, task.table.version))
-                elif self._tables.get(task.table.span) is task.table:
-                    self._left_out[task.table.span] = task.table
-                self._wanted.notify()
+            self._work_on(task)
+
+    def _work_on(self, task: SinkTask) -> None:
+        times_freed = self._times_freed
+        result = self._run(task)
+        with self._wanted:
+            self._idle_workers += 1
+            # A task that ended for any other reason has given memory back.
+            self._short_of_memory = result is not None and result.gave_up and times_freed == self._times_freed
+            if result is not None:
+                self._heap.push(Progress(result.next_lower, task.table.span, task.table.version))
+            self._wanted.notify()
 
     def _run(self, task: SinkTask) -> TaskResult | None:
         """Run a task; None: the table is staged no more, its readers go to the sorter and see what is wrong."""
@@ -193,7 +195,7 @@ class Dispatcher:
             table.restart()
             result = TaskResult(Position(table.checkpoint_ts + 1, 0), gave_up=False)
         except (QuotaClosedError, TableNotFoundError, SorterClosedError):
-            table.restart()
+            self._leave_out(table, None)
             return None
         except Exception as err:  # noqa: BLE001 - whatever it is, the table's reader meets it and reports it
             ended = "failed"
@@ -206,15 +208,21 @@ class Dispatcher:
     def _failed(self, table: TableSink, err: Exception) -> None:
         if isinstance(err, ROWS_LOST):
             table.lose(err)
+        if self._leave_out(table, repr(err)):
+            metrics.FAILED_TABLES.inc()
+            _log.error("staging a table failed, reads go to the sorter", table_id=table.span.table_id, error=repr(err))
+
+    def _leave_out(self, table: TableSink, error: str | None) -> bool:
+        """Stage the table no more, until `retry`; returns whether this is the first failure since it went well."""
         table.restart()
         with self._wanted:
             if self._tables.get(table.span) is not table:
-                return
-            known = self._failures.get(table.span)
-            self._failures[table.span] = repr(err)
-        if known is None:
-            metrics.FAILED_TABLES.inc()
-            _log.error("staging a table failed, reads go to the sorter", table_id=table.span.table_id, error=repr(err))
+                return False
+            self._left_out[table.span] = table
+            first = error is not None and table.span not in self._failures
+            if error is not None:
+                self._failures[table.span] = error
+            return first
 
     def _went_well(self, table: TableSink) -> None:
         if table.span in self._failures:

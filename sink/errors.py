@@ -1,7 +1,14 @@
 """What can go wrong in the sink manager, by what the caller does next."""
 
-from sorter.errors import NotResolvedError, RangeCleanedError, RowsLostError, TableExistsError, TableNotFoundError
-from storage.model.errors import ClosedError, CorruptError, InvalidError, UnavailableError
+from sorter.errors import (
+    NotResolvedError,
+    RangeCleanedError,
+    RowsLostError,
+    TableDamagedError,
+    TableExistsError,
+    TableNotFoundError,
+)
+from storage.model.errors import ClosedError, InvalidError, UnavailableError
 
 __all__ = [
     "AckAboveResolvedError",
@@ -11,6 +18,7 @@ __all__ = [
     "RangeError",
     "RowsLostError",
     "SinkRowsLostError",
+    "TableDamagedError",
     "TableExistsError",
     "TableNotFoundError",
 ]
@@ -28,18 +36,10 @@ class AckAboveResolvedError(UnavailableError):
     code = "ErrAckAboveResolved"
 
 
-class SinkRowsLostError(CorruptError):
-    """What is mounted or handed out of a range is not what was read from the sorter, or the sorter itself lost rows.
-
-    The upstream has them: add the table again from its checkpoint.
-    """
+class SinkRowsLostError(TableDamagedError):
+    """What is mounted or handed out of a range is not what was read from the sorter, or the sorter itself lost rows."""
 
     code = "ErrSinkRowsLost"
-
-    def __init__(self, message: str, table_id: int, lower_ts: int, upper_ts: int) -> None:
-        """Say what happened, to which table, and between which commit_ts (both included)."""
-        super().__init__(message)
-        self.table_id, self.lower_ts, self.upper_ts = table_id, lower_ts, upper_ts
 
 
 class QuotaClosedError(ClosedError):

@@ -16,14 +16,20 @@ import structlog
 
 from sink import metrics, mounted
 from sink.checkpoint import Checkpoint
-from sink.errors import NotResolvedError, RangeCleanedError, RangeError, RowsLostError, SinkRowsLostError
+from sink.errors import (
+    NotResolvedError,
+    RangeCleanedError,
+    RangeError,
+    RowsLostError,
+    SinkRowsLostError,
+    TableDamagedError,
+)
 from sink.ledger import CheckedMount
 from sink.mounted import Mount, SequenceMount
 from sink.quota import MemQuota
 from sink.resolved import ResolvedTs
 from sink.staging import Staging
 from sorter import Sorter
-from storage.model.errors import CorruptError
 from storage.model.event import Position
 from storage.model.span import Span
 
@@ -42,7 +48,7 @@ class TableSink:
         self.resolved_ts = start_ts
         self.mount: Mount = CheckedMount(span.table_id, mount)
         self.verified_ts = start_ts
-        self.lost: CorruptError | None = None
+        self.lost: TableDamagedError | None = None
         self._quota = quota
         self._lock = threading.Lock()
         self._checkpoint = Checkpoint(start_ts)
@@ -115,7 +121,7 @@ class TableSink:
                 self.lose(err)
                 raise
 
-    def lose(self, err: CorruptError) -> None:
+    def lose(self, err: TableDamagedError) -> None:
         """Rows were lost: refuse whatever is asked from now on."""
         if self.lost is None:
             self.lost = err

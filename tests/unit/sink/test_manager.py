@@ -14,10 +14,12 @@ from sink.errors import (
     NotResolvedError,
     RangeCleanedError,
     RangeError,
+    SinkRowsLostError,
     TableExistsError,
     TableNotFoundError,
 )
 from sink.manager import SinkManager
+from sink.resolved import ResolvedTs
 from sorter import Sorter
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
@@ -200,6 +202,91 @@ def test_a_table_that_cannot_be_mounted_tells_its_reader(capture: Capture) -> No
     with pytest.raises(ValueError, match="bad row"):
         read(manager, SPANS[0], 0, 5)
     assert read(manager, SPANS[1], 0, 5) == [(1, 0, 0, b"k")]
+
+
+def test_a_failed_table_holds_nobody_back_and_comes_back_when_its_reader_got_past_it(capture: Capture) -> None:
+    failing = [True]
+
+    def fragile(raw: pa.RecordBatch) -> pa.RecordBatch:
+        if failing and threading.current_thread().name.startswith("sink-worker"):
+            raise OSError("no more of it")
+        return mount(raw)
+
+    manager = capture.manager
+    manager.remove_table(SPANS[0])
+    manager.add_table(SPANS[0], 0, fragile)
+    manager.start()
+    for span in SPANS:
+        capture.sorter.add(span, raw([(ts, 0, b"k") for ts in range(1, 30)]))
+    capture.resolve(9)
+    eventually(lambda: manager._tables._one(SPANS[1]).staged_rows(0, 9) is not None)
+    eventually(lambda: list(manager.stats().failures) == [SPANS[0]])
+    assert "no more of it" in manager.stats().failures[SPANS[0]]
+    assert len(read(manager, SPANS[0], 0, 9)) == 9
+    failing.clear()
+    capture.resolve(29)
+    manager.ack(9)
+    eventually(lambda: manager._tables._one(SPANS[0]).staged_rows(9, 29) is not None)
+    eventually(lambda: not manager.stats().failures)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_table_that_lost_rows_gives_none_and_takes_no_acknowledgement(capture: Capture, started: bool) -> None:
+    manager = capture.manager
+    manager.remove_table(SPANS[0])
+    manager.add_table(SPANS[0], 0, lambda raw: mount(raw).slice(1))
+    if started:
+        manager.start()
+    for span in SPANS:
+        capture.sorter.add(span, raw([(ts, 0, b"k") for ts in range(1, 30)]))
+    capture.resolve(9)
+    if started:
+        eventually(lambda: SPANS[0] in manager.stats().failures)
+    with pytest.raises(SinkRowsLostError, match="table 0, commit_ts 1 to"):
+        read(manager, SPANS[0], 0, 9)
+    with pytest.raises(SinkRowsLostError):
+        manager.ack(9)
+    with pytest.raises(SinkRowsLostError):
+        read(manager, SPANS[0], 0, 1)
+    assert [manager.checkpoint_ts(span) for span in SPANS] == [0, 9, 9]
+    manager.remove_table(SPANS[0])
+    assert manager.ack(9) == 9
+
+
+def test_a_row_lost_in_the_staging_is_noticed(capture: Capture) -> None:
+    manager = capture.manager
+    manager.start()
+    capture.sorter.add(SPANS[0], raw([(ts, 0, b"k") for ts in range(1, 30)]))
+    capture.resolve(30)
+    table = manager._tables._one(SPANS[0])
+    eventually(lambda: table.staged_rows(0, 30) is not None)
+    table._staging._staged.pop()
+    with pytest.raises(SinkRowsLostError, match="table 0, commit_ts 1 to 30"):
+        manager.read(SPANS[0], 0, 30)
+    with pytest.raises(SinkRowsLostError):
+        manager.ack(30)
+
+
+@pytest.mark.parametrize("split_txn", [True, False])
+def test_tasks_that_are_given_up_do_not_hide_a_lost_row(tmp_path: Path, split_txn: bool) -> None:
+    capture = Capture(tmp_path, quota=4000, split_txn=split_txn)
+    manager, span = capture.manager, SPANS[0]
+    dispatcher = manager._dispatcher
+    capture.sorter.add(span, raw([(ts, 0, b"%03d" % ts) for ts in range(1, 200)]))
+    capture.sorter.resolve(span, 1 << 29)
+    capture.sorter._table(span)._ledger.add(raw([(50, 0, b"lost")]))  # as if it had been added, and lost since
+    tasks = 0
+    while manager._tables._one(span).lost is None:
+        dispatcher._short_of_memory = False
+        task = dispatcher._take_slowest()
+        assert task is not None
+        dispatcher._work_on(task)
+        tasks += 1
+        manager._quota.release(span, ResolvedTs(1 << 60))
+    assert tasks > 1
+    with pytest.raises(SinkRowsLostError, match="table 0"):
+        manager.ack(100, span)
+    capture.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

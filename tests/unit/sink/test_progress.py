@@ -53,6 +53,23 @@ def test_pop_gives_the_slowest_waiting_table(history: list[tuple[str, int, int]]
     assert heap.pop() is None
 
 
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=60))
+def test_no_table_starves(turns: list[tuple[int, bool]]) -> None:
+    """However far tasks get, and whether tables are parked between: the next turn is always one of the slowest's."""
+    heap = ProgressHeap()
+    at = dict.fromkeys(SPANS, 0)
+    for version, span in enumerate(SPANS):
+        heap.admit(Progress(Position(0, 0), span, version))
+    for step, parked in turns:
+        progress = heap.pop()
+        assert progress is not None
+        span = progress.span
+        assert at[span] == min(at.values())
+        at[span] += step
+        (heap.park if parked else heap.push)(Progress(Position(at[span], 0), span, progress.version))
+        heap.wake(span)
+
+
 def test_an_entry_of_an_earlier_incarnation_is_dropped() -> None:
     heap = ProgressHeap()
     heap.admit(Progress(Position(1, 0), SPANS[0], 1))
