@@ -10,15 +10,15 @@ from typing import Final
 import google_crc32c
 import pyarrow as pa
 
+from sorter import packing
 from sorter.errors import BlockCorruptError
-from storage.model.event import RAW_SCHEMA
 
 MAGIC: Final = b"TMSB"
-VERSION: Final = 1
+VERSION: Final = 2
 ALIGNMENT: Final = 64
 
-# magic, version, reserved, rows, crc32c, payload length, unique id, table id, min and max commit_ts, block number
-_HEADER = struct.Struct("<4sBxxxIIQQqQQQ")
+# magic, version, flags, op, rows, crc32c, payload length, unique id, table id, min and max commit_ts, block number
+_HEADER = struct.Struct("<4sBBBxIIQQqQQQ")
 _CRC = struct.Struct("<I")
 _CRC_OFFSET = 12
 _CRC_END = _CRC_OFFSET + _CRC.size
@@ -38,11 +38,14 @@ class BlockMeta:
 
 def encode(meta: BlockMeta, batch: pa.RecordBatch) -> tuple[bytes, pa.Buffer]:
     """Header and payload of a block; the header's crc32c covers both."""
-    payload = batch.serialize()
+    flags, op, stored = packing.pack(batch)
+    payload = stored.serialize()
     header = bytearray(
         _HEADER.pack(
             MAGIC,
             VERSION,
+            flags,
+            op,
             meta.rows,
             0,
             payload.size,
@@ -58,7 +61,7 @@ def encode(meta: BlockMeta, batch: pa.RecordBatch) -> tuple[bytes, pa.Buffer]:
 
 
 def decode(meta: BlockMeta, block: pa.Buffer) -> pa.RecordBatch:
-    """The rows of a block, without a copy, after checking that it is whole and the one that was asked for.
+    """The rows of a block, after checking that it is whole and the one that was asked for.
 
     Raises:
         BlockCorruptError: it is not.
@@ -66,7 +69,7 @@ def decode(meta: BlockMeta, block: pa.Buffer) -> pa.RecordBatch:
     if block.size < _HEADER.size:
         raise corrupt(meta, f"it has {block.size} bytes, the header alone needs {_HEADER.size}")
     header = block.slice(0, _HEADER.size).to_pybytes()
-    magic, version, rows, crc, size, unique_id, table_id, low, high, number = _HEADER.unpack(header)
+    magic, version, flags, op, rows, crc, size, unique_id, table_id, low, high, number = _HEADER.unpack(header)
     if magic != MAGIC or version != VERSION:
         raise corrupt(meta, f"it starts with {header[:5]!r}, not with {MAGIC!r} and version {VERSION}")
     if block.size < _HEADER.size + size:
@@ -77,7 +80,7 @@ def decode(meta: BlockMeta, block: pa.Buffer) -> pa.RecordBatch:
         raise corrupt(meta, "its crc32c does not match")
     if BlockMeta(unique_id, table_id, number, rows, low, high) != meta:
         raise corrupt(meta, f"the index points to block {number} of table {table_id}")
-    batch = pa.ipc.read_record_batch(payload, RAW_SCHEMA)
+    batch = packing.unpack(flags, op, pa.ipc.read_record_batch(payload, packing.schema(flags)))
     if batch.num_rows != rows:
         raise corrupt(meta, f"it has {batch.num_rows} rows, the header says {rows}")
     return batch
