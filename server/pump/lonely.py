@@ -88,24 +88,32 @@ class LonelyPrewrites:
             return 0
         now_ts = await self._clock.tso()
         answers = await together(self._asked(start_ts, pointer, now_ts) for start_ts, pointer in lonely)
-        settled = [binlog for binlog in answers if binlog is not None]
+        settled = [binlog for binlog in answers if isinstance(binlog, Binlog)]
         await self._storage.write(settled)
+        self._report(
+            [(txn[0], err) for txn, err in zip(lonely, answers, strict=True) if isinstance(err, TidemarkError)]
+        )
         if settled:
             _log.info("lonely prewrites settled", count=len(settled), first_start_ts=settled[0].start_ts)
         return len(settled)
 
-    async def _asked(self, start_ts: int, pointer: Pointer, now_ts: int) -> Binlog | None:
+    async def _asked(self, start_ts: int, pointer: Pointer, now_ts: int) -> Binlog | TidemarkError | None:
         try:
             commit_ts = await self._outcome(start_ts, pointer, now_ts)
         except TidemarkError as err:
             metrics.LONELY_ASKED.labels("failed").inc()
-            _log.warning("lonely prewrite not resolved", start_ts=start_ts, error=str(err))
-            return None
+            return err
         if commit_ts is None:
             metrics.LONELY_ASKED.labels("undecided").inc()
             return None
         metrics.LONELY_ASKED.labels("committed" if commit_ts else "rolled_back").inc()
         return parse(outcome(start_ts, commit_ts))
+
+    @staticmethod
+    def _report(failed: list[tuple[int, TidemarkError]]) -> None:
+        if failed:
+            start_ts, err = failed[0]
+            _log.warning("lonely prewrites not resolved", count=len(failed), first_start_ts=start_ts, error=str(err))
 
     async def _outcome(self, start_ts: int, pointer: Pointer, now_ts: int) -> int | None:
         prewrite = binlog_pb2.Binlog.FromString(await self._storage.read(pointer))
