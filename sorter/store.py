@@ -32,6 +32,7 @@ class BlockStore:
         self._database = IndexDatabase(directory / "index")
         self._segments = SegmentLog(directory / "segments", segment_bytes)
         self.block_bytes = block_bytes
+        self.small_bytes = max(block_bytes // _SPILLED_SHARE, 1)
         self._numbers = itertools.count(1)
         self._counters = counters
 
@@ -45,8 +46,8 @@ class BlockStore:
         Rows that are spilled before they are resolved get smaller blocks: a fetch has one block of each run that
         overlaps in memory, and one huge transaction comes in as many runs.
         """
-        block_bytes = self.block_bytes // _SPILLED_SHARE if spilled else self.block_bytes
-        count = max(min(batch.nbytes // max(block_bytes, 1), batch.num_rows), 1)
+        block_bytes = self.small_bytes if spilled else max(self.block_bytes, 1)
+        count = max(min(batch.nbytes // block_bytes, batch.num_rows), 1)
         rows = -(-batch.num_rows // count)
         return [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
 
@@ -83,7 +84,7 @@ class BlockStore:
         """
         new: list[Entry] = []
         try:
-            pieces = _regrouped(batches, max(self.block_bytes // _SPILLED_SHARE, 1))
+            pieces = _regrouped(batches, self.small_bytes)
             new.extend(self.append(index, piece, run) for piece in pieces)
             index.replace(new, old)
         except BaseException:

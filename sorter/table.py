@@ -139,8 +139,7 @@ class Table:
             self._buffer.settle(self.resolved_ts)
             try:
                 if not self._removed:
-                    small = self._buffer.ready_bytes < self._store.block_bytes
-                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready, spilled=small)
+                    self._write(self._buffer.take_ready(), self._buffer.put_back_ready, spilled=False)
                     while self._buffer.pending:
                         self._write(self._buffer.take_pending(run_bytes), self._buffer.put_back_pending, spilled=True)
                     self._merge_levels()
@@ -284,7 +283,8 @@ class Table:
         finally:
             if written < batch.num_rows:
                 put_back(batch.slice(written))
-            if spilled and run is not None:
+            # Resolved rows overlap no others: their runs are merged only where they are small.
+            if run is not None and (spilled or batch.nbytes < self._store.small_bytes):
                 self._levels.add(run)
 
     def _extent_on_disk(self, entry: Entry) -> Extent:
