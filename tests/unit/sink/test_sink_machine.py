@@ -70,23 +70,25 @@ class SinkMachine(RuleBasedStateMachine):
             self.sorter.close()
             shutil.rmtree(self.directory)
 
-    @rule(table=tables, ts=st.lists(st.integers(1, 12), min_size=1, max_size=12), start_ts=st.integers(0, 2))
-    def add(self, table: int, ts: list[int], start_ts: int) -> None:
+    @rule(table=tables, changes=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=40))
+    def add(self, table: int, changes: list[tuple[int, int]]) -> None:
         span = SPANS[table]
-        rows = {(self.resolved[span] + after, start_ts, b"%04d" % n) for n, after in enumerate(ts)}
+        rows = {(self.resolved[span] + after, start_ts, b"%04d" % n) for n, (after, start_ts) in enumerate(changes)}
         self.rows[span] |= rows
         commit_ts, starts, keys = zip(*rows, strict=True)
         count = len(rows)
         values, none = [b"v" * 60] * count, [None] * count
         self.sorter.add(span, raw_batch(commit_ts, starts, [INSERT] * count, keys, values, none))
 
-    @rule(table=tables, by=st.integers(1, 15))
+    @rule(table=tables, by=st.integers(1, 4))
     def resolve(self, table: int, by: int) -> None:
         span = SPANS[table]
         self.resolved[span] += by
         self.sorter.resolve(span, self.resolved[span])
 
-    @rule(between=st.lists(st.tuples(st.sampled_from(["ack", "read", "add", "resolve"]), st.integers(1, 9))))
+    @rule(
+        between=st.lists(st.tuples(st.sampled_from(["read", "ack", "add", "resolve"]), st.integers(1, 9)), max_size=8)
+    )
     def work(self, between: list[tuple[str, int]]) -> None:
         self.dispatcher._short_of_memory = False
         task = self.dispatcher._take_slowest()
@@ -98,7 +100,7 @@ class SinkMachine(RuleBasedStateMachine):
         self.sorter.happen = lambda: None
         assert not self.dispatcher.failures()
 
-    @rule(table=tables, start=st.integers(0, 20), length=st.integers(0, 40))
+    @rule(table=tables, start=st.integers(0, 4), length=st.integers(0, 8))
     def read(self, table: int, start: int, length: int) -> None:
         span = SPANS[table]
         kept, upper_ts = self.manager._tables._one(span).cleaned_ts, self.resolved[span]
@@ -134,9 +136,9 @@ class SinkMachine(RuleBasedStateMachine):
         if what == "ack":
             self.ack(number)
         elif what == "read":
-            self.read(number % 2, 0, 3 * number)
+            self.read(number % 2, 0, number)
         elif what == "add":
-            self.add(number % 2, [number], 0)
+            self.add(number % 2, [(number, 0)])
         else:
             self.resolve(number % 2, number)
         self.sorter.happen = happen
@@ -155,4 +157,4 @@ class SinkMachine(RuleBasedStateMachine):
 
 
 TestSink = SinkMachine.TestCase
-TestSink.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSink.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
