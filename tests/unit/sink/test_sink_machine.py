@@ -73,7 +73,9 @@ class SinkMachine(RuleBasedStateMachine):
     @rule(table=tables, changes=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=40))
     def add(self, table: int, changes: list[tuple[int, int]]) -> None:
         span = SPANS[table]
-        rows = {(self.resolved[span] + after, start_ts, b"%04d" % n) for n, (after, start_ts) in enumerate(changes)}
+        commit = [self.resolved[span] + after for after, _ in changes]
+        started = [min(start_ts, ts - 1) for ts, (_, start_ts) in zip(commit, changes, strict=True)]  # always before
+        rows = {(ts, start_ts, b"%04d" % n) for n, (ts, start_ts) in enumerate(zip(commit, started, strict=True))}
         self.rows[span] |= rows
         commit_ts, starts, keys = zip(*rows, strict=True)
         count = len(rows)
