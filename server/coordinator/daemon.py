@@ -29,10 +29,10 @@ from server.coordinator.explain.service import Explainer, ExplainService
 from server.coordinator.forwarding import Forwarding
 from server.coordinator.http_api import HttpApi
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.leader import Leadership
-from server.coordinator.member_service import MemberService
-from server.coordinator.members import Members, member_at
-from server.coordinator.membership import Membership
+from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.member_service import MemberService
+from server.coordinator.leadership.members import Members, member_at
+from server.coordinator.leadership.membership import Membership
 from server.coordinator.term import Seat, Term
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect

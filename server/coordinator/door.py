@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from server.coordinator.forwarding import Forwarding
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from server.coordinator.term import Seat
 from server.rpc.errors import status_of
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.leader import Leadership
-from server.coordinator.members import Members
+from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.members import Members
 from server.coordinator.term import Seat, Term
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Lease, Meta, Put

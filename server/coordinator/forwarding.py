@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 

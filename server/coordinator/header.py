@@ -6,7 +6,7 @@ from typing import Any
 from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError, WrongClusterError
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 
 Handler = Callable[[Any], Awaitable[Any]]
 Call = Callable[[Any, Any], Awaitable[Any]]

@@ -13,7 +13,7 @@ from gcsafepoint.service import ServiceUpdate
 from gcsafepoint.view import GcView
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain.service import Explainer, ExplainRequestError
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from server.coordinator.term import Seat, Term
 from server.routes import Answer, Handler, Request, Route, fault, json_answer
 from storage.model.errors import TidemarkError

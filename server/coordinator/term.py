@@ -24,12 +24,12 @@ from server.coordinator.cluster.timestamps import ClusterTsService
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.gc.service import GcService
-from server.coordinator.guarded import while_leading
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.leader import Leadership
-from server.coordinator.ledger import Ledger
-from server.coordinator.members import Members
+from server.coordinator.leadership.guarded import while_leading
+from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.leadership.members import Members
 from server.coordinator.tso import TimestampOracle
 from server.coordinator.tso_service import TsoService
 from server.rpc.client import connect

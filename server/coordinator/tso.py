@@ -19,7 +19,7 @@ import structlog
 
 from server.coordinator import metrics
 from server.coordinator.errors import RequestError
-from server.coordinator.ledger import Ledger
+from server.coordinator.leadership.ledger import Ledger
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Get, KeyValue, Put
 from storage.model.ts import LOGICAL_MAX

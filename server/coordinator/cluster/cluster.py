@@ -18,7 +18,7 @@ from server.coordinator import metrics
 from server.coordinator.cluster.regions import KnownRegion, Regions, Reported
 from server.coordinator.errors import ClusterIdMismatchError, RefusedError
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
-from server.coordinator.ledger import Ledger
+from server.coordinator.leadership.ledger import Ledger
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError

@@ -11,7 +11,7 @@ from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
-from server.coordinator.ledger import Ledger
+from server.coordinator.leadership.ledger import Ledger
 from server.rpc.errors import StatusError
 from storage.codec import prefix_end
 from storage.meta.errors import CompactedError

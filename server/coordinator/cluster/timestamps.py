@@ -13,7 +13,7 @@ from server.coordinator.cluster.cluster import Cluster
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.ledger import Ledger
+from server.coordinator.leadership.ledger import Ledger
 from server.coordinator.tso import TimestampOracle
 from storage.meta.meta import Put
 from storage.model.ts import compose

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from etcdpb import rpc_pb2
 
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import AuthNotEnabledError
 

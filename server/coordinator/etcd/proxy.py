@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
 
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from storage.meta.errors import EtcdError, InvalidTokenError
 from storage.meta.remote import RemoteEtcd
 

@@ -12,7 +12,7 @@ from server.coordinator.etcd import metrics
 from server.coordinator.etcd.election import ElectionService
 from server.coordinator.etcd.maintenance import MaintenanceService, Unsupported
 from server.coordinator.etcd.watch import WatchService
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from server.rpc.errors import StatusError
 from server.rpc.server import RpcServer
 from storage.meta.embedded import EmbeddedEtcd

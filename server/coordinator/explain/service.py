@@ -10,7 +10,7 @@ from tidemarkpb.v1 import explain_pb2 as pb
 from gcsafepoint.explain.document import document
 from gcsafepoint.explain.explanation import MOST_CHAINS, explain
 from server.coordinator.explain.gather import gather
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from server.coordinator.term import Seat
 from server.rpc.credentials import SecurityConfig
 from storage.meta.meta import Meta

@@ -11,7 +11,7 @@ from gcsafepoint.refusal import KeyspaceNotFoundError
 from gcsafepoint.states import DEFAULT, Keyspace
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
-from server.coordinator.ledger import Ledger
+from server.coordinator.leadership.ledger import Ledger
 
 _GC_OF_ITS_OWN = ("gc_management_type", "keyspace_level")
 

@@ -21,7 +21,7 @@ from gcsafepoint.keys import GcKeys
 from gcsafepoint.service import Compat, SafePointService
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

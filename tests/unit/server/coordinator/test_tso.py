@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.coordinator.errors import RequestError
-from server.coordinator.leader import Leadership
-from server.coordinator.ledger import Ledger
+from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.ledger import Ledger
 from server.coordinator.tso import WINDOW_MS, Oracle, TimestampOracle, Wanted
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -7,8 +7,8 @@ from kvproto import pdpb_pb2 as pdpb
 
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain.service import Explainer, ExplainRequestError
-from server.coordinator.leader import Leadership
-from server.coordinator.members import Members
+from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.members import Members
 from server.rpc.credentials import SecurityConfig
 from tests.unit.gcsafepoint.explain.situations import view
 

@@ -10,7 +10,7 @@ from kvproto import pdpb_pb2
 
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.header import Headers
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 from server.rpc.errors import status_of
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvproto import pdpb_pb2
 
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 
 
 class MemberService:

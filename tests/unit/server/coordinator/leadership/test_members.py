@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from kvproto import pdpb_pb2
 
-from server.coordinator.leader import Leadership
-from server.coordinator.members import OLD_AFTER_S, Members, member_at
+from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.members import OLD_AFTER_S, Members, member_at
 
 ME, OTHER = member_at("here:2379", tls=False), member_at("there:2379", tls=True)
 

@@ -13,7 +13,7 @@ from gcsafepoint.service import Compat, ServiceUpdate
 from gcsafepoint.states import NULL_KEYSPACE
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 from server.coordinator.term import Term
 from server.rpc.credentials import SecurityConfig
 from storage.meta.client import EtcdMeta

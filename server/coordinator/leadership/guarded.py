@@ -6,7 +6,7 @@ from typing import Any
 import grpc.aio
 
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 from server.rpc.errors import status_of
 
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from kvproto import pdpb_pb2
 
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.members import Members
+from server.coordinator.leadership.members import Members
 from storage.codec import prefix_end
 from storage.meta.errors import CompactedError, LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Get, Meta

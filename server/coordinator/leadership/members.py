@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from kvproto import pdpb_pb2
 
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 
 OLD_AFTER_S = 3.0
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 
-from server.coordinator.leader import Leadership
+from server.coordinator.leadership.leader import Leadership
 from storage.meta.meta import Compare, KeyValue, Meta, Op, TxnResult, WatchEvent
 
 MAX_OPS = 100
