@@ -1,9 +1,7 @@
 """What a coordinator bench runs against: our own coordinator with a real etcd, or a peer that already runs."""
 
 import os
-import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from time import monotonic, sleep
 import grpc
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
+from tests.integration.coordinator.processes import etcd_members
 from tests.integration.store.daemons import start
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -61,40 +60,12 @@ def _own(stack: ExitStack, metadata: str) -> Target:
     pids: dict[str, int] = {}
     url = f"leveldb:{directory / 'meta'}"
     if metadata == "etcd":
-        process, endpoint = _etcd(directory)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        pids["etcd"] = process.pid
-        url = f"etcd://{endpoint}"
+        (etcd,) = stack.enter_context(etcd_members(directory, 1))
+        pids["etcd"] = etcd.pid
+        url = f"etcd://{etcd.address}"
     daemon = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", url)
     stack.callback(daemon.kill)
     return Target(daemon.addr, {"server": daemon.process.pid, **pids})
-
-
-def _etcd(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
-    client, peer = "http://127.0.0.1:33790", "http://127.0.0.1:33800"
-    flags = {
-        "data-dir": str(directory / "etcd"),
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"default={peer}",
-    }
-    process = subprocess.Popen(
-        ["/usr/bin/etcd", *(f"--{name}={value}" for name, value in flags.items())],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = monotonic() + 20
-    while monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{client}/health", timeout=1):
-                return process, client.removeprefix("http://")
-        except OSError:
-            sleep(0.05)
-    process.kill()
-    raise TimeoutError("etcd does not get healthy")
 
 
 def _wait_for_leader(stub: pdpb_pb2_grpc.PDStub, header: pdpb_pb2.RequestHeader) -> None:

@@ -58,50 +58,6 @@ class LateCommitError(CorruptError):
     code = "ErrResolvedTsBroken"
 
 
-class Row(Protocol):
-    """The fields of `cdcpb.Event.Row` that matter here."""
-
-    @property
-    def type(self) -> int:
-        """PREWRITE … INITIALIZED."""
-        ...
-
-    @property
-    def op_type(self) -> int:
-        """1 put, 2 delete."""
-        ...
-
-    @property
-    def start_ts(self) -> int:
-        """The transaction's start."""
-        ...
-
-    @property
-    def commit_ts(self) -> int:
-        """Set in COMMIT and COMMITTED."""
-        ...
-
-    @property
-    def key(self) -> bytes:
-        """The raw row key."""
-        ...
-
-    @property
-    def value(self) -> bytes:
-        """Set in PREWRITE and COMMITTED of a put."""
-        ...
-
-    @property
-    def old_value(self) -> bytes:
-        """What the row was before; empty when it did not exist."""
-        ...
-
-    @property
-    def generation(self) -> int:
-        """Which flush of a pipelined transaction wrote it; 0 for others."""
-        ...
-
-
 class _Committing(Protocol):
     """What a COMMIT tells; a row of a message, or one kept since."""
 
@@ -123,6 +79,30 @@ class _Committing(Protocol):
     @property
     def op_type(self) -> int:
         """1 put, 2 delete, 0: as in the prewrite."""
+        ...
+
+
+class Row(_Committing, Protocol):
+    """The fields of `cdcpb.Event.Row` that matter here; commit_ts is set in COMMIT and COMMITTED only."""
+
+    @property
+    def type(self) -> int:
+        """PREWRITE … INITIALIZED."""
+        ...
+
+    @property
+    def value(self) -> bytes:
+        """Set in PREWRITE and COMMITTED of a put."""
+        ...
+
+    @property
+    def old_value(self) -> bytes:
+        """What the row was before; empty when it did not exist."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Which flush of a pipelined transaction wrote it; 0 for others."""
         ...
 
 
