@@ -1,7 +1,7 @@
 """Mounted batches (typed rows, sorted by `_commit_ts`): slicing, joining, and `_seq` across batch borders. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,33 @@ Mount = Callable[[pa.RecordBatch], pa.RecordBatch]
 _COMMIT_TS: Final = "_commit_ts"
 _START_TS: Final = "_start_ts"
 _SEQ: Final = "_seq"
+
+
+class TableMounter(Protocol):
+    """Makes typed rows of a table's raw changes; immutable, so any number of threads may share it."""
+
+    @property
+    def name(self) -> str:
+        """`schema.table`."""
+        ...
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what `mount` gives: `_op, _commit_ts, _start_ts, _seq`, then the columns of the table."""
+        ...
+
+    def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Mount a batch of RAW_SCHEMA, in its order.
+
+        Raises:
+            CorruptError: a key or row is not what the source writes for this table.
+        """
+        ...
 
 
 def clip(batch: pa.RecordBatch, start_ts: int, end_ts: int) -> pa.RecordBatch:

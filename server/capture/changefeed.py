@@ -8,9 +8,10 @@ import enum
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
+from server.puller.table import TableRecord
 from storage.model.errors import CorruptError
 
 CREATOR_VERSION: Final = "0.1.0"
@@ -40,19 +41,6 @@ class RunningError:
     code: str
     message: str
     time: str
-
-
-@dataclass(frozen=True, slots=True)
-class TableRecord:
-    """One table: TiDB's TableInfo JSON, as the request gave it."""
-
-    schema_name: str
-    table_info: dict[str, Any]
-
-    @property
-    def table_info_json(self) -> str:
-        """The TableInfo as text."""
-        return json.dumps(self.table_info, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from server.capture.changefeed import ChangefeedInfo, State
 from server.capture.processor import MakeProcessor, Processor
-from server.capture.table import SourceTable, source_tables
+from server.capture.table import source_tables
+from server.puller.table import SourceTable
 
 
 @dataclass(slots=True, eq=False)

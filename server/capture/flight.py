@@ -15,8 +15,8 @@ from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningErr
 from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.processor import Sink
-from server.capture.table import SourceTable
 from server.capture.waiting import READ_WAIT_S, Waiting
+from server.puller.table import SourceTable
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
 from storage.model.errors import TidemarkError

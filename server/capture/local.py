@@ -15,7 +15,7 @@ from tidemarkpb.v1 import capture_pb2 as pb
 from server.capture.cut import CutPart, cut_part
 from server.capture.processor import ProcessorStats
 from server.capture.stragglers import add_locks, slowest_tables
-from server.capture.table import SourceTable
+from server.puller.table import SourceTable
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import PdClient

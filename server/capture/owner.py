@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from server.capture import metrics
-from server.capture.changefeed import ChangefeedInfo, RunningError, State, TableRecord, check_id, check_sink_uri
+from server.capture.changefeed import ChangefeedInfo, RunningError, State, check_id, check_sink_uri
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedNotExistsError,
@@ -30,6 +30,7 @@ from server.capture.records import Records
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
 from server.capture.table import source_tables
+from server.puller.table import TableRecord
 from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient
 from storage.model.errors import TidemarkError

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.table import SourceTable
+from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from sink.manager import Slice
 from storage.model.span import Span

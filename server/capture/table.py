@@ -1,46 +1,30 @@
-"""A table of a changefeed, ready to be pulled and mounted. Pure."""
+"""The tables of a changefeed that follows TiKV's change feed. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass
 
-from server.capture.changefeed import TableRecord
 from server.capture.errors import ParameterError, TableIneligibleError
+from server.puller.table import SourceTable, TableRecord
 from sink.mounter import Mounter
-from storage.model.span import Span
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 
 
-@dataclass(frozen=True, slots=True)
-class SourceTable:
-    """One span and how its rows are mounted; `record` is what it was made of."""
+def tidb_table(record: TableRecord) -> SourceTable:
+    """Read TiDB's TableInfo.
 
-    record: TableRecord
-    span: Span
-    mounter: Mounter
-
-    @property
-    def name(self) -> str:
-        """`schema.table`."""
-        return self.mounter.name
-
-    @classmethod
-    def of(cls, record: TableRecord) -> "SourceTable":
-        """Read the table's schema.
-
-        Raises:
-            InvalidError: the TableInfo cannot be read.
-            TableIneligibleError: the table cannot be replicated.
-        """
-        info = TableInfo.parse(record.table_info_json)
-        name = f"{record.schema_name}.{info.name}"
-        if info.is_view or info.is_sequence:
-            raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
-        if info.partition_ids:
-            raise TableIneligibleError(f"{name} is partitioned: partitioned tables are not replicated yet")
-        if not info.key_columns:
-            raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
-        return cls(record, table_span(info.id), Mounter(info, record.schema_name))
+    Raises:
+        InvalidError: the TableInfo cannot be read.
+        TableIneligibleError: the table cannot be replicated.
+    """
+    info = TableInfo.parse(record.table_info_json)
+    name = f"{record.schema_name}.{info.name}"
+    if info.is_view or info.is_sequence:
+        raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
+    if info.partition_ids:
+        raise TableIneligibleError(f"{name} is partitioned: partitioned tables are not replicated yet")
+    if not info.key_columns:
+        raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
+    return SourceTable(record, table_span(info.id), Mounter(info, record.schema_name))
 
 
 def source_tables(records: tuple[TableRecord, ...]) -> tuple[SourceTable, ...]:
@@ -48,9 +32,9 @@ def source_tables(records: tuple[TableRecord, ...]) -> tuple[SourceTable, ...]:
 
     Raises:
         ParameterError: there is none, or one twice.
-        InvalidError, TableIneligibleError: see `SourceTable.of`.
+        InvalidError, TableIneligibleError: see `tidb_table`.
     """
-    tables = tuple(map(SourceTable.of, records))
+    tables = tuple(map(tidb_table, records))
     if not tables:
         raise ParameterError("a changefeed needs at least one table: give their schemas (--tables FILE.json)")
     twice = [key for key, count in Counter(table.name for table in tables).items() if count > 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
 from server.capture.local import LocalProcessor, LocalSink
 from server.capture.runner import worst
-from server.capture.table import SourceTable
+from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 

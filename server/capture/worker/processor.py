@@ -15,11 +15,11 @@ from pathlib import Path
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import ProcessorStats
-from server.capture.table import SourceTable
 from server.capture.worker.combined import CombinedSink
 from server.capture.worker.directory import sorter_directory
 from server.capture.worker.pool import Pool, Worker
 from server.capture.worker.remote import RemoteShare
+from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span

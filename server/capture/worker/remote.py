@@ -20,11 +20,11 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.cut import CutPart
-from server.capture.table import SourceTable
 from server.capture.worker import wire
 from server.capture.worker.errors import error_of, error_of_text, lost
 from server.capture.worker.mirror import Mirror
 from server.capture.worker.pool import Worker
+from server.puller.table import SourceTable
 from server.rpc.client import connect
 from sink.cut import Bounds
 from sink.flight.request import Ticket

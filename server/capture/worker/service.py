@@ -9,9 +9,10 @@ from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.local import LocalSink
-from server.capture.table import SourceTable, source_tables
+from server.capture.table import source_tables
 from server.capture.worker import wire
 from server.capture.worker.host import Host, Hosted
+from server.puller.table import SourceTable
 from sink.errors import TableNotFoundError
 from storage.tidb.key import table_span
 

@@ -6,9 +6,8 @@ import numpy as np
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.changefeed import TableRecord
 from server.capture.cut import CutPart, PackedExtent
-from server.capture.table import SourceTable
+from server.puller.table import SourceTable, TableRecord
 from sink.cut import Bounds
 from storage.model.errors import CorruptError
 

@@ -12,7 +12,6 @@ import pytest
 from tidemarkpb.v1 import worker_pb2
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
-from server.capture.changefeed import TableRecord
 from server.capture.errors import SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
@@ -23,6 +22,7 @@ from server.capture.worker.host import Host
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
+from server.puller.table import TableRecord
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
 from storage.model.errors import TidemarkError, UnavailableError
