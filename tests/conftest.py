@@ -1,6 +1,18 @@
 """What all tests share: Hypothesis has no deadline per example, which a busy machine misses; `timeout` bounds tests."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tests.mariadb import MariaDb, running_mariadb
 
 settings.register_profile("tidemark", deadline=None)
 settings.load_profile("tidemark")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDb]:
+    """One server for a whole session: work in a `database()` of your own, and leave its settings alone."""
+    with running_mariadb() as server:
+        yield server
