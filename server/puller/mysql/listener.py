@@ -1,0 +1,38 @@
+"""Who follows the log beside the changefeed: the dump, which opens and closes its windows at written watermarks.
+
+All calls are made by one thread, in the order of the log, and after the event that ends a transaction (its XID): a
+transaction that never ends is never told. What was told before a restart is told again from the checkpoint on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from server.puller.source import TableChange
+from storage.model.span import Span
+
+WATERMARK_SCHEMA = "changefeed_dump"
+WATERMARK_TABLE = "changefeed_dump_event"
+
+
+class LogListener(Protocol):
+    """Follows the log; it may block, and the log waits for it."""
+
+    def changed(self, span: Span, keys: pa.BinaryArray) -> None:
+        """Rows of a table changed: the canonical keys of their before- and after-images, in log order.
+
+        The keys of all transactions between two calls of `watermark` are told before the second one, never later.
+        """
+        ...
+
+    def watermark(self, values: Mapping[str, object], commit_ts: int) -> Sequence[tuple[Span, pa.RecordBatch]]:
+        """A row of the watermark table was committed: its columns after the change, by name.
+
+        Returns the rows (RAW_SCHEMA, all with this commit_ts) to add before anything is resolved up to `commit_ts`.
+        """
+        ...
+
+    def changed_schema(self, change: TableChange) -> None:
+        """A DDL came into force; rows above its commit_ts have the new schema."""
+        ...
