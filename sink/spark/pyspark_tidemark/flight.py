@@ -39,15 +39,39 @@ class TableMeta:
     key: tuple[str, ...]
     schema: Any
     """pyarrow.Schema of the mounted rows: `_op, _commit_ts, _start_ts, _seq`, then the table's columns."""
+    schema_ts: int = 0
+    """The commit_ts of the DDL that gave this schema; rows above it have it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ddl:
+    """A schema change: rows with commit_ts <= ts have the schemas before it, rows above it those after it."""
+
+    ts: int
+    query: str
+    tables: tuple[str, ...] = ()
+    """Tables that are new or have a new schema."""
+    dropped: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Tables' (old, new) names."""
+
+    @classmethod
+    def of(cls, item: dict[str, Any]) -> "Ddl":
+        """Read the member of `describe`."""
+        names = {name: tuple(item.get(name, ())) for name in ("tables", "dropped", "truncated")}
+        renamed = tuple((old, new) for old, new in item.get("renamed", ()))
+        return cls(ts=int(item["ts"]), query=str(item.get("query", "")), renamed=renamed, **names)
 
 
 @dataclasses.dataclass(frozen=True)
 class ChangefeedMeta:
-    """A changefeed's progress and tables."""
+    """A changefeed's progress, its tables, and the schema changes ahead, in order."""
 
     checkpoint_ts: int
     resolved_ts: int
     tables: dict[str, TableMeta]
+    ddls: tuple[Ddl, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +91,20 @@ class Changefeed:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def describe(self) -> ChangefeedMeta:
-        """State and tables."""
-        answer = self._action("describe", {})
+    def describe(self, ts: int | None = None) -> ChangefeedMeta:
+        """State, the tables and schemas in force above `ts` (None: the checkpoint), and the DDLs from it on."""
+        answer = self._action("describe", {} if ts is None else {"ts": ts})
         tables = {
             item["table"]: TableMeta(
                 item["table"],
                 tuple(item["key"]),
                 pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"]))),
+                int(item.get("schema_ts", 0)),
             )
             for item in answer["tables"]
         }
-        return ChangefeedMeta(answer["checkpoint_ts"], answer["resolved_ts"], tables)
+        ddls = tuple(Ddl.of(item) for item in answer.get("ddls", ()))
+        return ChangefeedMeta(answer["checkpoint_ts"], answer["resolved_ts"], tables, ddls)
 
     def latest(self, start_ts: int, *, max_rows: int | None = None, wait_ms: int = 0) -> int:
         """The largest cut after `start_ts` within `max_rows`; `start_ts` itself if nothing is new."""
