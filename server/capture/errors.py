@@ -1,5 +1,7 @@
 """What can go wrong with a changefeed; names as TiCDC's where it has one."""
 
+from server.puller.table import TableIneligibleError
+from server.puller.uri import SourceUriError
 from sink.flight.feeds import ChangefeedNotExistsError
 from storage.model.errors import ConflictError, InvalidError, UnavailableError
 
@@ -14,6 +16,7 @@ __all__ = [
     "ParameterError",
     "SinkUriError",
     "SnapshotLostError",
+    "SourceUriError",
     "StartTsBeforeGcError",
     "StartTsInFutureError",
     "TableIneligibleError",
@@ -91,9 +94,3 @@ class TargetTsError(InvalidError):
     """target_ts is not after start_ts."""
 
     code = "ErrTargetTsBeforeStartTs"
-
-
-class TableIneligibleError(InvalidError):
-    """The table cannot be replicated."""
-
-    code = "ErrTableIneligible"

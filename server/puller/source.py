@@ -1,25 +1,36 @@
 """What a changefeed replicates from: TiKV's change feed, pumps, or a MySQL-protocol server, behind one face.
 
+There are two kinds. A source that is `per_table` pulls each table by itself, in any process, and tells schema changes
+by a puller of their own. A log brings the changes of all tables, schema changes among them, by one puller.
+
 Invariants every source keeps:
 1. A commit_ts is the same whenever the log is read again, and rows of a table above `start_ts` come again after a
    restart: nothing of a source is kept but what the metadata holds.
-2. A schema change has a commit_ts; rows up to it have the old schema, rows above it the new one. It is reported before
-   the first row above it is added, and before any table is resolved up to it.
+2. A schema change has a commit_ts; rows up to it have the old schema, rows above it the new one. A log reports it when
+   all rows up to it were added, before the first row above it is added, and before any table is resolved up to it. A
+   source that is per table reports it before it says `Catalog.resolve` up to it; no reader goes beyond that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from server.puller.table import SourceTable, TableRecord
+from server.puller.tikv.feed import EventFeeds
+from server.puller.uri import SourceUri
+from server.rpc.credentials import SecurityConfig
+from server.rpc.pd import PdClient
+from server.rpc.tikv import KvClient
+from storage.meta.meta import Meta
 from storage.model.span import Span
 
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What one DDL statement did to the tables of a changefeed."""
+    """What one DDL statement did to the tables of a changefeed; there is at most one for each commit_ts."""
 
     commit_ts: int
     query: str
@@ -35,23 +46,49 @@ class TableChange:
 class Rows(Protocol):
     """Where changes go; both calls may block, on memory or disk, and are made outside of the event loop."""
 
+    @property
+    def executor(self) -> Executor:
+        """A few threads of this changefeed alone: what blocks in them delays no other changefeed."""
+        ...
+
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """Take changes of RAW_SCHEMA, in any order."""
         ...
 
     def resolve(self, span: Span, ts: int) -> None:
-        """All changes of the table up to `ts` were added."""
+        """All changes of the table up to `ts` were added; for a table that has ended it is no error."""
         ...
 
 
 class Catalog(Protocol):
-    """The tables of a running changefeed."""
+    """The tables of a running changefeed; called on the event loop."""
+
+    def wants(self, name: str) -> bool:
+        """Whether the changefeed's filter takes the table `schema.table`."""
+        ...
+
+    def table(self, record: TableRecord) -> SourceTable | None:
+        """The table of a record that a schema change brings; None: the changefeed does not want its rows.
+
+        Raises:
+            InvalidError: it cannot be read.
+            TableIneligibleError: the changefeed wants it, but it cannot be replicated.
+        """
+        ...
 
     async def change(self, change: TableChange) -> None:
         """Bring a schema change in force: new tables can be added to afterwards. Durable when it returns.
 
-        Repeating one that is known already, as after a restart, changes nothing.
+        Repeating one that is known already, as after a restart, changes nothing. Tables that the changefeed does not
+        want are left out.
+
+        Raises:
+            TableIneligibleError: rows above the change could not be replicated.
         """
+        ...
+
+    def resolve(self, ts: int) -> None:
+        """Every schema change up to `ts` was reported; called by schema pullers only."""
         ...
 
 
@@ -73,11 +110,16 @@ class Puller(Protocol):
 
 
 class Source(Protocol):
-    """One upstream of one changefeed."""
+    """One upstream of one changefeed; made without I/O, and holds nothing open but while a call or a puller runs."""
 
     @property
     def keeps_history(self) -> bool:
         """Whether its history is kept by a service GC safepoint at the coordinator."""
+        ...
+
+    @property
+    def per_table(self) -> bool:
+        """Whether each table has a puller of its own, which can start and end by itself; else one brings all."""
         ...
 
     async def now(self) -> int:
@@ -92,11 +134,36 @@ class Source(Protocol):
         """Read a record.
 
         Raises:
-            InvalidError: it cannot be read.
+            InvalidError: the record cannot be read.
             TableIneligibleError: the table cannot be replicated; the message says why.
         """
         ...
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
-        """What brings the changes of `tables` above `start_ts`."""
+        """What brings the changes of `tables` above `start_ts`.
+
+        A source that is per table is asked again for each new table, and gives one puller for each; a log takes up the
+        tables that its own schema changes bring. `tables` are those in force at `start_ts`.
+        """
         ...
+
+    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+        """What reports the schema changes above `start_ts` of a source that is per table; None: there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What a process has for its sources."""
+
+    pd: PdClient
+    feeds: EventFeeds
+    kv: KvClient
+    meta: Meta | None = None
+    """None in a worker process, where sources that are per table run only."""
+    security: SecurityConfig | None = None
+    """For connections to the cluster's own daemons."""
+
+
+SourceFactory: TypeAlias = Callable[[str, SourceUri, SourceContext], Source]
+"""Of a changefeed's id and its source URI; raises SourceUriError."""

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sink.mounted import TableMounter
+from storage.model.errors import InvalidError
 from storage.model.span import Span
+
+
+class TableIneligibleError(InvalidError):
+    """The table cannot be replicated; the message names it and says why."""
+
+    code = "ErrTableIneligible"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,19 @@ class TableRecord:
     def table_info_json(self) -> str:
         """The document as text."""
         return json.dumps(self.table_info, separators=(",", ":"))
+
+    @property
+    def name(self) -> str:
+        """`schema.table`; TiDB writes a name in its own case and in lower case.
+
+        Raises:
+            InvalidError: the document has no name.
+        """
+        try:
+            table = self.table_info["name"]
+            return f"{self.schema_name}.{table['O'] if isinstance(table, dict) else table}"
+        except KeyError as err:
+            raise InvalidError(f"a table of schema {self.schema_name!r} has a table_info without {err}") from err
 
 
 @dataclass(frozen=True, slots=True)

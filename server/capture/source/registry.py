@@ -1,0 +1,43 @@
+"""Sources by the scheme of their URI; each scheme has one line here."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, TypeAlias
+
+from server.capture.source.tikv import TikvSource
+from server.puller.source import Source, SourceContext, SourceFactory
+from server.puller.uri import SourceUri, SourceUriError
+
+MakeSource: TypeAlias = Callable[[str, str], Source]
+"""Of a changefeed's id and its source URI; raises SourceUriError."""
+
+
+def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
+    del changefeed, uri
+    return TikvSource(context)
+
+
+SOURCES: Final[Mapping[str, SourceFactory]] = {"": _cluster}
+"""The empty scheme is the change feed of the cluster that the capture belongs to."""
+
+
+def sources(context: SourceContext) -> MakeSource:
+    """Makes sources for the changefeeds of this process."""
+    return partial(make_source, context)
+
+
+def make_source(context: SourceContext, changefeed: str, source_uri: str) -> Source:
+    """The source of a changefeed.
+
+    Raises:
+        SourceUriError: the URI cannot be used.
+    """
+    uri = SourceUri.parse(source_uri)
+    factory = SOURCES.get(uri.scheme)
+    if factory is None:
+        known = ", ".join(f"{scheme}://" for scheme in sorted(SOURCES) if scheme)
+        raise SourceUriError(
+            f"there are no {uri.scheme}:// sources; leave --source-uri out to replicate from the cluster, or use "
+            f"{known or 'none'}"
+        )
+    return factory(changefeed, uri, context)
