@@ -63,8 +63,8 @@ class Rows(Protocol):
 class Catalog(Protocol):
     """The tables of a running changefeed; called on the event loop."""
 
-    def wants(self, name: str) -> bool:
-        """Whether the changefeed's filter takes the table `schema.table`."""
+    def wants(self, schema_name: str, table_name: str) -> bool:
+        """Whether the changefeed's filter takes the table."""
         ...
 
     def table(self, record: TableRecord) -> SourceTable | None:

@@ -28,17 +28,22 @@ class TableRecord:
         return json.dumps(self.table_info, separators=(",", ":"))
 
     @property
-    def name(self) -> str:
-        """`schema.table`; TiDB writes a name in its own case and in lower case.
+    def table_name(self) -> str:
+        """The table's own name; TiDB writes it in its own case and in lower case.
 
         Raises:
-            InvalidError: the document has no name.
+            InvalidError: the document has none.
         """
-        try:
-            table = self.table_info["name"]
-            return f"{self.schema_name}.{table['O'] if isinstance(table, dict) else table}"
-        except KeyError as err:
-            raise InvalidError(f"a table of schema {self.schema_name!r} has a table_info without {err}") from err
+        name = self.table_info.get("name")
+        name = name.get("O") if isinstance(name, dict) else name
+        if not isinstance(name, str):
+            raise InvalidError(f"a table of schema {self.schema_name!r} has a table_info without a name")
+        return name
+
+    @property
+    def name(self) -> str:
+        """`schema.table`; raises as `table_name`."""
+        return f"{self.schema_name}.{self.table_name}"
 
 
 @dataclass(frozen=True, slots=True)
