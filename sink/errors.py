@@ -8,13 +8,15 @@ from sorter.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from storage.model.errors import ClosedError, InvalidError, UnavailableError
+from storage.model.errors import ClosedError, InvalidError, TidemarkError, UnavailableError
 
 __all__ = [
     "AckAboveResolvedError",
+    "DdlOrderError",
     "NotResolvedError",
     "QuotaClosedError",
     "RangeCleanedError",
+    "RangeCrossesDdlError",
     "RangeError",
     "RowsLostError",
     "SinkRowsLostError",
@@ -46,3 +48,15 @@ class QuotaClosedError(ClosedError):
     """The memory quota was closed while waiting for room."""
 
     code = "ErrQuotaClosed"
+
+
+class RangeCrossesDdlError(InvalidError):
+    """A range begins before a DDL of the table and ends after it, so no one schema is that of its rows."""
+
+    code = "ErrRangeCrossesDdl"
+
+
+class DdlOrderError(TidemarkError):
+    """A source told a DDL out of order."""
+
+    code = "ErrDdlOrder"
