@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from storage.tidb.cell import Value
+from storage.tidb.ddl import Job
 from storage.tidb.key import decode_record_key
+from storage.tidb.meta_key import job_span
 from storage.tidb.mysql import Type
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime, duration_text
@@ -98,3 +100,20 @@ def text(column: Column, value: Value) -> str | None:
         case int() if column.type is Type.TIME:
             return duration_text(value, column.decimal)
     return str(value)
+
+
+def meta_changes() -> Iterator[tuple[bytes, bytes | None]]:
+    """Every meta key's change, in the order of the steps."""
+    for step in lines("steps"):
+        for txn in step["txns"] or []:
+            for change in txn.get("meta_kv") or []:
+                yield bytes.fromhex(change["key"]), change["new"] and bytes.fromhex(change["new"])
+
+
+def jobs_of(step: dict[str, Any]) -> Iterator[tuple[int, Job]]:
+    """(commit_ts, job) of each transaction of the step that brought a job's state in force."""
+    for txn in step["txns"] or []:
+        for change in txn.get("meta_kv") or []:
+            key = bytes.fromhex(change["key"])
+            if key.startswith(job_span().start_key) and change["new"]:
+                yield txn["commit_ts"], Job.of_row(bytes.fromhex(change["new"]))

@@ -1,0 +1,126 @@
+"""DDL jobs: what TiDB did to its schemas, statement by statement, as JSON (model.Job).
+
+A job counts once it is `done`: the transaction that writes that state brings the job's schema in force. States before
+it (an index being filled, a column that is write-only) are no schemas for readers.
+"""
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.model.errors import CorruptError
+from storage.tidb.meta_key import JOB_META_COLUMN_ID
+from storage.tidb.row import decode_row
+from storage.tidb.row_v1 import as_v2
+
+Document = Mapping[str, Any]
+_DONE: Final = frozenset({4, 6})  # model.JobStateDone, JobStateSynced
+
+
+class Action(enum.IntEnum):
+    """The kinds of jobs that do more than replace one table's schema (model.ActionType)."""
+
+    OTHER = 0
+    CREATE_SCHEMA = 1
+    DROP_SCHEMA = 2
+    CREATE_TABLE = 3
+    DROP_TABLE = 4
+    TRUNCATE_TABLE = 11
+    RENAME_TABLE = 14
+    DROP_PARTITION = 20
+    TRUNCATE_PARTITION = 23
+    DROP_VIEW = 24
+    RECOVER_TABLE = 25
+    MODIFY_SCHEMA_CHARSET = 26
+    DROP_SEQUENCE = 36
+    EXCHANGE_PARTITION = 42
+    RENAME_TABLES = 47
+    CREATE_TABLES = 60
+    FLASHBACK_CLUSTER = 62
+    RECOVER_SCHEMA = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One DDL job; the documents are TiDB's own, as JSON values."""
+
+    id: int
+    action: Action
+    is_done: bool
+    schema_id: int
+    table_id: int
+    """The table it is about; of a TRUNCATE the old one."""
+    schema_name: str
+    query: str
+    schema_version: int = 0
+    database: Document | None = None
+    table: Document | None = None
+    tables: tuple[Document, ...] = ()
+    """Of a job on several tables."""
+    arguments: Any = None
+    """Of the kind of job; a list, or since TiDB 8.4 an object."""
+
+    @property
+    def new_schema_ids(self) -> dict[int, int]:
+        """The database that each table of a RENAME TABLES is in afterwards, by table id."""
+        match self.arguments:
+            case {"rename_table_infos": [*infos]}:
+                return {int(info["table_id"]): int(info["new_schema_id"]) for info in infos}
+            case [_, [*schema_ids], _, [*table_ids], *_]:
+                return {int(table): int(schema) for table, schema in zip(table_ids, schema_ids, strict=True)}
+        raise CorruptError(f"DDL job {self.id} renames tables, but does not say where to: {self.query}")
+
+    @property
+    def exchanged(self) -> tuple[int, int]:
+        """Of an EXCHANGE PARTITION: the partition's id, and the id of its table."""
+        match self.arguments:
+            case {"partition_id": int(partition_id), "pt_table_id": int(table_id)}:
+                return partition_id, table_id
+            case [int(partition_id), _, int(table_id), *_]:
+                return partition_id, table_id
+        raise CorruptError(f"DDL job {self.id} exchanges a partition, but does not say which: {self.query}")
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "Job":
+        """Read model.Job JSON; unknown members are ignored.
+
+        Raises:
+            CorruptError: the text is no job.
+        """
+        try:
+            return _job(json.loads(text))
+        except (AttributeError, KeyError, TypeError, ValueError) as err:
+            raise CorruptError(f"not a DDL job of TiDB: {err!r}: {text[:200]!r}") from err
+
+    @classmethod
+    def of_row(cls, row: bytes) -> "Job":
+        """Read a row of mysql.tidb_ddl_job.
+
+        Raises:
+            CorruptError: it holds no job.
+        """
+        text = decode_row(as_v2(row)).get(JOB_META_COLUMN_ID)
+        if text is None:
+            raise CorruptError(f"a row of mysql.tidb_ddl_job without job_meta: {row[:64].hex()}")
+        return cls.parse(text)
+
+
+def _job(doc: dict[str, Any]) -> Job:
+    info = doc.get("binlog") or {}
+    kind = int(doc["type"])
+    return Job(
+        id=int(doc["id"]),
+        action=Action(kind) if kind in Action.__members__.values() else Action.OTHER,
+        is_done=int(doc["state"]) in _DONE,
+        schema_id=int(doc["schema_id"]),
+        table_id=int(doc["table_id"]),
+        schema_name=doc.get("schema_name") or "",
+        query=doc.get("query") or "",
+        schema_version=int(info.get("SchemaVersion") or 0),
+        database=info.get("DBInfo"),
+        table=info.get("TableInfo"),
+        tables=tuple(info.get("MultipleTableInfos") or ()),
+        arguments=doc.get("raw_args"),
+    )

@@ -1,0 +1,219 @@
+"""All of a cluster's table schemas at one moment, moved on by its DDL jobs in the order of their commit_ts. Pure.
+
+Invariants:
+1. It begins with the meta keys as of a timestamp, never with a replay from the first job.
+2. A job that was applied already, or whose effect the meta keys show already, changes nothing.
+3. What a job does to a table's rows beside its schema is said: removed tables, emptied ones, removed partitions. What
+   brings rows into a table without writing them (`Change.moved`) cannot be followed, and is named.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from storage.model.errors import CorruptError
+from storage.tidb.ddl import Action, Document, Job
+from storage.tidb.meta_key import decode_schema_key
+
+SYSTEM_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
+REMOVED: Final = "tidemark_removed"
+"""Member of a TableInfo: `{"ts", "partition_ids"}`, partitions whose rows went when this schema came in force at ts."""
+_DROPS = frozenset({Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE})
+_MOVES = {
+    Action.EXCHANGE_PARTITION: "EXCHANGE PARTITION moves rows between tables without writing them",
+    Action.RECOVER_TABLE: "a recovered table comes with rows that nobody writes again",
+    Action.RECOVER_SCHEMA: "a recovered database comes with rows that nobody writes again",
+    Action.FLASHBACK_CLUSTER: "FLASHBACK CLUSTER changes rows back without telling their old values",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table; `info` is TiDB's TableInfo as a JSON value."""
+
+    schema_id: int
+    schema_name: str
+    info: Document
+
+    @property
+    def id(self) -> int:
+        """The table's id, which is not that of a partition."""
+        return int(self.info["id"])
+
+    @property
+    def name(self) -> str:
+        """`schema.table`."""
+        return f"{self.schema_name}.{self.info['name']['O']}"
+
+    @property
+    def partition_ids(self) -> tuple[int, ...]:
+        """The ids of its partitions; none if it is not partitioned."""
+        partition = self.info.get("partition") or {}
+        return tuple(int(part["id"]) for part in partition.get("definitions") or () if partition.get("enable"))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is neither a view nor a sequence."""
+        return self.info.get("view") is None and self.info.get("sequence") is None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one job did."""
+
+    commit_ts: int
+    query: str
+    tables: tuple[Table, ...] = ()
+    """Tables in their new form: new ones, and those with another schema, name, id, or set of partitions."""
+    dropped: tuple[Table, ...] = ()
+    """Tables that are not there any more under their name."""
+    truncated: tuple[Table, ...] = ()
+    """Tables (the new form) whose old rows are gone."""
+    moved: str = ""
+    """Why the rows of `tables` after this change cannot be known from row changes; empty: they can."""
+
+
+class SchemaHistory:
+    """The tables in force above `ts`; `apply` moves it on."""
+
+    def __init__(self, ts: int, databases: Mapping[int, str], tables: Iterable[Table]) -> None:
+        self.ts = ts
+        self._databases = dict(databases)
+        self._tables = {table.id: table for table in tables}
+        self._applied: set[int] = set()
+
+    @classmethod
+    def of_meta(cls, ts: int, pairs: Iterable[tuple[bytes, bytes]]) -> "SchemaHistory":
+        """Read the meta keys as they were at `ts`.
+
+        Raises:
+            CorruptError: they are not what TiDB writes.
+        """
+        databases: dict[int, str] = {}
+        infos: list[tuple[int, Document]] = []
+        for key, value in pairs:
+            found = decode_schema_key(key)
+            if found is None:
+                continue
+            if found.table_id:
+                infos.append((found.database_id, _document(key, value)))
+            else:
+                databases[found.database_id] = _document(key, value)["db_name"]["O"]
+        return cls(ts, databases, [Table(number, databases.get(number, ""), info) for number, info in infos])
+
+    def __iter__(self) -> Iterator[Table]:
+        """Every table of users, views and sequences left out, by name."""
+        user = (it for it in self._tables.values() if it.has_rows and it.schema_name.lower() not in SYSTEM_SCHEMAS)
+        return iter(sorted(user, key=lambda table: table.name))
+
+    def databases(self) -> Iterator[tuple[int, str]]:
+        """Ids and names of all databases."""
+        return iter(self._databases.items())
+
+    def table(self, table_id: int) -> Table | None:
+        """The table of that id, or None."""
+        return self._tables.get(table_id)
+
+    def apply(self, job: Job, commit_ts: int) -> Change | None:
+        """Bring a job in force; None: it changes no table of users, or was applied before.
+
+        Raises:
+            CorruptError: it does not follow what is known: a job before it was missed.
+        """
+        if not job.is_done or job.id in self._applied:
+            return None
+        if commit_ts < self.ts:
+            raise CorruptError(f"DDL job {job.id} came in force at {commit_ts}, but schemas are known up to {self.ts}")
+        self._applied.add(job.id)
+        self.ts = commit_ts
+        change = self._change(job, commit_ts)
+        return change if change and (change.tables or change.dropped or change.moved) else None
+
+    def _change(self, job: Job, commit_ts: int) -> Change | None:
+        match job.action:
+            case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET:
+                self._databases[job.schema_id] = (job.database or {})["db_name"]["O"]
+                return None
+            case Action.DROP_SCHEMA:
+                self._databases.pop(job.schema_id, None)
+                gone = [table.id for table in self._tables.values() if table.schema_id == job.schema_id]
+                return Change(commit_ts, job.query, dropped=self._remove(*gone))
+            case action if action in _DROPS:
+                return Change(commit_ts, job.query, dropped=self._remove(job.table_id))
+            case Action.TRUNCATE_TABLE:
+                return self._truncate(job, commit_ts)
+        tables = tuple(self._replacements(job, commit_ts))
+        if job.action is Action.EXCHANGE_PARTITION:
+            tables = self._exchanged(job)
+        return self._put(Change(commit_ts, job.query, tables, moved=_MOVES.get(job.action, "")), job)
+
+    def _truncate(self, job: Job, commit_ts: int) -> Change | None:
+        if not self._remove(job.table_id):
+            return None  # the meta keys showed the new table already
+        tables = tuple(self._replacements(job, commit_ts))
+        return self._put(Change(commit_ts, job.query, tables, truncated=tables), job)
+
+    def _replacements(self, job: Job, commit_ts: int) -> Iterator[Table]:
+        """The tables of the job in their new form."""
+        infos = [info for info in (job.table, *job.tables) if info]
+        moved_to = job.new_schema_ids if job.action is Action.RENAME_TABLES else {}
+        for info in infos:
+            schema_id = moved_to.get(int(info["id"]), job.schema_id)
+            name = self._databases.get(schema_id)
+            if name is None:
+                raise CorruptError(f"DDL job {job.id} at {commit_ts} is in database {schema_id}, which is not known")
+            table = Table(schema_id, name, info)
+            yield replace(table, info={**info, **self._removed_partitions(job, table, commit_ts)})
+
+    def _removed_partitions(self, job: Job, table: Table, commit_ts: int) -> dict[str, Any]:
+        before = self._tables.get(table.id)
+        if job.action not in {Action.DROP_PARTITION, Action.TRUNCATE_PARTITION} or before is None:
+            return {}
+        removed = [number for number in before.partition_ids if number not in table.partition_ids]
+        return {REMOVED: {"ts": commit_ts, "partition_ids": removed}} if removed else {}
+
+    def _put(self, change: Change, job: Job) -> Change:
+        """Take over the new forms; a table whose name or id changed leaves its old name."""
+        dropped = list(change.dropped)
+        names = {table.name for table in change.tables}
+        for table in change.tables:
+            old = self._tables.get(table.id) or self._tables.get(job.table_id)
+            if old is not None and old.name not in names:
+                dropped.append(old)
+            if old is not None and old.id != table.id:
+                del self._tables[old.id]
+            self._tables[table.id] = table
+        return replace(
+            change,
+            tables=tuple(filter(_is_users, change.tables)),
+            dropped=tuple(filter(_is_users, dropped)),
+            truncated=tuple(filter(_is_users, change.truncated)),
+        )
+
+    def _exchanged(self, job: Job) -> tuple[Table, ...]:
+        """Both tables of an exchange: the plain one takes the partition's id, the partition takes the table's."""
+        partition_id, table_id = job.exchanged
+        plain, partitioned = self._tables.get(job.table_id), self._tables.get(table_id)
+        if plain is None or partitioned is None or partition_id not in partitioned.partition_ids:
+            return ()  # the meta keys showed it already
+        partition = partitioned.info["partition"]
+        parts = [{**it, "id": plain.id} if it["id"] == partition_id else it for it in partition["definitions"]]
+        info = {**partitioned.info, "partition": {**partition, "definitions": parts}}
+        return replace(partitioned, info=info), replace(plain, info={**plain.info, "id": partition_id})
+
+    def _remove(self, *table_ids: int) -> tuple[Table, ...]:
+        gone = [self._tables.pop(number) for number in table_ids if number in self._tables]
+        return tuple(filter(_is_users, gone))
+
+
+def _is_users(table: Table) -> bool:
+    return table.has_rows and table.schema_name.lower() not in SYSTEM_SCHEMAS
+
+
+def _document(key: bytes, value: bytes) -> Document:
+    try:
+        doc: Document = json.loads(value)
+        return doc if doc["id"] else {}
+    except (KeyError, TypeError, ValueError) as err:
+        raise CorruptError(f"the meta key {key.hex()} holds no schema: {err!r}") from err
