@@ -1,0 +1,175 @@
+"""The events that are not rows: what each one's body says.
+
+Source: MySQL's libbinlogevents (control_events.h, statement_events.h), MariaDB's log_event.h; MariaDB 10.11's logs.
+"""
+
+import struct
+import uuid
+from dataclasses import dataclass
+
+from storage.mysql.reader import Reader
+
+MARIADB_STANDALONE = 1
+MARIADB_COMMITS_AS_GROUP = 2
+MARIADB_PREPARED_XA = 64
+MARIADB_COMPLETED_XA = 128
+_U64 = struct.Struct("<Q")
+_MARIADB_GTID = struct.Struct("<QIB")
+_QUERY = struct.Struct("<IIBHH")
+_XID = struct.Struct("<III")
+_MYSQL_GTID = struct.Struct("<B16sQ")
+_CHECKSUM_CRC32 = 1
+_CRC32_AND_ALGORITHM_BYTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FormatDescription:
+    """Begins each log: who wrote it, and whether its events end with a CRC32."""
+
+    server_version: str
+    checksums: bool
+
+    @classmethod
+    def parse(cls, body: bytes, *, split_with_checksums: bool) -> "FormatDescription":
+        """Read the body; the event itself always ends with a CRC32, which `split_events` may have cut off already."""
+        reader = Reader(body)
+        reader.take(2)
+        version = reader.take(50).rstrip(b"\0").decode(errors="replace")
+        algorithm = body[-1] if split_with_checksums else body[-_CRC32_AND_ALGORITHM_BYTES]
+        return cls(version, checksums=algorithm == _CHECKSUM_CRC32)
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether MariaDB wrote it."""
+        return "mariadb" in self.server_version.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """The log goes on in another file."""
+
+    position: int
+    file: str
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Rotate":
+        """Read the body."""
+        reader = Reader(body)
+        return cls(reader.number(8), reader.rest.decode(errors="replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class MariaGtid:
+    """Begins a transaction of MariaDB (type 162); its server is in the event's header."""
+
+    seq: int
+    domain: int
+    server: int
+    flags: int
+    xid: tuple[bytes, bytes] | None = None
+    """An XA transaction's global and branch ids, at its PREPARE and at its end."""
+
+    @classmethod
+    def parse(cls, header: bytes, body: bytes) -> "MariaGtid":
+        """Read header and body."""
+        reader = Reader(body)
+        seq, domain, flags = reader.unpack(_MARIADB_GTID)
+        xid = None
+        if flags & MARIADB_COMMITS_AS_GROUP:
+            reader.take(8)
+        if flags & (MARIADB_PREPARED_XA | MARIADB_COMPLETED_XA):
+            reader.take(4)
+            global_size, branch_size = reader.number(1), reader.number(1)
+            xid = reader.take(global_size), reader.take(branch_size)
+        return cls(seq, domain, int.from_bytes(header[5:9], "little"), flags, xid)
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether one event follows that commits by itself (a DDL), and no XID."""
+        return bool(self.flags & MARIADB_STANDALONE)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its rows are of an XA PREPARE: they count only once `XA COMMIT` follows."""
+        return bool(self.flags & MARIADB_PREPARED_XA)
+
+    def __str__(self) -> str:
+        return f"{self.domain}-{self.server}-{self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlGtid:
+    """Begins a transaction of MySQL (type 33; 34 where the server gives none out, then `gno` is 0)."""
+
+    server: uuid.UUID
+    gno: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> "MysqlGtid":
+        """Read the body."""
+        _, server, gno = _MYSQL_GTID.unpack(Reader(body).take(_MYSQL_GTID.size))
+        return cls(uuid.UUID(bytes=server), gno)
+
+    def __str__(self) -> str:
+        return f"{self.server}:{self.gno}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement: DDL, `BEGIN`, `COMMIT`, `XA …`, or rows that were logged as a statement."""
+
+    thread_id: int
+    schema: str
+    """The default schema when it ran."""
+    sql: str
+    error_code: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Query":
+        """Read the body."""
+        reader = Reader(body)
+        thread_id, _, size, error_code, variables_size = reader.unpack(_QUERY)
+        reader.take(variables_size)
+        schema = reader.take(size).decode(errors="replace")
+        reader.take(1)
+        return cls(thread_id, schema, reader.rest.decode(errors="replace"), error_code)
+
+
+@dataclass(frozen=True, slots=True)
+class XaPrepare:
+    """Ends the first part of an XA transaction (type 38); `one_phase`: it is committed with it."""
+
+    one_phase: bool
+    xid: tuple[bytes, bytes]
+
+    @classmethod
+    def parse(cls, body: bytes) -> "XaPrepare":
+        """Read the body."""
+        reader = Reader(body)
+        one_phase = bool(reader.number(1))
+        _, global_size, branch_size = reader.unpack(_XID)
+        return cls(one_phase, (reader.take(global_size), reader.take(branch_size)))
+
+
+@dataclass(frozen=True, slots=True)
+class MariaGtidList:
+    """Begins each file of MariaDB's log (type 163): the last GTIDs (domain, server, seq) of the files before it."""
+
+    gtids: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def parse(cls, body: bytes) -> "MariaGtidList":
+        """Read the body."""
+        reader = Reader(body)
+        count = reader.number(4) & 0x0FFFFFFF
+        return cls(tuple((reader.number(4), reader.number(4), reader.number(8)) for _ in range(count)))
+
+
+def parse_xid(body: bytes) -> int:
+    """The number of the engine's transaction that an XID event commits."""
+    return Reader(body).number(_U64.size)
+
+
+def parse_annotation(body: bytes) -> str:
+    """The statement whose rows follow (MariaDB's ANNOTATE_ROWS)."""
+    return body.decode(errors="replace")
