@@ -1,0 +1,176 @@
+"""Sessions with a server, by PyMySQL: login, TLS, statements; every error enters here and leaves as one of ours.
+
+A session is used by one thread at a time, and is always in autocommit, UTC, and with a time limit on each answer.
+"""
+
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pymysql
+from pymysql.connections import Connection
+from pymysql.cursors import Cursor
+
+from server.puller.mysql.errors import MySqlLoginError, MySqlTlsError, MySqlUnavailableError
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.refusal import refusal
+from server.puller.uri import Address
+from storage.model.errors import TidemarkError
+
+ANSWER_S: Final = 60.0
+_SQL_MODE: Final = "NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION"
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """Which server answers."""
+
+    version: str
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether it is MariaDB, whose GTIDs, events and variables differ from MySQL's."""
+        return "mariadb" in self.version.lower()
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Major and minor version; (0, 0) if they cannot be read."""
+        parts = self.version.removeprefix("5.5.5-").split(".")
+        return (int(parts[0]), int(parts[1])) if len(parts) > 1 and all(p.isdecimal() for p in parts[:2]) else (0, 0)
+
+
+class Session:
+    """One connection that has logged in; closed at the end of its `with`."""
+
+    def __init__(self, connection: "Connection[Cursor]", address: Address) -> None:
+        self.connection = connection
+        self.address = address
+        self.flavor = Flavor(str(self.row("SELECT VERSION()")[0]))
+
+    def __enter__(self) -> Self:
+        """The session."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """End it; another thread's call on it fails then."""
+        if self.connection.open:
+            with answers("closing a session"):
+                self.connection.close()
+
+    def raw_socket(self) -> socket.socket:
+        """The connection under it, for what PyMySQL does not speak; there is no other way to it."""
+        found: socket.socket = vars(self.connection)["_sock"]
+        return found
+
+    def execute(self, statement: str, values: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
+        """Run one statement; its rows, if it has any.
+
+        Raises:
+            MySqlUnavailableError: the connection broke.
+            MySqlPrivilegeError, MySqlStatementError: the server refuses.
+        """
+        with answers(statement.split("\n", 1)[0][:80]), self.connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return list(cursor.fetchall())
+
+    def row(self, statement: str, values: Sequence[object] | None = None) -> tuple[Any, ...]:
+        """The first row of a statement that has at least one."""
+        return self.execute(statement, values)[0]
+
+    def named(self, statement: str) -> list[dict[str, Any]]:
+        """The rows of a statement by column name, for SHOW statements whose columns differ from server to server."""
+        with answers(statement[:80]), self.connection.cursor() as cursor:
+            cursor.execute(statement)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def variables(self) -> dict[str, str]:
+        """All global variables, their names in lower case."""
+        return {str(name).lower(): str(value) for name, value in self.execute("SHOW GLOBAL VARIABLES")}
+
+
+@contextmanager
+def answers(doing: str) -> Iterator[None]:
+    """Turn PyMySQL's errors into ours."""
+    try:
+        yield
+    except (pymysql.Error, OSError) as err:
+        raise _error_of(err, doing) from err
+
+
+def log_in(options: MySqlOptions) -> Session:
+    """Open a session with the first server that answers.
+
+    Raises:
+        MySqlUnavailableError: none answers; with what each one said.
+        MySqlLoginError, MySqlTlsError: one answers, and does not let us in.
+    """
+    failures: list[str] = []
+    for address in options.addresses:
+        try:
+            return log_in_to(address, options)
+        except MySqlUnavailableError as err:
+            failures.append(err.message)
+    raise MySqlUnavailableError("no server answers: " + "; ".join(failures))
+
+
+def log_in_to(address: Address, options: MySqlOptions) -> Session:
+    """Open a session with one server; raises as `log_in`."""
+    where = f"{address.host}:{address.port}"
+    with answers(f"connecting to {where}"):
+        connection = pymysql.connect(
+            host=address.host,
+            port=address.port,
+            user=options.user,
+            password=_password(options.password_file),
+            autocommit=True,
+            charset="utf8mb4",
+            sql_mode=_SQL_MODE,
+            init_command="SET time_zone='+00:00', SESSION wait_timeout=28800",
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=ANSWER_S,
+            write_timeout=ANSWER_S,
+            program_name="tidemark",
+            **_tls(options),
+        )
+    return Session(connection, address)
+
+
+def _password(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as err:
+        raise MySqlLoginError(f"the password file {path} cannot be read: {getattr(err, 'strerror', err)}") from err
+
+
+def _tls(options: MySqlOptions) -> dict[str, Any]:
+    if options.tls == "off":
+        return {"ssl_disabled": True}
+    try:
+        context = ssl.create_default_context(cafile=options.ca or None)
+        if options.cert:
+            context.load_cert_chain(options.cert, options.key)
+    except (OSError, ssl.SSLError) as err:
+        raise MySqlTlsError(f"the TLS files of the source URI cannot be read: {err}") from err
+    context.check_hostname = options.tls == "verify"
+    context.verify_mode = ssl.CERT_NONE if options.tls == "require" else ssl.CERT_REQUIRED
+    return {"ssl": context}
+
+
+def _error_of(err: Exception, doing: str) -> TidemarkError:
+    cause = getattr(err, "original_exception", err)
+    if isinstance(cause, ssl.SSLError):
+        return MySqlTlsError(f"{doing}: TLS failed: {cause}; check tls, ca, cert and key of the source URI")
+    if isinstance(err, pymysql.Error) and err.args and isinstance(err.args[0], int) and err.args[0]:
+        return refusal(err.args[0], str(err.args[1] if len(err.args) > 1 else ""), doing)
+    return MySqlUnavailableError(f"{doing}: {err}")

@@ -1,0 +1,99 @@
+"""What can go wrong between us and a MySQL-protocol server; each message says the way out."""
+
+from storage.model.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+
+
+class MySqlUnavailableError(UnavailableError):
+    """No server answers, or the connection broke."""
+
+    code = "ErrMySQLUnavailable"
+
+
+class MySqlLoginError(InvalidError):
+    """The server does not let us in: user, password, TLS or privileges."""
+
+    code = "ErrMySQLLogin"
+
+
+class MySqlPrivilegeError(InvalidError):
+    """The user may not do what a source must do."""
+
+    code = "ErrMySQLPrivilege"
+
+
+class MySqlTlsError(InvalidError):
+    """The server has no TLS, or its certificate is not the one that was asked for."""
+
+    code = "ErrMySQLTLS"
+
+
+class MySqlStatementError(InvalidError):
+    """The server refused a statement."""
+
+    code = "ErrMySQLStatement"
+
+
+class LogPurgedError(NotFoundError):
+    """The server no longer has the part of its log that comes next: only a new dump brings the tables up to date."""
+
+    code = "ErrMySQLLogPurged"
+
+
+class LogBehindError(InvalidError):
+    """The server's log ends before what was read already, or has other transactions: nothing is ever rewound."""
+
+    code = "ErrMySQLGtidNotOnServer"
+
+
+class LogDamagedError(CorruptError):
+    """The server cannot read its own log at the place that comes next."""
+
+    code = "ErrMySQLLogDamaged"
+
+
+class LogRefusedError(InvalidError):
+    """The server refuses to send its log, for a reason that trying again does not change."""
+
+    code = "ErrMySQLLogRefused"
+
+
+class ServerIdTakenError(UnavailableError):
+    """Another reader has come with our server id."""
+
+    code = "ErrMySQLServerIdTaken"
+
+
+class StatementLoggedError(InvalidError):
+    """The log holds a change of rows as a statement, so what it did to the rows is not known."""
+
+    code = "ErrMySQLStatementLogged"
+
+
+class DdlUnknownError(InvalidError):
+    """A DDL statement that may touch a captured table cannot be read."""
+
+    code = "ErrMySQLDDLUnknown"
+
+
+class TornTransactionError(UnavailableError):
+    """The server died within a large transaction of which rows were taken already: the log is read again without it."""
+
+    code = "ErrMySQLTransactionTorn"
+
+
+class XaTooLargeError(InvalidError):
+    """The rows of prepared XA transactions, which wait for their commit, are more than is kept."""
+
+    code = "ErrMySQLXATooLarge"
+
+
+class NoAnchorError(InvalidError):
+    """The log of the server begins after the wanted start, or nothing is known of that part of it."""
+
+    code = "ErrMySQLStartUnknown"
+
+
+class SourceCheckError(InvalidError):
+    """A preflight check of the source failed."""
+
+    code = "ErrSourceCheck"

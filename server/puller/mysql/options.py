@@ -1,0 +1,88 @@
+"""How a `mysql://` source is reached: servers, login, TLS, and how its log is read. Pure.
+
+    mysql://user@host[:port][,host[:port]…]?password-file=/path&tls=verify&ca=/path&cert=/path&key=/path
+        &server-id=1700000000&heartbeat-ms=1000&connect-timeout-s=10
+
+With several hosts the first that answers is read; all must have the same history (GTIDs).
+"""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from server.puller.uri import Address, SourceUri, SourceUriError
+
+DEFAULT_PORT: Final = 3306
+_TLS = ("off", "require", "verify-ca", "verify")
+_OPTIONS = (
+    "password-file",
+    "tls",
+    "ca",
+    "cert",
+    "key",
+    "server-id",
+    "heartbeat-ms",
+    "connect-timeout-s",
+    "idle-row-ms",
+)
+_SERVER_ID_MAX = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MySqlOptions:
+    """`server_id` 0: one is leased; `idle_row_ms` 0: no heartbeat rows are written while the server is idle."""
+
+    addresses: tuple[Address, ...]
+    user: str
+    password_file: str = ""
+    tls: str = "off"
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_id: int = 0
+    heartbeat_ms: int = 1000
+    """How often an idle server shows that it lives; three of them missing end the connection."""
+    connect_timeout_s: float = 10.0
+    idle_row_ms: int = 3000
+    """After so long without any transaction a heartbeat row is written, so that cuts move on."""
+
+    @classmethod
+    def of(cls, uri: SourceUri) -> Self:
+        """Read a source URI.
+
+        Raises:
+            SourceUriError: it names no server or user, or an option is unknown or out of range.
+        """
+        uri.check_options(_OPTIONS)
+        if not uri.addresses or not uri.user:
+            raise SourceUriError("a mysql:// source needs a user and a server: mysql://user@host:3306")
+        if uri.path.strip("/"):
+            raise SourceUriError("a mysql:// source has no path; choose tables by --filter 'schema.*'")
+        tls = uri.options.get("tls", "verify" if "ca" in uri.options else "off")
+        if tls not in _TLS:
+            raise SourceUriError(f"tls={tls!r} in the source URI: it is one of {', '.join(_TLS)}")
+        if tls.startswith("verify") and "ca" not in uri.options:
+            raise SourceUriError(f"tls={tls} needs ca=/path, the certificates to check the server against")
+        if ("cert" in uri.options) != ("key" in uri.options):
+            raise SourceUriError("cert and key in the source URI belong together")
+        return cls(
+            addresses=tuple(Address(server.host, server.port or DEFAULT_PORT) for server in uri.addresses),
+            user=uri.user,
+            password_file=uri.options.get("password-file", ""),
+            tls=tls,
+            ca=uri.options.get("ca", ""),
+            cert=uri.options.get("cert", ""),
+            key=uri.options.get("key", ""),
+            server_id=_number(uri, "server-id", 0, 1, _SERVER_ID_MAX),
+            heartbeat_ms=_number(uri, "heartbeat-ms", 1000, 50, 60_000),
+            connect_timeout_s=_number(uri, "connect-timeout-s", 10, 1, 600),
+            idle_row_ms=_number(uri, "idle-row-ms", 3000, 0, 3_600_000),
+        )
+
+
+def _number(uri: SourceUri, name: str, default: int, least: int, most: int) -> int:
+    text = uri.options.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise SourceUriError(f"{name}={text!r} in the source URI: it is a whole number from {least} to {most}")
+    return int(text)
