@@ -3,6 +3,7 @@
 `unary` is WriteBinlog over real sockets from a load generator that costs little, `stream` is WriteBinlogs in batches,
 `pull` is PullBinlogs of what was written before; `append`, `gc` and `recovery` are the storage in process. Pairs of
 prewrite and commit; the disk syncs each group. The last line is one JSON object; cpu_us_per_op is the pump's own.
+With `--addr`, `--pid` and `--cluster-id` a running peer is measured, filled by WriteBinlog before it is pulled from.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def started(stack: ExitStack, directory: Path) -> Target:
         "pump", "--addr", "127.0.0.1:0", "--coordinator", coordinator.addr, "--data-dir", f"{directory}/pump"
     )
     stack.callback(daemon.kill)
-    return Target(daemon.addr, {"pump": daemon.process.pid})
+    return Target(daemon.addr, {"pump": daemon.process.pid}, CLUSTER_ID)
 
 
 def binlogs(size: int) -> Iterator[bytes]:
@@ -62,7 +63,7 @@ async def unary(args: argparse.Namespace, pump: Target) -> dict[str, float]:
 
     def requests() -> Iterator[bytes]:
         for payload in payloads:
-            yield pump_pb2.WriteBinlogReq(clusterID=CLUSTER_ID, payload=payload).SerializeToString()
+            yield pump_pb2.WriteBinlogReq(clusterID=pump.cluster_id, payload=payload).SerializeToString()
 
     async def measure() -> None:
         cpu.append(pump.cpu_s()["pump"])
@@ -83,7 +84,7 @@ async def stream(args: argparse.Namespace, pump: Target) -> dict[str, float]:
     """WriteBinlogs: batches made before the clock starts, a few of them under way on each stream."""
     payloads = binlogs(args.bytes)
     batches = [list(islice(payloads, args.batch)) for _ in range(args.batches)]
-    messages = [stream_pb2.WriteBinlogsRequest(cluster_id=CLUSTER_ID, payloads=batch) for batch in batches]
+    messages = [stream_pb2.WriteBinlogsRequest(cluster_id=pump.cluster_id, payloads=batch) for batch in batches]
     raw = [message.SerializeToString() for message in messages]
     async with grpc.aio.insecure_channel(pump.address) as channel:
         cpu, began = pump.cpu_s()["pump"], time.perf_counter()
@@ -106,14 +107,16 @@ async def _send(channel: grpc.aio.Channel, messages: list[bytes]) -> None:
 
 
 async def pull(args: argparse.Namespace, pump: Target) -> dict[str, float]:
-    """PullBinlogs of all that `stream` wrote, by one reader."""
-    await stream(args, pump)
-    pairs = args.batches * args.batch // 2
+    """PullBinlogs of all that was written just before, by one reader; its clock starts at the first."""
+    written = await (unary if args.addr else stream)(args, pump)
+    pairs = int(written["ops"]) // 2 - args.callers
     async with grpc.aio.insecure_channel(pump.address) as channel:
-        request = pump_pb2.PullBinlogReq(clusterID=CLUSTER_ID).SerializeToString()
+        request = pump_pb2.PullBinlogReq(clusterID=pump.cluster_id).SerializeToString()
         call = channel.unary_stream("/binlog.Pump/PullBinlogs")(request)
-        found, cpu, began = 0, pump.cpu_s()["pump"], time.perf_counter()
+        found, cpu, began = 0, 0.0, 0.0
         async for _ in call:
+            if not found:
+                cpu, began = pump.cpu_s()["pump"], time.perf_counter()
             found += 1
             if found == pairs:
                 break
@@ -220,12 +223,16 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=200, help="messages (stream, pull)")
     parser.add_argument("--keys", type=int, default=1_000_000, help="binlogs in the log (gc, recovery)")
     parser.add_argument("--dir", help="directory on the disk to measure; default: a temporary one")
+    parser.add_argument("--addr", help="a pump that runs already (unary, pull)")
+    parser.add_argument("--pid", type=int, default=0, help="its process")
+    parser.add_argument("--cluster-id", type=int, default=0, help="of its PD")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as directory, ExitStack() as stack:
         if args.subject in IN_PROCESS:
             found = asyncio.run(IN_PROCESS[args.subject](args, Path(directory)))
         else:
-            pump = started(stack, Path(directory))
+            peer = Target(args.addr, {"pump": args.pid}, args.cluster_id)
+            pump = peer if args.addr else started(stack, Path(directory))
             found = asyncio.run({"unary": unary, "stream": stream, "pull": pull}[args.subject](args, pump))
     callers = {"callers": args.callers} if args.subject in ("unary", "append") else {}
     load = round(os.getloadavg()[0], 1)
