@@ -1,34 +1,26 @@
-"""The Flight client: one JSON document per action, Arrow batches by DoGet; endpoints are tried in turn.
+"""The captures' contract (docs/format/flight.md) as this package uses it: a JSON document per action, batches by DoGet.
 
-Invariant: a connection belongs to one process. Spark forks and pickles readers, so clients live in a module-level
-cache keyed by pid and are opened at first use, never in a constructor.
+Members that an older capture does not know (`slice_bytes`, `before`, `ts` of describe) are ignored by it: a table then
+comes in one slice, and what was asked for and is missing in the answer is told by whoever needs it.
 """
 
 import base64
 import dataclasses
+import functools
 import json
-import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from pyspark_tidemark.errors import SourceError, from_text
-from pyspark_tidemark.options import Options, Tls
+from pyspark_tidemark.connection import RETRYABLE, call_options, client, first_answer
+from pyspark_tidemark.errors import from_text
+from pyspark_tidemark.options import Options
 
-T = TypeVar("T")
-
-RETRY_S = 30.0
-"""How long an unavailable capture is waited for before the query fails."""
+BEFORE = "_before"
 _ACTION_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 3600.0
-_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
-_RETRYABLE = (fl.FlightUnavailableError, fl.FlightTimedOutError)
-
-_clients: dict[tuple[int, str, Tls], Any] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,33 +32,30 @@ class TableMeta:
     schema: Any
     """pyarrow.Schema of the mounted rows: `_op, _commit_ts, _start_ts, _seq`, then the table's columns."""
     schema_ts: int = 0
-    """The commit_ts of the DDL that gave this schema; rows above it have it."""
+    """The commit_ts of the DDL that gave this schema; the changefeed's start for the first one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ddl:
-    """A schema change: rows with commit_ts <= ts have the schemas before it, rows above it those after it."""
+    """A schema change: rows up to `ts` have the old schema, rows above it the new one."""
 
     ts: int
     query: str
     tables: tuple[str, ...] = ()
-    """Tables that are new or have a new schema."""
     dropped: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
-    """Tables' (old, new) names."""
 
-    @classmethod
-    def of(cls, item: dict[str, Any]) -> "Ddl":
-        """Read the member of `describe`."""
-        names = {name: tuple(item.get(name, ())) for name in ("tables", "dropped", "truncated")}
-        renamed = tuple((old, new) for old, new in item.get("renamed", ()))
-        return cls(ts=int(item["ts"]), query=str(item.get("query", "")), renamed=renamed, **names)
+    @property
+    def touched(self) -> frozenset[str]:
+        """Every table it is about, by its names before and after."""
+        names = (name for pair in self.renamed for name in pair)
+        return frozenset((*self.tables, *self.dropped, *self.truncated, *names))
 
 
 @dataclasses.dataclass(frozen=True)
 class ChangefeedMeta:
-    """A changefeed's progress, its tables, and the schema changes ahead, in order."""
+    """A changefeed's progress, its tables above a ts, and the schema changes from that ts on, in order."""
 
     checkpoint_ts: int
     resolved_ts: int
@@ -92,120 +81,103 @@ class Changefeed:
         self._options = options
 
     def describe(self, ts: int | None = None) -> ChangefeedMeta:
-        """State, the tables and schemas in force above `ts` (None: the checkpoint), and the DDLs from it on."""
-        answer = self._action("describe", {} if ts is None else {"ts": ts})
-        tables = {
-            item["table"]: TableMeta(
-                item["table"],
-                tuple(item["key"]),
-                pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"]))),
-                int(item.get("schema_ts", 0)),
-            )
-            for item in answer["tables"]
-        }
-        ddls = tuple(Ddl.of(item) for item in answer.get("ddls", ()))
+        """Progress, and the tables of rows above `ts` (None: above the checkpoint)."""
+        body: dict[str, Any] = {"before": True} if self._options.before_image else {}
+        answer = self._action("describe", body if ts is None else body | {"ts": ts})
+        tables = {item["table"]: _table(item) for item in answer["tables"]}
+        ddls = tuple(_ddl(item) for item in answer.get("ddls", ()))
         return ChangefeedMeta(answer["checkpoint_ts"], answer["resolved_ts"], tables, ddls)
 
-    def latest(self, start_ts: int, *, max_rows: int | None = None, wait_ms: int = 0) -> int:
-        """The largest cut after `start_ts` within `max_rows`; `start_ts` itself if nothing is new."""
+    def latest(
+        self, start_ts: int, *, max_rows: int | None = None, max_bytes: int | None = None, wait_ms: int = 0
+    ) -> int:
+        """The largest cut after `start_ts` within the limits; `start_ts` itself if nothing is new."""
+        limits = {"max_rows": max_rows, "max_bytes": max_bytes}
         body: dict[str, Any] = {"start": start_ts, "wait_ms": wait_ms} | self._of_table()
-        if max_rows is not None:
-            body["max_rows"] = max_rows
+        body |= {name: limit for name, limit in limits.items() if limit is not None}
         return max(start_ts, int(self._action("latest", body)["ts"]))
 
     def plan(self, start_ts: int, end_ts: int, tables: Sequence[str] | None = None) -> list[Slice]:
-        """The slices that hold `(start_ts, end_ts]` of `tables`, or of all."""
-        body: dict[str, Any] = {"start": start_ts, "end": end_ts}
+        """The slices that hold `(start_ts, end_ts]` of `tables`, or of all, a table's in commit order."""
+        options = self._options
+        body: dict[str, Any] = {"start": start_ts, "end": end_ts, "slice_bytes": options.slice_bytes}
+        more: dict[str, Any] = {"before": True} if options.before_image else {}
         if tables is not None:
             body["tables"] = list(tables)
         return [
             Slice(
                 item["table"],
                 tuple(item["locations"]),
-                json.dumps(item["ticket"]).encode(),
+                json.dumps(item["ticket"] | more).encode(),
                 int(item.get("rows", 0)),
                 int(item.get("bytes", 0)),
             )
-            for item in self._action("plan", body)["slices"]
+            for item in self._action("plan", body | more)["slices"]
         ]
 
-    def ack(self, ts: int) -> int:
-        """Say that everything up to `ts` is durable at the reader; returns the new checkpoint_ts."""
-        return int(self._action("ack", {"ts": ts} | self._of_table())["checkpoint_ts"])
+    def ack(self, ts: int, table: str | None = None) -> int:
+        """Say that everything up to `ts` is durable at the reader, of `table` or of what the options choose.
+
+        Returns the changefeed's checkpoint_ts.
+        """
+        of = self._of_table() if table is None else {"table": table}
+        return int(self._action("ack", {"ts": ts} | of)["checkpoint_ts"])
 
     def read(self, part: Slice) -> Iterator[Any]:
-        """The mounted batches of one slice; a capture that fails before its first batch is replaced by the next."""
+        """The mounted batches of one slice.
 
-        def opened(uri: str) -> tuple[Any, Any]:
-            options = fl.FlightCallOptions(timeout=_READ_TIMEOUT_S)
-            stream = _client(uri, self._options.tls).do_get(fl.Ticket(part.ticket), options)
-            return stream, next(stream, None)
-
-        stream, chunk = _first_answer(part.locations or self._options.endpoints, opened)
-        while chunk is not None:
-            yield chunk.data
+        A capture that fails is replaced by another, or waited for: the same ticket gives the same rows in the same
+        order, so those that came already are skipped.
+        """
+        endpoints = self._options.endpoints
+        uris = (*part.locations, *(uri for uri in endpoints if uri not in part.locations))
+        skip = 0
+        while True:
+            stream, batch = first_answer(uris, functools.partial(self._opened, part.ticket, skip))
             try:
-                chunk = next(stream, None)
+                while batch is not None:
+                    skip += batch.num_rows
+                    yield batch
+                    chunk = next(stream, None)
+                    batch = None if chunk is None else chunk.data
+            except RETRYABLE:
+                continue
             except fl.FlightError as err:
                 raise from_text(str(err), retryable=True) from None
+            return
+
+    def _opened(self, ticket: bytes, skip: int, uri: str) -> tuple[Any, Any]:
+        """A stream behind its first `skip` rows, and its next batch."""
+        credentials = self._options.credentials
+        stream = client(uri, credentials).do_get(fl.Ticket(ticket), call_options(credentials, _READ_TIMEOUT_S))
+        for chunk in stream:
+            if skip == 0 or chunk.data.num_rows > skip:
+                return stream, chunk.data.slice(skip)
+            skip -= chunk.data.num_rows
+        return stream, None
 
     def _of_table(self) -> dict[str, str]:
         return {} if self._options.table is None else {"table": self._options.table}
 
     def _action(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         document = json.dumps({"changefeed": self._options.changefeed} | body).encode()
+        credentials = self._options.credentials
 
         def asked(uri: str) -> dict[str, Any]:
-            options = fl.FlightCallOptions(timeout=_ACTION_TIMEOUT_S)
-            results = list(_client(uri, self._options.tls).do_action(fl.Action(name, document), options))
+            options = call_options(credentials, _ACTION_TIMEOUT_S)
+            results = list(client(uri, credentials).do_action(fl.Action(name, document), options))
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             return answer
 
-        return _first_answer(self._options.endpoints, asked)
+        return first_answer(self._options.endpoints, asked)
 
 
-def _first_answer(uris: Sequence[str], ask: Callable[[str], T]) -> T:
-    deadline = time.monotonic() + RETRY_S
-    pause_s = _BACKOFF_S
-    while True:
-        for uri in uris:
-            try:
-                return ask(uri)
-            except _RETRYABLE as err:
-                last = from_text(f"{uri}: {err}", retryable=True)
-            except (fl.FlightError, pa.ArrowException) as err:
-                raise from_text(f"{uri}: {err}", retryable=False) from None
-        if time.monotonic() + pause_s > deadline:
-            raise last
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+def _table(item: dict[str, Any]) -> TableMeta:
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"])))
+    return TableMeta(item["table"], tuple(item["key"]), schema, int(item.get("schema_ts", 0)))
 
 
-def _client(uri: str, tls: Tls) -> Any:
-    known = (os.getpid(), uri, tls)
-    if known not in _clients:
-        _clients[known] = _connect(uri, tls)
-    return _clients[known]
-
-
-def _connect(uri: str, tls: Tls) -> Any:
-    scheme, separator, address = uri.partition("://")
-    if not separator or scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
-        raise SourceError("ErrOptionInvalid", f"endpoint {uri!r} must look like grpc://host:port")
-    if not tls.enabled:
-        return fl.FlightClient(uri)
-    return fl.FlightClient(
-        f"grpc+tls://{address}",
-        tls_root_certs=_pem(tls.ca_path),
-        cert_chain=_pem(tls.cert_path),
-        private_key=_pem(tls.key_path),
-    )
-
-
-def _pem(path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as err:
-        raise SourceError("ErrCredentials", f"cannot read the TLS file {path}: {err.strerror}") from None
+def _ddl(item: dict[str, Any]) -> Ddl:
+    tables, dropped, truncated = (tuple(item.get(member, ())) for member in ("tables", "dropped", "truncated"))
+    renamed = tuple((old, new) for old, new in item.get("renamed", ()))
+    return Ddl(int(item["ts"]), item.get("query", ""), tables, dropped, truncated, renamed)

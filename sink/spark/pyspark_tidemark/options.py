@@ -1,31 +1,38 @@
-"""The options of `format("tidemark")`: parsed once, checked whole, unknown ones refused with the nearest name."""
+"""The options of `format("tidemark")`: parsed once, checked whole, unknown ones refused with the nearest name.
+
+Secrets come by file path only: options are part of plans and logs.
+"""
 
 import dataclasses
 import difflib
+import fnmatch
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pyspark_tidemark.errors import SourceError
 
 NAMES = (
-    "endpoint", "changefeed", "table", "cuts", "startTs", "endTs", "maxRowsPerTrigger", "ack", "waitMs",
-    "caPath", "certPath", "keyPath",
+    "endpoint", "changefeed", "table", "tablePattern", "cuts", "envelope", "beforeImage", "startTs", "endTs",
+    "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "ack",
+    "caPath", "certPath", "keyPath", "tokenFile",
 )  # fmt: skip
 _LOGICAL_BITS = 18
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
 @dataclasses.dataclass(frozen=True)
-class Tls:
-    """Paths of PEM files; with none of them the connection is plaintext."""
+class Credentials:
+    """Paths of files; with no PEM file the connection is plaintext, with no token file nobody is named."""
 
     ca_path: str = ""
     cert_path: str = ""
     key_path: str = ""
+    token_file: str = ""
+    """Its content goes as `Authorization: Bearer …`; read for each call, so that it can be renewed."""
 
     @property
-    def enabled(self) -> bool:
-        """Whether the connection is encrypted."""
+    def encrypted(self) -> bool:
+        """Whether the connection is TLS."""
         return bool(self.ca_path or self.cert_path or self.key_path)
 
 
@@ -37,18 +44,37 @@ class Options:
     """Flight addresses of captures, `grpc://host:port`; any of them answers for the whole changefeed."""
     changefeed: str
     table: str | None = None
-    """`database.table`; None in cuts mode."""
+    """`database.table`; None in cuts mode and with a pattern."""
+    table_pattern: tuple[str, ...] = ()
+    """Globs over `database.table`, such as `shop.*`; several tables fit into the envelope form only."""
+    envelope: bool = False
+    """Whether rows come in one schema for all tables, with key, before and after as JSON text."""
+    before_image: bool = False
+    """Whether updates and deletes carry the row as it was."""
     start_ts: int | None = None
     """Exclusive; None means the changefeed's checkpoint_ts."""
     end_ts: int | None = None
     """Inclusive; None means no end (stream) or what is resolved now (batch)."""
+    schema_ts: int | None = None
+    """The columns are those of rows above it; None means the larger of startTs and the changefeed's checkpoint_ts."""
     max_rows: int | None = None
     """Admission limit of one micro-batch; one commit_ts is never split, so a batch may be larger."""
+    max_bytes: int | None = None
+    """As `max_rows`, in bytes as the captures estimate them; with both the smaller batch counts."""
+    slice_bytes: int = 32 << 20
+    """About what one Spark task reads: larger tables are split by commit_ts, smaller ones put together."""
     ack: bool = True
-    """Whether Spark's commit of a batch moves the changefeed's checkpoint."""
-    wait_ms: int = 200
+    """Whether batches that Spark has committed move the changefeed's checkpoint."""
+    poll_ms: int = 200
     """How long the server may hold a poll that finds nothing new."""
-    tls: Tls = Tls()
+    credentials: Credentials = Credentials()
+
+    def chooses(self, table: str) -> bool:
+        """Whether rows of `table` are wanted."""
+        if self.table is not None:
+            return table == self.table
+        patterns = self.table_pattern or ("*",)
+        return any(fnmatch.fnmatchcase(table, pattern) for pattern in patterns)
 
 
 def parse(given: Mapping[str, str]) -> Options:
@@ -57,63 +83,104 @@ def parse(given: Mapping[str, str]) -> Options:
     Raises:
         SourceError: ErrOptionInvalid, naming every fault.
     """
-    known = {name.lower(): name for name in NAMES}
-    values = {key.lower(): value for key, value in given.items()}
-    faults = [_unknown(key) for key in values if key not in known]
-    texts = {known[key]: value for key, value in values.items() if key in known}
-    cuts = _boolean("cuts", texts.get("cuts", "false"), faults)
-    faults += [f"option {name!r} is missing" for name in ("endpoint", "changefeed") if not texts.get(name)]
-    if cuts == bool(texts.get("table")):
-        faults.append("give option 'table' as database.table, or 'cuts' as true, and not both")
+    texts = _Texts(given)
+    cuts = texts.boolean("cuts", default=False)
     options = Options(
-        endpoints=tuple(part.strip() for part in texts.get("endpoint", "").split(",") if part.strip()),
-        changefeed=texts.get("changefeed", ""),
+        endpoints=texts.required("endpoint"),
+        changefeed=",".join(texts.required("changefeed")),
         table=texts.get("table") or None,
-        start_ts=_timestamp("startTs", texts, faults),
-        end_ts=_timestamp("endTs", texts, faults),
-        max_rows=_positive("maxRowsPerTrigger", texts, faults),
-        ack=_boolean("ack", texts.get("ack", "true"), faults),
-        wait_ms=_positive("waitMs", texts, faults) or Options.wait_ms,
-        tls=Tls(texts.get("caPath", ""), texts.get("certPath", ""), texts.get("keyPath", "")),
+        table_pattern=texts.several("tablePattern"),
+        envelope=texts.boolean("envelope", default=False),
+        before_image=texts.boolean("beforeImage", default=False),
+        start_ts=texts.timestamp("startTs"),
+        end_ts=texts.timestamp("endTs"),
+        schema_ts=texts.timestamp("schemaTs"),
+        max_rows=texts.positive("maxRowsPerTrigger"),
+        max_bytes=texts.positive("maxBytesPerTrigger"),
+        slice_bytes=texts.positive("sliceBytes") or Options.slice_bytes,
+        ack=texts.boolean("ack", default=True),
+        poll_ms=texts.positive("pollMs") or Options.poll_ms,
+        credentials=Credentials(*(texts.get(name) for name in ("caPath", "certPath", "keyPath", "tokenFile"))),
     )
+    faults = texts.faults + _contradictions(options, cuts=cuts)
     if faults:
         raise SourceError("ErrOptionInvalid", "; ".join(faults))
     return options
 
 
-def _unknown(key: str) -> str:
-    by_lower = {name.lower(): name for name in NAMES}
-    near = difflib.get_close_matches(key, by_lower, n=1, cutoff=0.0)[0]
-    return f"unknown option {key!r}, did you mean {by_lower[near]!r}?"
+def _contradictions(options: Options, *, cuts: bool) -> list[str]:
+    faults = []
+    if cuts + bool(options.table) + bool(options.table_pattern) != 1:
+        faults.append("give option 'table' as database.table, or 'tablePattern', or 'cuts' as true, and only one")
+    if options.table_pattern and not options.envelope:
+        faults.append(
+            "option 'tablePattern' needs 'envelope' as true: tables of different columns share one schema there"
+        )
+    if cuts and (options.envelope or options.before_image):
+        faults.append("cuts have no rows: leave out 'envelope' and 'beforeImage'")
+    if options.start_ts is not None and options.end_ts is not None and options.end_ts < options.start_ts:
+        faults.append(f"option 'endTs' ({options.end_ts}) is before 'startTs' ({options.start_ts})")
+    return faults
 
 
-def _boolean(name: str, text: str, faults: list[str]) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        faults.append(f"option {name!r} must be true or false, not {text!r}")
-    return text.lower() in _TRUE
+class _Texts:
+    """The given options by their right names, and what is wrong with them."""
 
+    def __init__(self, given: Mapping[str, str]) -> None:
+        known = {name.lower(): name for name in NAMES}
+        values = {key.lower(): value for key, value in given.items()}
+        self._texts = {known[key]: value for key, value in values.items() if key in known}
+        self.faults = [_unknown(key, known) for key in values if key not in known]
 
-def _positive(name: str, texts: Mapping[str, str], faults: list[str]) -> int | None:
-    text = texts.get(name)
-    if text is None:
-        return None
-    if not text.isdigit() or int(text) == 0:
-        faults.append(f"option {name!r} must be a whole number above 0, not {text!r}")
-        return None
-    return int(text)
+    def get(self, name: str) -> str:
+        """The text, empty if not given."""
+        return self._texts.get(name, "")
 
+    def several(self, name: str) -> tuple[str, ...]:
+        """The parts between commas."""
+        return tuple(part.strip() for part in self.get(name).split(",") if part.strip())
 
-def _timestamp(name: str, texts: Mapping[str, str], faults: list[str]) -> int | None:
-    text = texts.get(name)
-    if text is None:
-        return None
-    if text.isdigit():
+    def required(self, name: str) -> tuple[str, ...]:
+        """As `several`, at least one."""
+        found = self.several(name)
+        if not found:
+            self.faults.append(f"option {name!r} is missing")
+        return found
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        text = self._texts.get(name, str(default)).lower()
+        if text not in _TRUE + _FALSE:
+            self.faults.append(f"option {name!r} must be true or false, not {text!r}")
+        return text in _TRUE
+
+    def positive(self, name: str) -> int | None:
+        """A whole number above 0, None if not given."""
+        text = self._texts.get(name)
+        if text is None:
+            return None
+        if not text.isdecimal() or int(text) == 0:
+            self.faults.append(f"option {name!r} must be a whole number above 0, not {text!r}")
+            return None
         return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        faults.append(f"option {name!r} must be a TSO or an ISO 8601 time, not {text!r}")
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000) << _LOGICAL_BITS
+
+    def timestamp(self, name: str) -> int | None:
+        """A TSO, or the first TSO of a time's millisecond; a time without a zone is UTC."""
+        text = self._texts.get(name)
+        if text is None:
+            return None
+        if text.isdecimal():
+            return int(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.faults.append(f"option {name!r} must be a TSO or an ISO 8601 time, not {text!r}")
+            return None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return int(moment.timestamp() * 1000) << _LOGICAL_BITS
+
+
+def _unknown(key: str, known: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+    return f"unknown option {key!r}, did you mean {known[near]!r}?"

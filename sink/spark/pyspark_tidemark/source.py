@@ -1,14 +1,16 @@
-"""`format("tidemark")`: chooses the reader, and gives Spark the table's types exactly as the captures send them."""
+"""`format("tidemark")`: chooses the reader, and gives Spark the columns exactly as the captures send them."""
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_tidemark import envelope
+from pyspark_tidemark.barrier import spark_schema, table_of
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, TableMeta
+from pyspark_tidemark.flight import BEFORE, Changefeed
 from pyspark_tidemark.options import Options, parse
 from pyspark_tidemark.reader import BatchReader
-from pyspark_tidemark.stream import CUT_SCHEMA, CutStreamReader, TableStreamReader
+from pyspark_tidemark.stream import CUT_SCHEMA, CutStreamReader, RowStreamReader
 
 
 class DefaultSource(DataSource):
@@ -20,35 +22,45 @@ class DefaultSource(DataSource):
         return "tidemark"
 
     def schema(self) -> StructType:
-        """`_op, _commit_ts, _start_ts, _seq` and the table's columns; in cuts mode `start_ts, end_ts`."""
+        """`_op, _commit_ts, _start_ts, _seq` and the table's columns; the envelope's; of cuts `start_ts, end_ts`.
+
+        Raises:
+            SourceError: ErrOptionInvalid, ErrTableNotFound, ErrBeforeImageUnsupported, or what a capture refused with.
+        """
         options = self._parsed()
+        if options.envelope:
+            return from_arrow_schema(envelope.SCHEMA)
         if options.table is None:
             return from_arrow_schema(CUT_SCHEMA)
-        return from_arrow_schema(table_of(Changefeed(options).describe(), options.table).schema)
+        return _columns(options, options.table)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
-        """The batch reader of one table."""
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The batch reader."""
         options = self._parsed()
-        if options.table is None:
+        if _reads_cuts(options):
             raise SourceError("ErrOptionInvalid", "cuts can only be read as a stream: use spark.readStream")
-        return BatchReader(options)
+        return BatchReader(options, schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
-        """The stream reader of one table, or of the cuts."""
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """The stream reader of rows, or of the cuts."""
         options = self._parsed()
-        return CutStreamReader(options) if options.table is None else TableStreamReader(options)
+        return CutStreamReader(options) if _reads_cuts(options) else RowStreamReader(options, schema)
 
     def _parsed(self) -> Options:
         return parse(dict(self.options))
 
 
-def table_of(changefeed: ChangefeedMeta, name: str) -> TableMeta:
-    """The table called `name`.
+def _reads_cuts(options: Options) -> bool:
+    return options.table is None and not options.envelope
 
-    Raises:
-        SourceError: ErrTableNotFound, listing those there are.
-    """
-    if name not in changefeed.tables:
-        known = ", ".join(sorted(changefeed.tables)) or "none"
-        raise SourceError("ErrTableNotFound", f"the changefeed has no table {name!r}; it has: {known}")
-    return changefeed.tables[name]
+
+def _columns(options: Options, table: str) -> StructType:
+    """The columns of rows above schemaTs, else above the larger of startTs and the checkpoint."""
+    changefeed = Changefeed(options)
+    described = changefeed.describe(options.schema_ts)
+    if options.schema_ts is None and (options.start_ts or 0) > described.checkpoint_ts:
+        described = changefeed.describe(options.start_ts)
+    found = table_of(described, table)
+    if options.before_image and BEFORE not in found.schema.names:
+        raise SourceError("ErrBeforeImageUnsupported", "the captures send no before-images; leave out 'beforeImage'")
+    return spark_schema(found)

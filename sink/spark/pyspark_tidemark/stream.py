@@ -1,85 +1,208 @@
-"""The stream readers: offsets are `{"ts": T}`, a micro-batch is the cut `(start, end]`, a commit_ts is never split.
+"""The stream readers: a micro-batch is the cut `(start, end]`, a commit_ts is never split, no cut crosses a DDL.
 
-Invariants:
+Offsets are `{"ts": T, "changefeed": ID}`. Invariants:
 1. The same (start, end) always gives the same rows; Spark replays what its log has and its commits lack.
 2. Offsets never go back, and never pass endTs.
+3. What Spark asks the next offset of is committed: its sink and its commit log are done. Spark's own `commit` says so
+   one batch later, and not at all before an idle time.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
-from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.barrier import check_schema, check_truncated
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.reader import batches, planned
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
 except ImportError:  # before Spark 4.2 there is no admission control: latestOffset is called without arguments
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands in for the mixin that Spark does not have yet."""
 
-    ReadLimit = ReadAllAvailable = ReadMaxRows = None  # type: ignore[assignment,misc]
+    ReadLimit = ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]
 
 CUT_SCHEMA = pa.schema([("start_ts", pa.int64()), ("end_ts", pa.int64())])
+_REPORT_S = 1.0
+
+Offset = dict[str, Any]
 
 
-class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Row changes of one table."""
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Positions, limits and acknowledgements, whatever a batch is made of."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._changefeed = Changefeed(options)
         self._position: int | None = None  # where the last planned batch ended; unknown after a restart
         self._target: int | None = options.end_ts
-        self._resolved: int | None = None
+        self._acked = -1
+        self._reported: Offset | None = None
+        self._report_at = 0.0
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """`startTs`, or the changefeed's checkpoint_ts."""
-        start_ts = self._options.start_ts
-        self._position = self._changefeed.describe().checkpoint_ts if start_ts is None else start_ts
-        return {"ts": self._position}
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """`startTs`, or the changefeed's checkpoint_ts.
+
+        Raises:
+            SourceError: ErrRangeCleaned, `startTs` is below what the changefeed keeps.
+        """
+        checkpoint_ts, start_ts = self._changefeed.describe().checkpoint_ts, self._options.start_ts
+        if start_ts is not None and start_ts < checkpoint_ts:
+            self._see_that_kept(start_ts, checkpoint_ts)
+        self._position = checkpoint_ts if start_ts is None else start_ts
+        return self._offset(self._position)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """`maxRowsPerTrigger`."""
-        rows = self._options.max_rows
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        """`maxRowsPerTrigger`, else `maxBytesPerTrigger`: Spark has no limit of both, so we keep to the other."""
+        rows, size = self._options.max_rows, self._options.max_bytes
+        if rows is not None:
+            return ReadMaxRows(rows)
+        return ReadAllAvailable() if size is None else ReadMaxBytes(size)
 
     def latestOffset(  # noqa: N802 - serves both of Spark's signatures
-        self, start: dict[str, int] | None = None, limit: ReadLimit | None = None
-    ) -> dict[str, int]:
-        """The end of the next batch; waits up to `waitMs` at the server when nothing is new."""
-        position = self._position if start is None else int(start["ts"])
+        self, start: Offset | None = None, limit: ReadLimit | None = None
+    ) -> Offset:
+        """The end of the next batch; waits up to `pollMs` at the server when nothing is new."""
+        position = self._position if start is None else self._ts(start)
         if position is None:  # before 4.2 after a restart: a limit counted from the checkpoint could fall behind Spark
-            return {"ts": self._capped(self._changefeed.latest(self._changefeed.describe().checkpoint_ts))}
-        max_rows = self._options.max_rows if limit is None else getattr(limit, "max_rows", None)
-        end_ts = self._changefeed.latest(position, max_rows=max_rows, wait_ms=self._options.wait_ms)
-        return {"ts": max(position, self._capped(end_ts))}
+            return self._offset(self._capped(self._changefeed.latest(self._changefeed.describe().checkpoint_ts)))
+        if start is not None:
+            self._acknowledge(position)
+        rows, size = self._limits(limit)
+        wait_ms = self._options.poll_ms
+        end_ts = self._changefeed.latest(position, max_rows=rows, max_bytes=size, wait_ms=wait_ms)
+        end_ts = max(position, self._capped(end_ts))
+        if end_ts > position:
+            self._pass(position)
+        return self._offset(end_ts)
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
+        """How far the changefeed is, asked at most once a second: a query's progress shows its lag by it."""
+        if time.monotonic() >= self._report_at:
+            self._reported = self._offset(self._changefeed.describe().resolved_ts)
+            self._report_at = time.monotonic() + _REPORT_S
+        return self._reported
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query at what is resolved now."""
-        start_ts = self._changefeed.describe().checkpoint_ts
-        self._target = self._capped(self._changefeed.latest(start_ts))
+        self._target = self._capped(self._changefeed.describe().resolved_ts)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """One per slice of the captures' plan."""
-        self._position = int(end["ts"])
-        return planned(self._options, int(start["ts"]), int(end["ts"]))
+    def commit(self, end: Offset) -> None:
+        """Acknowledge; Spark calls this one batch late."""
+        self._acknowledge(self._ts(end))
+
+    def _pass(self, position: int) -> None:
+        """See that rows above `position` may be read by this query."""
+
+    def _acknowledge(self, ts: int) -> None:
+        if self._options.ack and ts > self._acked:
+            self._changefeed.ack(ts)
+            self._acked = ts
+
+    def _limits(self, limit: ReadLimit | None) -> tuple[int | None, int | None]:
+        if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
+            return None, None
+        return self._options.max_rows, self._options.max_bytes
+
+    def _see_that_kept(self, start_ts: int, checkpoint_ts: int) -> None:
+        try:
+            self._changefeed.plan(start_ts, start_ts, None if self._options.table is None else [self._options.table])
+        except SourceError as err:
+            if err.code != "ErrRangeCleaned":
+                raise
+            advice = f"leave out startTs to begin at the changefeed's checkpoint, {checkpoint_ts}, or make another one"
+            raise SourceError(err.code, f"{err.message}; is the query's own checkpoint gone? Then {advice}") from None
+
+    def _capped(self, ts: int) -> int:
+        return ts if self._target is None else min(ts, self._target)
+
+    def _offset(self, ts: int) -> Offset:
+        return {"ts": ts, "changefeed": self._options.changefeed}
+
+    def _ts(self, offset: Offset) -> int:
+        """The position; raises SourceError, ErrCheckpointForeign."""
+        changefeed = offset.get("changefeed", self._options.changefeed)
+        if changefeed != self._options.changefeed:
+            raise SourceError(
+                "ErrCheckpointForeign",
+                f"the query's checkpoint belongs to changefeed {changefeed!r}, not to {self._options.changefeed!r}: "
+                "give the query another checkpointLocation",
+            )
+        return int(offset["ts"])
+
+    def _range(self, start: Offset, end: Offset) -> tuple[int, int]:
+        start_ts, end_ts = self._ts(start), self._ts(end)
+        if end_ts < start_ts:
+            raise SourceError(
+                "ErrOffsetBehind", f"the captures are not at {start_ts} yet, but at {end_ts}: start again"
+            )
+        self._position = end_ts
+        return start_ts, end_ts
+
+
+class RowStreamReader(_StreamReader):
+    """Row changes: of one table in its own columns, or of several in the envelope."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options)
+        self._schema = schema
+        self._described: tuple[int, ChangefeedMeta] | None = None
+        self._first_position: int | None = None
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """About `sliceBytes` each, as the captures planned."""
+        start_ts, end_ts = self._range(start, end)
+        if end_ts == start_ts:
+            return []
+        self._pass(start_ts)
+        return planned(self._options, start_ts, end_ts, self._in_force(start_ts))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors."""
         return batches(self._options, partition)
 
-    def commit(self, end: dict[str, int]) -> None:
-        """Acknowledge; Spark calls this one batch late, and never for the last one before an idle time."""
-        if self._options.ack:
-            self._changefeed.ack(int(end["ts"]))
+    def _pass(self, position: int) -> None:
+        table = self._options.table
+        if table is None or self._options.envelope:
+            return
+        described = self._in_force(position)
+        if self._first_position is None:
+            self._first_position = position
+        try:
+            check_schema(described, table, position, self._schema)
+            if position != self._first_position:
+                check_truncated(described, table, position)
+        except SourceError:
+            self._acknowledge(position)  # so that a query started again is given the columns above it
+            raise
 
-    def _capped(self, ts: int) -> int:
-        return ts if self._target is None else min(ts, self._target)
+    def _in_force(self, ts: int) -> ChangefeedMeta:
+        if self._described is None or self._described[0] != ts:
+            self._described = ts, self._changefeed.describe(ts)
+        return self._described[1]
+
+    def _acknowledge(self, ts: int) -> None:
+        """Only what the options choose: somebody else may read the other tables."""
+        if self._options.table is not None:
+            super()._acknowledge(ts)
+        elif self._options.ack and ts > self._acked:
+            for name in filter(self._options.chooses, self._changefeed.describe().tables):
+                self._changefeed.ack(ts, name)
+            self._acked = ts
 
 
 class CutPartition(InputPartition):
@@ -91,13 +214,12 @@ class CutPartition(InputPartition):
         self.end_ts = end_ts
 
 
-class CutStreamReader(TableStreamReader):
+class CutStreamReader(_StreamReader):
     """Cuts over all tables of a changefeed: a query over them decides itself what to read of each cut."""
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The one row `(start_ts, end_ts)`."""
-        self._position = int(end["ts"])
-        return [CutPartition(int(start["ts"]), int(end["ts"]))]
+        return [CutPartition(*self._range(start, end))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors; asks nobody."""

@@ -1,12 +1,15 @@
 """`format("tidemark")` in a real Spark, against the oracle server."""
 
-import dataclasses
-
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark_tidemark.barrier import spark_schema
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.options import parse
-from pyspark_tidemark.stream import TableStreamReader
+from pyspark_tidemark.stream import CutStreamReader, RowStreamReader
+
+from tests.integration.spark.captures import ROW_BYTES
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -51,7 +54,7 @@ def test_a_stream_gives_every_row_once_and_never_splits_a_transaction(spark, cap
     assert sum(len(found) for found in commits) == len(set().union(*commits))
     assert plain([row for batch in batches for row in batch]) == plain(upstream.kinds.rows)
     assert captures.acks == sorted(captures.acks)
-    assert captures.acks, "Spark's commits reach the changefeed, one batch late"
+    assert captures.acks[-1] == max(row._commit_ts for row in batches[-2]) or captures.acks[-1] == captures.resolved_ts
 
 
 @pytest.mark.parametrize(
@@ -67,21 +70,84 @@ def test_a_mistake_is_told_in_our_words(spark, captures, options, told):
         read(spark, captures, **options)
 
 
+def reader_of(captures, **options):
+    parsed = parse({"endpoint": captures.uri, "changefeed": "bank", "table": "bank.kinds"} | options)
+    described = Changefeed(parsed).describe()
+    return RowStreamReader(parsed, spark_schema(described.tables["bank.kinds"]))
+
+
+def at(ts):
+    return {"ts": ts, "changefeed": "bank"}
+
+
 def test_before_spark_4_2_a_reader_without_a_position_sets_no_limit(captures):
     """Counted from the checkpoint, a limited offset could lie before what Spark has already committed."""
-    options = parse({"endpoint": captures.uri, "changefeed": "bank", "table": "bank.kinds", "maxRowsPerTrigger": "5"})
-    restarted = TableStreamReader(options)
-    assert restarted.latestOffset() == {"ts": captures.resolved_ts}
-    fresh = TableStreamReader(options)
-    first = fresh.latestOffset() if fresh.initialOffset() == {"ts": 0} else None
-    assert first is not None
-    assert first["ts"] < captures.resolved_ts
-    capped = TableStreamReader(dataclasses.replace(options, end_ts=40, max_rows=None))
-    assert capped.latestOffset({"ts": 0}) == {"ts": 40}
-    assert capped.latestOffset({"ts": 40}) == {"ts": 40}
+    restarted = reader_of(captures, maxRowsPerTrigger="5")
+    assert restarted.latestOffset() == at(captures.resolved_ts)
+    fresh = reader_of(captures, maxRowsPerTrigger="5")
+    assert fresh.initialOffset() == at(0)
+    assert fresh.latestOffset()["ts"] < captures.resolved_ts
+
+
+def test_offsets_keep_to_the_end_to_bytes_and_to_their_changefeed(captures):
+    capped = reader_of(captures, endTs="40")
+    assert capped.latestOffset(at(0)) == at(40)
+    assert capped.latestOffset(at(40)) == at(40)
+    few = reader_of(captures, maxRowsPerTrigger="50", maxBytesPerTrigger=str(3 * ROW_BYTES))
+    ends = [few.latestOffset(at(0))["ts"]]
+    assert len(captures.upstream.kinds.between(0, ends[0])) <= 3, "also where Spark limits rows only"
+    assert few.reportLatestOffset() == at(captures.resolved_ts)
+    with pytest.raises(SourceError, match=r"\[TM:ErrCheckpointForeign\] .* belongs to changefeed 'other'"):
+        few.latestOffset({"ts": 0, "changefeed": "other"})
+    with pytest.raises(SourceError, match=r"\[TM:ErrOffsetBehind\]"):
+        few.partitions(at(40), at(30))
+
+
+def test_what_spark_asks_on_from_is_acknowledged_without_waiting_for_its_commit(captures):
+    reader = reader_of(captures)
+    reader.latestOffset(at(100))
+    assert captures.acks == [100]
+    reader.commit(at(100))
+    reader_of(captures, ack="false").latestOffset(at(200))
+    assert captures.acks == [100]
+
+
+def test_a_start_that_is_gone_is_told_at_once(captures):
+    captures.resolve(500)
+    for ts in (200, 300):
+        reader_of(captures).latestOffset(at(ts))
+    assert reader_of(captures, startTs="200").initialOffset() == at(200), "the last cut can be read once more"
+    with pytest.raises(SourceError, match=r"\[TM:ErrRangeCleaned\] .* checkpoint, 300"):
+        reader_of(captures, startTs="100").initialOffset()
+
+
+def test_a_table_in_slices_read_by_any_number_of_tasks_is_the_table(spark, captures, upstream):
+    captures.slice_rows = 9
+    rows = len(upstream.kinds.between(200, 700))
+    frame = read(spark, captures, startTs="200", endTs="700", sliceBytes=str(20 * ROW_BYTES))
+    assert frame.rdd.getNumPartitions() > 2
+    assert frame.rdd.getNumPartitions() < rows / 9, "small slices share a task"
+    assert plain(frame.collect()) == plain(upstream.kinds.between(200, 700))
+
+
+def test_a_capture_that_dies_in_the_middle_of_a_slice_is_read_on(captures, upstream):
+    captures.die_after = 3
+    reader = reader_of(captures)
+    [partition] = reader.partitions(at(0), at(captures.resolved_ts))
+    found = pa.Table.from_batches(reader.read(partition)).to_pylist()
+    assert plain(found) == plain(upstream.kinds.rows)
+    assert captures.die_after == 0
+
+
+def test_a_token_is_sent_with_every_call_and_its_lack_is_told(spark, captures, upstream, tmp_path):
+    captures.token = "s3cret"
+    (tmp_path / "token").write_text("s3cret\n")
+    assert read(spark, captures, tokenFile=str(tmp_path / "token"), startTs="0").count() == len(upstream.kinds.rows)
+    with pytest.raises(PySparkException, match=r"\[TM:ErrUnauthenticated\]"):
+        read(spark, captures)
 
 
 def test_tls_files_that_are_missing_are_told(captures):
     given = {"endpoint": captures.uri, "changefeed": "bank", "cuts": "true", "caPath": "/nowhere/ca.pem"}
     with pytest.raises(SourceError, match=r"\[TM:ErrCredentials\] .*/nowhere/ca.pem"):
-        TableStreamReader(parse(given)).initialOffset()
+        CutStreamReader(parse(given)).initialOffset()

@@ -35,6 +35,15 @@ class Table:
     key: list[str]
     schema: Any
     rows: list[dict[str, Any]] = field(default_factory=list)
+    later: list[tuple[int, Any]] = field(default_factory=list)
+    """(ts, schema of the rows above it) of each schema change."""
+
+    def schema_at(self, ts: int, *, before: bool = False) -> Any:
+        """Of the rows above `ts`; with their rows before, if asked."""
+        schema = next((schema for from_ts, schema in reversed(self.later) if from_ts <= ts), self.schema)
+        if not before:
+            return schema
+        return schema.append(pa.field("_before", pa.struct(list(schema)[len(ENVELOPE) :])))
 
     def between(self, start_ts: int, end_ts: int) -> list[dict[str, Any]]:
         return [row for row in self.rows if start_ts < row["_commit_ts"] <= end_ts]

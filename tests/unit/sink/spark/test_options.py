@@ -1,6 +1,6 @@
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.options import Tls, parse
+from pyspark_tidemark.options import Credentials, parse
 
 BASE = {"endpoint": "grpc://a:1, grpc://b:2", "changefeed": "bank"}
 
@@ -10,7 +10,7 @@ def test_options_are_typed_and_their_names_case_insensitive():
     assert options.endpoints == ("grpc://a:1", "grpc://b:2")
     assert (options.table, options.start_ts, options.end_ts, options.max_rows) == ("bank.accounts", 5, 9, 7)
     assert options.ack
-    assert options.tls == Tls()
+    assert options.credentials == Credentials()
 
 
 def test_a_time_becomes_the_tso_of_its_millisecond():
@@ -33,7 +33,32 @@ def test_all_faults_are_told_at_once():
         assert fault in caught.value.message
 
 
-@pytest.mark.parametrize("extra", [{}, {"table": "a.b", "cuts": "true"}])
-def test_a_reader_is_for_one_table_or_for_cuts(extra):
-    with pytest.raises(SourceError, match="not both"):
+@pytest.mark.parametrize("extra", [{}, {"table": "a.b", "cuts": "true"}, {"table": "a.b", "tablePattern": "a.*"}])
+def test_a_reader_is_for_one_table_a_pattern_or_cuts(extra):
+    with pytest.raises(SourceError, match="and only one"):
+        parse(BASE | {"envelope": "true"} | extra)
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"tablePattern": "a.*"}, "'tablePattern' needs 'envelope'"),
+        ({"cuts": "true", "beforeImage": "true"}, "cuts have no rows"),
+        ({"table": "a.b", "startTs": "9", "endTs": "8"}, r"'endTs' \(8\) is before 'startTs' \(9\)"),
+    ],
+)
+def test_options_that_contradict_each_other_are_told(extra, told):
+    with pytest.raises(SourceError, match=told):
         parse(BASE | extra)
+
+
+def test_patterns_choose_tables_of_a_database():
+    options = parse(BASE | {"tablePattern": "shop.*, bank.acc?unts", "envelope": "true"})
+    names = ("shop.a", "bank.accounts", "bank.transfers", "shopping.a")
+    assert [options.chooses(name) for name in names] == [True, True, False, False]
+
+
+def test_a_secret_is_never_part_of_the_options(tmp_path):
+    (tmp_path / "token").write_text("s3cret")
+    options = parse(BASE | {"table": "a.b", "tokenFile": str(tmp_path / "token")})
+    assert "s3cret" not in repr(options)

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from pyspark_tidemark import flight
+from pyspark_tidemark import connection
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.options import Tls
+from pyspark_tidemark.options import Credentials
 
 
 def test_an_unavailable_capture_is_replaced_by_the_next():
@@ -17,18 +17,18 @@ def test_an_unavailable_capture_is_replaced_by_the_next():
             raise fl.FlightUnavailableError("[TM:ErrNotResolved] later")
         return 7
 
-    assert flight._first_answer(["a", "b"], ask) == 7
+    assert connection.first_answer(["a", "b"], ask) == 7
     assert asked == ["a", "b"]
 
 
 def test_when_all_stay_unavailable_the_last_error_is_told(monkeypatch):
-    monkeypatch.setattr(flight, "RETRY_S", 0.0)
+    monkeypatch.setattr(connection, "RETRY_S", 0.0)
 
     def ask(uri):
         raise fl.FlightUnavailableError("[TM:ErrNotResolved] later")
 
     with pytest.raises(SourceError, match="ErrNotResolved") as caught:
-        flight._first_answer(["a"], ask)
+        connection.first_answer(["a"], ask)
     assert caught.value.retryable
 
 
@@ -38,11 +38,20 @@ def test_other_errors_are_told_at_once(err):
         raise err
 
     with pytest.raises(SourceError) as caught:
-        flight._first_answer(["a", "b"], ask)
+        connection.first_answer(["a", "b"], ask)
     assert not caught.value.retryable
 
 
 @pytest.mark.parametrize("uri", ["host:1", "http://host:1"])
 def test_an_endpoint_that_is_no_flight_address_is_refused(uri):
     with pytest.raises(SourceError, match="ErrOptionInvalid"):
-        flight._connect(uri, Tls())
+        connection.client(uri, Credentials())
+
+
+@pytest.mark.parametrize("content", [None, " \n"])
+def test_a_token_file_that_is_missing_or_empty_is_told(tmp_path, content):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SourceError, match=rf"\[TM:ErrCredentials\] .*token file {path}"):
+        connection.call_options(Credentials(token_file=str(path)), 1.0)

@@ -1,0 +1,96 @@
+"""Connections to captures: one for each process and address, opened at first use; endpoints are tried in turn.
+
+Invariants:
+1. A connection belongs to one process. Spark forks and pickles readers, so clients live in a module-level cache keyed
+   by pid, never in a reader.
+2. A token is read from its file for each call, sent as a header, and kept nowhere.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from pyspark_tidemark.errors import SourceError, from_text
+from pyspark_tidemark.options import Credentials
+
+T = TypeVar("T")
+
+RETRY_S = 60.0
+"""How long an unavailable capture is waited for before the query fails."""
+RETRYABLE = (fl.FlightUnavailableError, fl.FlightTimedOutError)
+_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
+_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+
+_clients: dict[tuple[int, str, Credentials], Any] = {}
+
+
+def client(uri: str, credentials: Credentials) -> Any:
+    """This process's client of the capture at `uri`."""
+    known = (os.getpid(), uri, credentials)
+    if known not in _clients:
+        _clients[known] = _connect(uri, credentials)
+    return _clients[known]
+
+
+def call_options(credentials: Credentials, timeout_s: float) -> Any:
+    """A deadline in seconds, and who is calling."""
+    headers = []
+    if credentials.token_file:
+        token = _content(credentials.token_file, "token file").strip()
+        if not token:
+            raise SourceError("ErrCredentials", f"the token file {credentials.token_file} is empty")
+        headers.append((b"authorization", b"Bearer " + token))
+    return fl.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def first_answer(uris: Sequence[str], ask: Callable[[str], T]) -> T:
+    """What the first capture that can answer says; unavailable ones are asked again for `RETRY_S`.
+
+    Raises:
+        SourceError: what a capture refused with, or the last one's unavailability (retryable).
+    """
+    deadline = time.monotonic() + RETRY_S
+    pause_s = _BACKOFF_S
+    while True:
+        for uri in uris:
+            try:
+                return ask(uri)
+            except RETRYABLE as err:
+                last = from_text(f"{uri}: {err}", retryable=True)
+            except (fl.FlightError, pa.ArrowException) as err:
+                raise from_text(f"{uri}: {err}", retryable=False) from None
+        if time.monotonic() + pause_s > deadline:
+            raise last
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+
+def _connect(uri: str, credentials: Credentials) -> Any:
+    scheme, separator, address = uri.partition("://")
+    if not separator or scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
+        raise SourceError("ErrOptionInvalid", f"endpoint {uri!r} must look like grpc://host:port")
+    if not credentials.encrypted:
+        return fl.FlightClient(uri, generic_options=_RECONNECT)
+    return fl.FlightClient(
+        f"grpc+tls://{address}",
+        tls_root_certs=_pem(credentials.ca_path),
+        cert_chain=_pem(credentials.cert_path),
+        private_key=_pem(credentials.key_path),
+        generic_options=_RECONNECT,
+    )
+
+
+def _pem(path: str) -> bytes | None:
+    return _content(path, "TLS file") if path else None
+
+
+def _content(path: str, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as err:
+        raise SourceError("ErrCredentials", f"cannot read the {what} {path}: {err.strerror}") from None

@@ -1,0 +1,81 @@
+"""Rows as JSON text, column by column: no Python object is made for a row. Pure.
+
+| Arrow type | JSON |
+|---|---|
+| integers, decimals, floats | a number with all its digits; NaN and infinities, which MySQL does not have, are null |
+| strings (and MySQL's TIME, JSON, ENUM, SET) | a string |
+| date, timestamp without and with zone | "2026-01-02", "2026-01-02T03:04:05.678901", the same with Z |
+| binary (and BIT) | a string, base64 |
+
+Spark's `from_json` reads each of them back into the type it came from.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_CONTROLS = [chr(code) for code in range(0x20)]
+_DIGITS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_PAD = ord("=")
+
+
+def objects(names: Sequence[str], columns: Sequence[Any]) -> Any:
+    """One JSON object a row, with a member for each of `names`; a null value is `null`. At least one column."""
+    parts: list[Any] = []
+    for name, column in zip(names, columns, strict=True):
+        parts += [("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":", values(column)]
+    return pc.binary_join_element_wise(*parts, "}", "", null_handling="replace", null_replacement="null")
+
+
+def values(column: Any) -> Any:
+    """One JSON value a row; null where the column is null."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.is_finite(column), column, None).cast(pa.string())
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.string())
+    if pa.types.is_timestamp(kind):
+        return _quoted(pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1))
+    if pa.types.is_binary(kind):
+        return _quoted(base64(column))
+    return _quoted(escaped(column.cast(pa.string())))
+
+
+def escaped(texts: Any) -> Any:
+    """The inside of JSON strings."""
+    for plain, escape in (("\\", "\\\\"), ('"', '\\"')):
+        texts = pc.replace_substring(texts, plain, escape)
+    if pc.any(pc.match_substring_regex(texts, "[\\x00-\\x1f]")).as_py():
+        for control in _CONTROLS:
+            texts = pc.replace_substring(texts, control, json.dumps(control)[1:-1])
+    return texts
+
+
+def base64(data: Any) -> Any:
+    """RFC 4648 with padding, of a binary array."""
+    cells = pc.fill_null(data, b"")
+    offsets = np.frombuffer(cells.buffers()[1], np.int32)[cells.offset : cells.offset + len(cells) + 1].astype(np.int64)
+    lengths = np.diff(offsets)
+    groups = (lengths + 2) // 3
+    ends = np.concatenate([[0], np.cumsum(groups)])
+    padded = np.zeros(3 * ends[-1], np.uint8)
+    if offsets[-1] > offsets[0]:
+        places = np.arange(offsets[0], offsets[-1]) + np.repeat(3 * ends[:-1] - offsets[:-1], lengths)
+        padded[places] = np.frombuffer(cells.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    first, second, third = padded.reshape(-1, 3).T
+    sextets = [first >> 2, first << 4 & 48 | second >> 4, second << 2 & 60 | third >> 6, third & 63]
+    text = _DIGITS[np.stack(sextets, axis=1)].reshape(-1)
+    text[4 * ends[1:][lengths % 3 > 0] - 1] = _PAD
+    text[4 * ends[1:][lengths % 3 == 1] - 2] = _PAD
+    found = pa.StringArray.from_buffers(len(cells), pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(text))
+    return pc.if_else(data.is_valid(), found, None)
+
+
+def _quoted(texts: Any) -> Any:
+    return pc.binary_join_element_wise('"', texts, '"', "", null_handling="emit_null")
