@@ -1,0 +1,99 @@
+"""From the bytes of a log connection to events: packets that arrive in parts, packets of 16 MB, the end. Pure.
+
+A packet of 16 MB - 1 goes on in the next one, which has no status byte: such an event is joined and given by itself.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from server.puller.mysql.errors import LogDamagedError
+from server.puller.mysql.refusal import of_packet
+from storage.mysql.buffer import PAD_BYTES
+from storage.mysql.event import PACKET_BYTES_MAX, Events, split_events, split_packets
+
+_HEAD = struct.Struct("<I")
+_OK, _END, _ERROR = 0x00, 0xFE, 0xFF
+_END_BYTES_MAX = 9
+EVENT_BYTES_MAX: Final = (1 << 30) + (1 << 20)
+"""MySQL's largest max_allowed_packet, and room for the event's own fields."""
+
+
+@dataclass(slots=True)
+class Packets:
+    """What has arrived; `checksums` says whether a CRC32 follows each event, as was agreed with the server."""
+
+    checksums: bool
+    ended: bool = False
+    """The server has sent all it has, as it was asked to."""
+    _rest: bytes = b""
+    _waiting: list[bytes] | None = None
+    """Parts of an event of 16 MB and more."""
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes must arrive at least before `take` can give anything."""
+        if len(self._rest) < _HEAD.size:
+            return _HEAD.size - len(self._rest)
+        return _HEAD.size + _size(self._rest, 0) - len(self._rest)
+
+    def take(self, arrived: bytes) -> list[Events]:
+        """The events that are whole by now, in order, in one or more buffers.
+
+        Raises:
+            CorruptError: the bytes are no packets of events.
+            TidemarkError: the server sent an error; what it means.
+        """
+        data = b"".join((self._rest, arrived, bytes(PAD_BYTES)))
+        end, at = len(data) - PAD_BYTES, 0
+        found: list[Events] = []
+        while True:
+            if self._waiting is None:
+                events, at = split_packets(data, checksums=self.checksums, begin=at, end=end)
+                if len(events):
+                    found.append(events)
+            if end - at < _HEAD.size or at + _HEAD.size + _size(data, at) > end:
+                self._rest = data[at:end]
+                return found
+            body = data[at + _HEAD.size : at + _HEAD.size + _size(data, at)]
+            at += _HEAD.size + len(body)
+            found += self._unusual(body)
+
+    def _unusual(self, body: bytes) -> list[Events]:
+        """A packet that is no whole event."""
+        goes_on = len(body) == PACKET_BYTES_MAX
+        if self._waiting is None:
+            if not self._begins(body, goes_on=goes_on):
+                return []
+            self._waiting, body = [], body[1:]
+        self._waiting.append(body)
+        if sum(map(len, self._waiting)) > EVENT_BYTES_MAX:
+            raise LogDamagedError(f"an event of the log has more than {EVENT_BYTES_MAX} bytes")
+        return [] if goes_on else [self._joined()]
+
+    def _begins(self, body: bytes, *, goes_on: bool) -> bool:
+        """Whether a long event begins, or the log ends; anything else is an error."""
+        status = body[0] if body else _ERROR
+        if status == _ERROR:
+            raise of_packet(body, "reading the log")
+        if status == _END and len(body) < _END_BYTES_MAX:
+            self.ended = True
+            return False
+        if status != _OK or not goes_on:
+            raise LogDamagedError(f"a packet of the log begins with {status:#x}, which is no event")
+        return True
+
+    def _joined(self) -> Events:
+        assert self._waiting is not None
+        data = b"".join((*self._waiting, bytes(PAD_BYTES)))
+        self._waiting = None
+        end = len(data) - PAD_BYTES
+        events, rest = split_events(data, checksums=self.checksums, end=end)
+        if len(events) != 1 or rest != end:
+            raise LogDamagedError("an event of 16 MB and more does not have the size that it says")
+        return events
+
+
+def _size(data: bytes, at: int) -> int:
+    size: int = _HEAD.unpack_from(data, at)[0] & PACKET_BYTES_MAX
+    return size

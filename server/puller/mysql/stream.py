@@ -1,0 +1,186 @@
+"""A server's log as it arrives: one thread reads the socket into a queue bounded in bytes, the puller takes from it.
+
+The server counts as gone when it is silent for three heartbeats. Nothing is acknowledged to it (no semi-sync): it never
+waits for us. A stream that ended with an error is closed and another one opened at the last complete transaction.
+"""
+
+import socket
+import struct
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from server.puller import metrics
+from server.puller.mysql import commands
+from server.puller.mysql.connection import Session, answers
+from server.puller.mysql.errors import MySqlUnavailableError
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.packets import Packets
+from server.puller.mysql.refusal import of_packet
+from storage.mysql.event import Events
+
+QUEUE_BYTES: Final = 16 << 20
+TAKE_BYTES: Final = 4 << 20
+_RECEIVE_BYTES = 1 << 20
+_SILENT_HEARTBEATS = 3
+_SILENT_S = 2.0
+_MARIADB_CAPABILITY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Where in the log to begin: after a set of GTIDs, or at an offset of a file where the server has no GTIDs."""
+
+    gtids: str = ""
+    file: str = ""
+    position: int = 4
+    gtid_block: bytes = b""
+    """The set in MySQL's binary form."""
+
+
+class LogStream:
+    """The events from a place on; `take` and `close` may be called by different threads."""
+
+    def __init__(self, session: Session, packets: Packets, silent_s: float) -> None:
+        self.session = session
+        self._packets = packets
+        self._socket = session.raw_socket()
+        self._socket.settimeout(silent_s)
+        self._silent_s = silent_s
+        self._arrived: deque[bytes] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._receive, name="mysql log", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """The server has sent all it had; only for streams that were opened with `follow=False`."""
+        return self._packets.ended
+
+    def take(self, timeout_s: float) -> list[Events]:
+        """The events that have arrived by now, waiting for the first of them at most `timeout_s`.
+
+        Raises:
+            MySqlUnavailableError: the connection broke, the server is silent, or `close` was called.
+            CorruptError, TidemarkError: see `Packets.take`.
+        """
+        with self._changed:
+            wanted = min(self._packets.wanted, QUEUE_BYTES)
+            self._changed.wait_for(lambda: self._bytes >= wanted or self._error is not None, timeout_s)
+            if not self._bytes and self._error is not None:
+                raise self._error
+            data = self._pop()
+        metrics.BYTES.inc(len(data))
+        return self._packets.take(data)
+
+    def close(self) -> None:
+        """End the connection; whoever waits in `take` gets an error."""
+        self._closed = True
+        with suppress(OSError):  # it may be gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with self._changed:
+            self._bytes = 0
+            self._arrived.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _pop(self) -> bytes:
+        """As much as one take is worth; makes room for the thread."""
+        parts: list[bytes] = []
+        size = 0
+        while self._arrived and (not parts or size + len(self._arrived[0]) <= TAKE_BYTES + self._packets.wanted):
+            parts.append(self._arrived.popleft())
+            size += len(parts[-1])
+        self._bytes -= size
+        self._changed.notify_all()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _receive(self) -> None:
+        room = bytearray(_RECEIVE_BYTES)
+        view = memoryview(room)
+        error: Exception
+        try:
+            while size := self._socket.recv_into(room):
+                self._put(bytes(view[:size]))
+            error = MySqlUnavailableError("the server has closed the log connection")
+        except TimeoutError:
+            error = MySqlUnavailableError(f"the server was silent for {self._silent_s:.1f} s, in spite of heartbeats")
+        except OSError as err:
+            error = MySqlUnavailableError(f"the log connection broke: {err}")
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _put(self, data: bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes + len(data) <= QUEUE_BYTES or self._closed)
+            if not self._closed:
+                self._arrived.append(data)
+                self._bytes += len(data)
+                self._changed.notify_all()
+
+
+def open_stream(
+    session: Session, place: LogPlace, options: MySqlOptions, server_id: int, *, follow: bool = True
+) -> LogStream:
+    """Turn a session into a stream of its server's log; without `follow` it ends at the end of the log.
+
+    Raises:
+        LogPurgedError, LogBehindError, ServerIdTakenError, …: the server refuses; also later, by `take`.
+    """
+    checksums = _prepare(session, place, options)
+    flags = 0 if follow else commands.NON_BLOCK
+    if place.gtid_block:
+        request = commands.dump_gtid(server_id, place.gtid_block, flags)
+    elif place.gtids:
+        request = commands.dump(server_id, flags=flags)
+    else:
+        request = commands.dump(server_id, place.file, place.position, flags)
+    raw = session.raw_socket()
+    with answers("asking for the log"):
+        raw.sendall(commands.register(server_id, "tidemark"))
+        _check_answer(raw)
+        raw.sendall(request)
+    silent_s = max(_SILENT_S, _SILENT_HEARTBEATS * options.heartbeat_ms / 1000)
+    return LogStream(session, Packets(checksums=checksums), silent_s)
+
+
+def _prepare(session: Session, place: LogPlace, options: MySqlOptions) -> bool:
+    """Agree on how events are sent; returns whether checksums follow them."""
+    ((checksum,),) = session.execute("SELECT @@global.binlog_checksum")
+    session.execute("SET @master_binlog_checksum=%s, @source_binlog_checksum=%s", (checksum, checksum))
+    period_ns = options.heartbeat_ms * 1_000_000
+    session.execute("SET @master_heartbeat_period=%s, @source_heartbeat_period=%s", (period_ns, period_ns))
+    session.execute("SET SESSION net_write_timeout=3600")
+    if session.flavor.is_mariadb:
+        session.execute("SET @mariadb_slave_capability=%s", (_MARIADB_CAPABILITY,))
+        if place.gtids or not place.file:
+            session.execute("SET @slave_connect_state=%s, @slave_gtid_strict_mode=1", (place.gtids,))
+            session.execute("SET @slave_gtid_ignore_duplicates=0")
+    else:
+        session.execute("SET @slave_uuid=UUID(), @replica_uuid=UUID()")
+    return str(checksum).upper() != "NONE"
+
+
+def _check_answer(raw: socket.socket) -> None:
+    head = _exactly(raw, 4)
+    (size,) = struct.unpack("<I", head)
+    body = _exactly(raw, size & 0xFFFFFF)
+    if body[:1] == b"\xff":
+        raise of_packet(body, "registering as a reader of the log")
+
+
+def _exactly(raw: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = raw.recv(size - len(found))
+        if not part:
+            raise MySqlUnavailableError("the server closed the connection")
+        found += part
+    return found
