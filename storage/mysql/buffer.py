@@ -70,9 +70,16 @@ class Bytes:
     def slices(self, begin: Offsets, end: Offsets, present: Mask | None = None) -> pa.Array:
         """The bytes `[begin, end)` as a new binary array, null where not `present`.
 
-        Slices must ascend and not overlap: Arrow then reads slices and the gaps between them as one array, and takes
-        every second value of it, which is one memcpy per value.
+        Arrow reads slices and the gaps between them as one array, and takes every second value of it, which is one
+        memcpy per value; for that slices that do not ascend are put in order first. They must not overlap.
         """
+        if present is not None:
+            reach = np.maximum.accumulate(np.where(present, end, 0))
+            begin, end = np.where(present, begin, reach), np.where(present, end, reach)
+        if bool((begin[1:] < end[:-1]).any()):
+            order = np.argsort(begin, kind="stable")
+            rows = self.slices(begin[order], end[order], None if present is None else present[order])
+            return rows.take(pa.array(np.argsort(order)))
         bounds = np.empty(2 * len(begin) + 1, np.int32)
         bounds[0:-1:2] = begin
         bounds[1::2] = end

@@ -23,6 +23,8 @@ HEADER_BYTES: Final = 19
 CHECKSUM_BYTES: Final = 4
 PACKET_PREFIX_BYTES: Final = 5
 PACKET_BYTES_MAX: Final = 0xFFFFFF
+_FLAGS_AT = 17
+_IN_USE = 1
 _SIZE = struct.Struct("<9xI")
 _PACKET = struct.Struct("<IB")
 _U32 = struct.Struct("<I")
@@ -191,8 +193,16 @@ def check_events(events: Events) -> None:
     """
     view, crc32, unpack = events.data.u8s.data, zlib.crc32, _U32.unpack_from
     for begin, end in zip(events.begin.tolist(), events.end.tolist(), strict=True):
-        if crc32(view[begin:end]) != unpack(view, end)[0]:
+        if crc32(view[begin:end]) != unpack(view, end)[0] and not _in_use(view[begin : end + CHECKSUM_BYTES]):
             raise EventChecksumError(f"the event of type {view[begin + 4]} at offset {begin} is damaged: read it again")
+
+
+def _in_use(event: memoryview) -> bool:
+    """Whether only the mark of a file in use was set in its FORMAT_DESCRIPTION after the CRC32 was computed."""
+    plain = bytearray(event)
+    plain[_FLAGS_AT] &= ~_IN_USE
+    right = zlib.crc32(plain[:-CHECKSUM_BYTES]) == _U32.unpack(plain[-CHECKSUM_BYTES:])[0]
+    return right and plain[4] == EventType.FORMAT_DESCRIPTION
 
 
 def join_events(parts: Sequence[bytes]) -> Events:

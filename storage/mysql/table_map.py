@@ -7,7 +7,7 @@ Source: MySQL's Table_map_log_event and Table_map_event::Optional_metadata_field
 """
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,8 +56,8 @@ class TableMap:
     """The body without the server's number: equal for equal versions, whatever server tells them."""
 
     @classmethod
-    def parse(cls, body: bytes) -> "TableMap":
-        """Read the body of a TABLE_MAP event.
+    def parse(cls, body: bytes, *, mariadb: bool) -> "TableMap":
+        """Read the body of a TABLE_MAP event; the two servers count different types as numbers and as characters.
 
         Raises:
             CorruptError: it is not one.
@@ -72,8 +72,13 @@ class TableMap:
         columns = [_column(code, metas, f"{schema}.{table}") for code in types]
         nullable = reader.bits(len(columns))
         columns = [replace(column, nullable=null) for column, null in zip(columns, nullable, strict=True)]
-        columns, key = _with_metadata(columns, dict(_fields(reader)))
+        columns, key = _with_metadata(columns, dict(_fields(reader)), mariadb=mariadb)
         return cls(table_id, schema, table, tuple(columns), key, body[ID_BYTES:])
+
+    @property
+    def name(self) -> str:
+        """`schema.table`."""
+        return f"{self.schema}.{self.table}"
 
     @cached_property
     def is_full(self) -> bool:
@@ -88,7 +93,7 @@ class TableMap:
         """
         if not self.is_full:
             raise RowMetadataError(
-                f"the log does not tell the columns of {self.schema}.{self.table}: SET GLOBAL"
+                f"the log does not tell the columns of {self.name}: SET GLOBAL"
                 " binlog_row_metadata='FULL' on the server, and begin the changefeed after that"
             )
         return Table(table_id, self.table, self.columns, tuple(primary_key or self.primary_key))
@@ -132,14 +137,16 @@ def _fields(reader: Reader) -> Iterator[tuple[int, bytes]]:
         yield reader.number(1), reader.string()
 
 
-def _with_metadata(columns: list[Column], fields: dict[int, bytes]) -> tuple[list[Column], tuple[str, ...]]:
-    numeric = [place for place, column in enumerate(columns) if column.type in NUMERIC]
-    strings = [place for place, column in enumerate(columns) if column.type in STRINGS]
-    names = [place for place, column in enumerate(columns) if column.type in {Type.ENUM, Type.SET}]
+def _with_metadata(
+    columns: list[Column], fields: dict[int, bytes], *, mariadb: bool
+) -> tuple[list[Column], tuple[str, ...]]:
+    numeric = _places(columns, NUMERIC | {Type.YEAR} if mariadb else NUMERIC)
+    strings = _places(columns, STRINGS | {Type.GEOMETRY} if mariadb else STRINGS)
+    names = _places(columns, {Type.ENUM, Type.SET})
     if _Kind.SIGNEDNESS in fields:
         signs = Reader(fields[_Kind.SIGNEDNESS]).bits_be(len(numeric))
         for place, unsigned in zip(numeric, signs, strict=True):
-            columns[place] = replace(columns[place], unsigned=unsigned)
+            columns[place] = replace(columns[place], unsigned=unsigned and columns[place].type is not Type.YEAR)
     _set_collations(columns, strings, fields, _Kind.DEFAULT_CHARSET, _Kind.COLUMN_CHARSET)
     _set_collations(columns, names, fields, _Kind.ENUM_AND_SET_DEFAULT_CHARSET, _Kind.ENUM_AND_SET_COLUMN_CHARSET)
     _set_elems(columns, fields)
@@ -148,6 +155,10 @@ def _with_metadata(columns: list[Column], fields: dict[int, bytes]) -> tuple[lis
         for place, column in enumerate(columns):
             columns[place] = replace(column, name=reader.string().decode(errors="replace"))
     return columns, _key(columns, fields)
+
+
+def _places(columns: list[Column], types: Collection[Type]) -> list[int]:
+    return [place for place, column in enumerate(columns) if column.type in types]
 
 
 def _set_collations(
@@ -161,6 +172,8 @@ def _set_collations(
         collations = [exceptions.get(number, usual) for number in range(len(places))]
     else:
         return
+    if len(collations) != len(places):
+        raise CorruptError(f"a TABLE_MAP event has {len(collations)} collations for {len(places)} columns")
     for place, collation in zip(places, collations, strict=True):
         columns[place] = replace(columns[place], collation=collation)
 

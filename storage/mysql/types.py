@@ -53,7 +53,6 @@ class Type(enum.IntEnum):
 
 INTEGERS: Final = frozenset({Type.TINY, Type.SHORT, Type.INT24, Type.LONG, Type.LONGLONG})
 NUMERIC: Final = INTEGERS | {Type.NEWDECIMAL, Type.FLOAT, Type.DOUBLE}
-"""The types that have a sign, in the order of the event's signedness bits (YEAR is not among them in MariaDB)."""
 STRINGS: Final = frozenset({Type.VARCHAR, Type.STRING, Type.BLOB})
 """The types whose values are characters, or bytes where the character set is `binary`."""
 DATES: Final = frozenset({Type.DATE, Type.DATETIME, Type.DATETIME2, Type.TIMESTAMP, Type.TIMESTAMP2})

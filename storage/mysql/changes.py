@@ -1,0 +1,183 @@
+"""Row changes of one table: a batch of RAW_SCHEMA out of its row events, in log order, one change per key and commit.
+
+    value, old_value = format u8, row             0: a row image, 1: a row of the binary protocol
+
+Invariants:
+1. An update that changes the key is a delete and an insert: consumers know rows by their keys.
+2. Within one commit_ts and batch a key changes once: what follows one another in a transaction is folded into what it
+   does as a whole, which is nothing at all for a row that comes and goes. The sorter orders by operation within a
+   transaction, so it could not keep the order of two changes of one row.
+A transaction that crosses batches must give each of them its own `start_ts`, ascending: see docs/format/mysql-rows.md.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.model.errors import CorruptError
+from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
+from storage.mysql.buffer import Bytes, Mask, Offsets, reading
+from storage.mysql.event import DELETE_ROWS, UPDATE_ROWS, Events
+from storage.mysql.image import Shape
+from storage.mysql.key import KeyColumn, image_keys, key_columns
+from storage.mysql.rows import Images, TableRows, find_images
+from storage.mysql.schema import Table
+
+IMAGE: Final = 0
+BINARY_ROW: Final = 1
+_NONE: Final = -1
+_OP_OF_TYPE = np.full(256, INSERT, np.uint8)
+_OP_OF_TYPE[list(UPDATE_ROWS)] = UPDATE
+_OP_OF_TYPE[list(DELETE_ROWS)] = DELETE
+
+Timestamps = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What reading a table's row events needs, made once for each version of it."""
+
+    table: Table
+    shape: Shape
+    key: tuple[KeyColumn, ...]
+
+    @classmethod
+    def of(cls, table: Table) -> "Plan":
+        """The plan of a table that has a key.
+
+        Raises:
+            ColumnUnsupportedError: one of its columns cannot be read.
+        """
+        table.check()
+        assert table.primary_key, "a table without a key has no plan"
+        return cls(table, Shape.of(table.columns), key_columns(table))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes that some row events made to one table."""
+
+    batch: pa.RecordBatch
+    """Of RAW_SCHEMA, commit by commit in log order."""
+    keys: pa.Array
+    """The keys of all images, in log order: what was there before, or is there after, any of the changes."""
+
+
+def read_changes(
+    events: Events, rows: TableRows, plan: Plan, commit_ts: Timestamps, start_ts: Timestamps | None = None
+) -> Changes:
+    """Read the changes that `rows` tells of; `commit_ts` and `start_ts` are those of each of `events`.
+
+    Without `start_ts` it is commit_ts - 1, a fence: nothing else has this commit_ts.
+
+    Raises:
+        RowImageError: an event does not hold all columns.
+        CorruptError: the events cannot be read.
+    """
+    images = find_images(events, rows, plan.shape)
+    with reading(f"a row image of {rows.table.name}"):
+        keys = image_keys(events.data, images.begin, plan.shape, plan.key)
+    steps = _without_key_changes(_steps(events, images), keys)
+    commits = commit_ts[images.event[steps.image]]
+    starts = commits - np.uint64(1) if start_ts is None else start_ts[images.event[steps.image]]
+    steps, kept = _folded(steps, keys, commits)
+    columns = [
+        pa.array(commits[kept]),
+        pa.array(starts[kept]),
+        pa.array(steps.op),
+        keys.take(pa.array(steps.image)),
+        _values(events.data, images, steps.after),
+        _values(events.data, images, steps.before),
+    ]
+    return Changes(pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA), keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Changes by the numbers of their images, -1 for none."""
+
+    op: npt.NDArray[np.uint8]
+    before: Offsets
+    after: Offsets
+
+    @property
+    def image(self) -> Offsets:
+        """One that has the change's key: the image after it, before it in a delete."""
+        return np.where(self.after != _NONE, self.after, self.before)
+
+
+def _steps(events: Events, images: Images) -> _Steps:
+    op = _OP_OF_TYPE[events.types[images.event]]
+    updates = np.flatnonzero(op == UPDATE)
+    if len(updates) % 2 or not np.array_equal(images.event[updates[0::2]], images.event[updates[1::2]]):
+        raise CorruptError("an update event has an image before without one after")
+    first = np.ones(len(op), np.bool_)
+    first[updates[1::2]] = False
+    image, op = np.flatnonzero(first), op[first]
+    before = np.where(op == INSERT, _NONE, image)
+    return _Steps(op, before, np.where(op == DELETE, _NONE, image + (op == UPDATE)))
+
+
+def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
+    """Updates that change the key become a delete and an insert."""
+    updates = np.flatnonzero(steps.op == UPDATE)
+    differs = pc.not_equal(keys.take(pa.array(steps.before[updates])), keys.take(pa.array(steps.after[updates])))
+    if not pc.any(differs).as_py():
+        return steps
+    changed = np.zeros(len(steps.op), np.bool_)
+    changed[updates] = np.asarray(differs)
+    rows = np.repeat(np.arange(len(changed)), changed + 1)
+    second = np.zeros(len(rows), np.bool_)
+    second[1:] = rows[1:] == rows[:-1]
+    first = changed[rows] & ~second
+    op = np.where(second, INSERT, np.where(first, DELETE, steps.op[rows])).astype(np.uint8)
+    return _Steps(op, np.where(second, _NONE, steps.before[rows]), np.where(first, _NONE, steps.after[rows]))
+
+
+def _folded(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps, Offsets | slice]:
+    """One step for each key of a commit; also which of the given steps each one stands in for."""
+    many = _not_alone(commits)
+    if not bool(many.any()):
+        return steps, slice(None)
+    rows = np.flatnonzero(many)
+    codes = np.asarray(keys.take(pa.array(steps.image[rows])).dictionary_encode().indices)
+    order = np.lexsort((codes, commits[rows]))  # stable: log order within a key of a commit
+    same = (codes[order][1:] == codes[order][:-1]) & (commits[rows][order][1:] == commits[rows][order][:-1])
+    if not bool(same.any()):
+        return steps, slice(None)
+    begins = np.flatnonzero(np.append(np.ones(1, np.bool_), ~same))
+    ends = np.append(begins[1:], len(order)) - 1
+    return _merged(steps, rows[order[begins]], rows[order[ends]], ~many)
+
+
+def _merged(steps: _Steps, first: Offsets, last: Offsets, alone: Mask) -> tuple[_Steps, Offsets]:
+    """The steps `alone`, and one for each pair of the first and last step of a key."""
+    before, after = steps.before.copy(), steps.after.copy()
+    before[last], after[last] = steps.before[first], steps.after[last]
+    kept = np.zeros(len(before), np.bool_)
+    kept[last] = (before[last] != _NONE) | (after[last] != _NONE)
+    kept |= alone
+    rows = np.flatnonzero(kept)
+    before, after = before[rows], after[rows]
+    op = np.where(before == _NONE, INSERT, np.where(after == _NONE, DELETE, UPDATE)).astype(np.uint8)
+    return _Steps(op, before, after), rows
+
+
+def _not_alone(commits: Timestamps) -> Mask:
+    """Which steps have a neighbour of the same commit."""
+    same = commits[1:] == commits[:-1]
+    many = np.zeros(len(commits), np.bool_)
+    many[1:] |= same
+    many[:-1] |= same
+    return many
+
+
+def _values(data: Bytes, images: Images, number: Offsets) -> pa.Array:
+    """The images of these numbers behind their format byte; null for -1."""
+    present = number != _NONE
+    rows = data.slices(images.begin[number], images.end[number], None if bool(present.all()) else present)
+    return pc.binary_replace_slice(rows, start=0, stop=0, replacement=bytes((IMAGE,)))

@@ -1,0 +1,226 @@
+"""Row events: which table each one is of, and where the images in it lie.
+
+    body     = table_id u48, flags u16, (extra size u16, extra)?, columns n, present bitmap (twice in updates), rows
+    row      = image of an insert or delete | image before, image after of an update
+
+The extra part is there in v2 only. Images are found by a wavefront: the k-th image of all events of a batch at once,
+until each event's end; where few events go on, one by one. Source: MySQL's Rows_event.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.model.errors import CorruptError
+from storage.mysql.buffer import Bytes, Mask, Offsets, reading
+from storage.mysql.errors import EventUnsupportedError, RowImageError
+from storage.mysql.event import HEADER_BYTES, Events, EventType
+from storage.mysql.image import Shape
+from storage.mysql.table_map import ID_BYTES, TableMap
+
+WAVE_ROWS_MIN: Final = 24
+"""Below this many events that go on, images are cheaper found one by one."""
+_TOO_LONG = "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is damaged"
+_V1_HEAD_BYTES = ID_BYTES + 2
+_V2 = (EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS)
+_UPDATES = (EventType.UPDATE_ROWS_V1, EventType.UPDATE_ROWS)
+_DUMMY_TABLE_IDS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFF})  # an event without rows, which only ends a statement
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The row events of one table in one version: their numbers, ascending."""
+
+    table: TableMap
+    numbers: Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Row images in log order: `[begin, end)` in the events' data, and the number of the event each is of."""
+
+    begin: Offsets
+    end: Offsets
+    event: Offsets
+
+
+class TableMaps:
+    """The tables that a log has told of, by the server's numbers; forgotten when the server or its log begins anew."""
+
+    def __init__(self, *, mariadb: bool) -> None:
+        self._mariadb = mariadb
+        self._tables: dict[int, bytes] = {}
+        self._parsed: dict[bytes, TableMap] = {}
+
+    def forget(self) -> None:
+        """Drop all numbers: another log begins (FORMAT_DESCRIPTION, a real ROTATE)."""
+        self._tables.clear()
+        self._parsed.clear()
+
+    def group(self, events: Events) -> list[TableRows]:
+        """The row events of `events` by table. A number that changes its meaning among them is followed.
+
+        Raises:
+            CorruptError: a row event is of a table that was not told of.
+            EventUnsupportedError: an event holds rows that cannot be known from it.
+        """
+        types = events.types
+        if bool((types == EventType.PARTIAL_UPDATE_ROWS).any()):
+            raise EventUnsupportedError(
+                "the log holds partial JSON updates: SET GLOBAL binlog_row_value_options='' on the server, and begin "
+                "the changefeed after that"
+            )
+        maps = events.of(EventType.TABLE_MAP)
+        found: list[TableRows] = []
+        for first, last in self._stretches(events, maps):
+            self._learn(events, maps[(maps >= first) & (maps < last)])
+            found += self._grouped(events, events.rows, first, last)
+        return found
+
+    def _stretches(self, events: Events, maps: Offsets) -> Iterator[tuple[int, int]]:
+        """Parts of `events` within which a number has one meaning: nearly always one part."""
+        borders = [0, *self._new_meanings(events, maps), len(events)]
+        return itertools.pairwise(borders)
+
+    def _new_meanings(self, events: Events, maps: Offsets) -> list[int]:
+        """The numbers of the TABLE_MAP events that say of a table_id something else than what was said before."""
+        ids = _table_ids(events, maps)
+        found: list[int] = []
+        for table_id in np.unique(ids).tolist():
+            mine = maps[ids == table_id]
+            if table_id in self._tables and self._tables[table_id] != events.body(int(mine[0])):
+                found.append(int(mine[0]))
+            found += mine[1:][_differs(events, mine)].tolist()
+        return sorted(found)
+
+    def _learn(self, events: Events, maps: Offsets) -> None:
+        ids = _table_ids(events, maps)
+        for table_id, at in zip(*np.unique(ids, return_index=True), strict=True):
+            body = events.body(int(maps[at]))
+            if body not in self._parsed:
+                self._parsed[body] = TableMap.parse(body, mariadb=self._mariadb)
+            self._tables[int(table_id)] = body
+
+    def _grouped(self, events: Events, rows: Offsets, first: int, last: int) -> list[TableRows]:
+        rows = rows[(rows >= first) & (rows < last)]
+        ids = _table_ids(events, rows)
+        groups = []
+        for table_id in np.unique(ids).tolist():
+            if table_id in _DUMMY_TABLE_IDS:
+                continue
+            if table_id not in self._tables:
+                raise CorruptError(f"rows of a table ({table_id}) that no TABLE_MAP told of: begin at a GTID")
+            groups.append(TableRows(self._parsed[self._tables[table_id]], rows[ids == table_id]))
+        return groups
+
+
+def find_images(events: Events, rows: TableRows, shape: Shape, *, wave_rows_min: int = WAVE_ROWS_MIN) -> Images:
+    """Where the images of these row events lie.
+
+    Raises:
+        RowImageError: an event does not hold all columns.
+        CorruptError: the rows of an event do not end where it does.
+    """
+    with reading(f"a row event of {rows.table.name}"):
+        at = _first_images(events, rows)
+        stop = events.end[rows.numbers]
+        parts = list(_waves(events.data, at, stop, shape, wave_rows_min))
+    begin, end, place = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.argsort(begin, kind="stable")
+    return Images(begin[order], end[order], rows.numbers[place[order]])
+
+
+_Wave = tuple[Offsets, Offsets, Offsets]
+
+
+def _waves(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, wave_rows_min: int) -> Iterator[_Wave]:
+    yield at[:0], at[:0], at[:0]
+    going = np.flatnonzero(at < stop)
+    at = at.copy()
+    while len(going) >= wave_rows_min:
+        begin = at[going]
+        end = shape.ends(data, begin)
+        if not bool(((begin < end) & (end <= stop[going])).all()):
+            raise CorruptError(_TOO_LONG)
+        yield begin, end, going
+        at[going] = end
+        going = going[end < stop[going]]
+    if len(going):
+        yield _one_by_one(data, at, stop, shape, going)
+
+
+def _one_by_one(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, going: Offsets) -> _Wave:
+    view, step = data.u8s.data, shape.step
+    found = [list(_of_event(view, step, *each)) for each in zip(at[going].tolist(), stop[going].tolist(), strict=True)]
+    bounds = np.array(list(itertools.chain.from_iterable(found)), np.int64).reshape(-1, 2)
+    return bounds[:, 0], bounds[:, 1], np.repeat(going, [len(images) for images in found])
+
+
+def _of_event(
+    view: memoryview, step: Callable[[memoryview, int], int], begin: int, stop: int
+) -> Iterator[tuple[int, int]]:
+    while begin < stop:
+        end = step(view, begin)
+        if not begin < end <= stop:
+            raise CorruptError(_TOO_LONG)
+        yield begin, end
+        begin = end
+
+
+def _first_images(events: Events, rows: TableRows) -> Offsets:
+    """Where the first image of each event begins; each must hold all columns of the table."""
+    data, columns = events.data, len(rows.table.columns)
+    at = events.begin[rows.numbers] + (HEADER_BYTES + _V1_HEAD_BYTES)
+    types = events.types[rows.numbers]
+    v2 = np.isin(types, _V2)
+    if bool(v2.any()):
+        at = at + np.where(v2, data.number(at, 2), 0)
+    if not bool((data.matrix(at, len(_packed(columns))) == np.frombuffer(_packed(columns), np.uint8)).all()):
+        raise CorruptError(f"a row event of {rows.table.name} has another number of columns than its TABLE_MAP")
+    at = _after_bitmap(data, at + len(_packed(columns)), rows)
+    updates = np.isin(types, _UPDATES)
+    if bool(updates.any()):
+        at[updates] = _after_bitmap(data, at[updates], rows)
+    if bool((at > events.end[rows.numbers]).any()):
+        raise CorruptError(f"a row event of {rows.table.name} ends within its header")
+    return at
+
+
+def _after_bitmap(data: Bytes, at: Offsets, rows: TableRows) -> Offsets:
+    """Behind the bitmaps of the columns present, which must be all; bits beyond them have no meaning."""
+    columns = len(rows.table.columns)
+    bitmap = np.frombuffer(((1 << columns) - 1).to_bytes((columns + 7) // 8, "little"), np.uint8)
+    if not bool((data.matrix(at, len(bitmap)) & bitmap == bitmap).all()):
+        raise RowImageError(
+            f"the log holds row images of {rows.table.name} without all columns: SET GLOBAL binlog_row_image='FULL' on "
+            "the server, in its sessions too, and begin the changefeed after that"
+        )
+    return at + len(bitmap)
+
+
+def _packed(number: int) -> bytes:
+    return bytes((number,)) if number < 251 else b"\xfc" + number.to_bytes(2, "little")
+
+
+def _table_ids(events: Events, numbers: Offsets) -> npt.NDArray[np.int64]:
+    ids: npt.NDArray[np.int64] = events.data.number(events.begin[numbers] + HEADER_BYTES, ID_BYTES).astype(np.int64)
+    return ids
+
+
+def _differs(events: Events, numbers: Offsets) -> Mask:
+    """Which events after the first have another body than the one before."""
+    begin, end = events.begin[numbers] + HEADER_BYTES, events.end[numbers]
+    size = end - begin
+    differs: Mask = size[1:] != size[:-1]
+    if bool(differs.any()):
+        bodies = [events.body(number) for number in numbers.tolist()]
+        return np.array([one != other for one, other in itertools.pairwise(bodies)])
+    for word in range(0, int(size[0]), 8):
+        left = min(8, int(size[0]) - word)
+        words = events.data.u64(begin + word) & np.uint64((1 << 8 * left) - 1 if left < 8 else 0xFFFFFFFFFFFFFFFF)
+        differs |= words[1:] != words[:-1]
+    return differs
