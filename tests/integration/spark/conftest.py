@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.capture.processes import running_cluster
 from tests.integration.spark.captures import Captures
 from tests.integration.spark.upstream import Upstream
 
@@ -22,6 +23,12 @@ def upstream():
 def captures(upstream):
     with Captures(upstream) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
