@@ -8,16 +8,13 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from storage.model.errors import InvalidError
 
 _MARIADB = re.compile(r"(\d+)-(\d+)-(\d+)")
 _U64 = struct.Struct("<Q")
-_NO_POSITIONS: Mapping[int, tuple[int, int]] = MappingProxyType({})
-_NO_INTERVALS: Mapping[uuid.UUID, tuple[tuple[int, int], ...]] = MappingProxyType({})
 
 
 class GtidSet(Protocol):
@@ -32,7 +29,7 @@ class GtidSet(Protocol):
 class MariaGtidSet:
     """For each replication domain (server, seq) of the last transaction read."""
 
-    positions: Mapping[int, tuple[int, int]] = _NO_POSITIONS
+    positions: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "MariaGtidSet":
@@ -74,7 +71,7 @@ class MariaGtidSet:
 class MysqlGtidSet:
     """For each server the inclusive intervals read, ascending, with gaps between them."""
 
-    intervals: Mapping[uuid.UUID, tuple[tuple[int, int], ...]] = _NO_INTERVALS
+    intervals: Mapping[uuid.UUID, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "MysqlGtidSet":
