@@ -9,7 +9,7 @@ import enum
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 from sqlglot.dialects.mysql import MySQL
 from sqlglot.errors import SqlglotError
@@ -29,13 +29,17 @@ class Verb(enum.Enum):
     """Rows appear or vanish without row events: partitions that are dropped, truncated or exchanged, tablespaces."""
 
 
+TableName: TypeAlias = tuple[str, str]
+"""Schema and table; both may hold dots."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One of them; names are `schema.table`, or a schema's."""
+    """One of them; a dropped schema has no table's name."""
 
     verb: Verb
-    name: str
-    to: str = ""
+    name: TableName
+    to: TableName | None = None
     """The new name of what is renamed."""
 
 
@@ -128,7 +132,14 @@ def _needs_words(statement: Statement) -> bool:
 def _xa_statement(verb: str, xid: str, one_phase: str | None) -> Statement:
     kinds = {"START": Kind.XA_START, "BEGIN": Kind.XA_START, "END": Kind.XA_END, "PREPARE": Kind.NOTHING}
     kinds |= {"COMMIT": Kind.COMMIT if one_phase else Kind.XA_COMMIT, "ROLLBACK": Kind.XA_ROLLBACK}
-    return Statement(kinds[verb.upper()], xid=re.sub(r"\s+", "", xid))
+    return Statement(kinds[verb.upper()], xid=_xid(xid))
+
+
+def _xid(text: str) -> str:
+    """Global and branch id in hexadecimal, whether the log has them as `X'31',X'32',1` or as `'1','2'`."""
+    found = re.findall(r"[xX]'([0-9a-fA-F]*)'|'((?:[^']|'')*)'", text)
+    parts = [hexed.lower() or plain.replace("''", "'").encode().hex() for hexed, plain in found[:2]]
+    return ",".join([*parts, "", ""][:2])
 
 
 class _Words(MySQL):
@@ -204,7 +215,7 @@ class _Reader:
         self._skip("IF", "EXISTS")
         name = self._name()
         self._wait()
-        renamed = ""
+        renamed: TableName | None = None
         for spec in self._specs():
             renamed = self._spec_rename(spec) or renamed
             if _moves_rows([token.text.upper() for token in spec]):
@@ -229,7 +240,7 @@ class _Reader:
             yield from self._index()
         elif self._skip("DATABASE") or self._skip("SCHEMA"):
             self._skip("IF", "EXISTS")
-            yield Action(Verb.SCHEMA_DROPPED, self._part())
+            yield Action(Verb.SCHEMA_DROPPED, (self._part(), ""))
         else:
             self._harmless("PREPARE")
 
@@ -268,9 +279,9 @@ class _Reader:
                 spec.append(token)
         yield spec
 
-    def _spec_rename(self, spec: list[Token]) -> str:
+    def _spec_rename(self, spec: list[Token]) -> TableName | None:
         if not spec or not _is(spec[0], "RENAME") or (len(spec) > 1 and _is(spec[1], "COLUMN", "INDEX", "KEY")):
-            return ""
+            return None
         rest = _Reader(spec, self._schema, fold_case=self._fold_case)
         rest._at = 1
         if rest._peek() in ("TO", "AS", "="):
@@ -284,9 +295,9 @@ class _Reader:
             rest = _Reader(spec[places[0] + 1 :], self._schema, fold_case=self._fold_case)
             yield Action(Verb.ROWS_MOVED, rest._name())
 
-    def _name(self) -> str:
+    def _name(self) -> TableName:
         first = self._part()
-        return f"{first}.{self._part()}" if self._skip(".") else f"{self._folded(self._schema)}.{first}"
+        return (first, self._part()) if self._skip(".") else (self._folded(self._schema), first)
 
     def _part(self) -> str:
         token = self._next()

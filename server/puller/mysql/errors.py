@@ -80,6 +80,10 @@ class TornTransactionError(UnavailableError):
 
     code = "ErrMySQLTransactionTorn"
 
+    def __init__(self, commit_ts: int, gtid: str) -> None:
+        super().__init__(f"the server died within transaction {gtid}, which is large: its rows are taken back")
+        self.commit_ts = commit_ts
+
 
 class XaTooLargeError(InvalidError):
     """The rows of prepared XA transactions, which wait for their commit, are more than is kept."""

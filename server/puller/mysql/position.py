@@ -1,0 +1,111 @@
+"""Where in a log we stand, and the commit_ts there: a fold over all transactions, that goes on from anchors. Pure.
+
+    commit_ts(n) = max(commit_ts(n - 1) + 2, physical second of transaction n in TSO layout)
+
+over all transactions of the log in its order, whatever tables they touch. The commit_ts before each one, which no
+transaction has, belongs to schema changes: a transaction may bring one and rows above it (CREATE TABLE … SELECT). The
+second is the one that the log has for the transaction's GTID, which replicas repeat, so a replica gives the same fold.
+An anchor is a place and its commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.model.errors import CorruptError
+from storage.model.ts import LOGICAL_BITS
+from storage.mysql.control import MariaGtid, MysqlGtid
+from storage.mysql.gtid import MariaGtidSet, MysqlGtidSet
+
+STEP: Final = 2
+_SECOND: Final = 1000 << LOGICAL_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """After which transaction we are: everything of the log before it has a commit_ts at or below `ts`."""
+
+    ts: int
+    gtids: str
+    """The GTIDs read, as the server writes them; empty where it has none."""
+    file: str = ""
+    """With `position` the place in the log of the server that was read; another server has another one."""
+    position: int = 4
+
+    def to_json(self) -> bytes:
+        """As the metadata keeps it."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, value: bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError) as err:
+            raise CorruptError(f"an anchor of a MySQL source in the metadata cannot be read: {err!r}") from err
+
+    @property
+    def is_mysql(self) -> bool:
+        """Whether the GTIDs are MySQL's, which hold a colon, not MariaDB's."""
+        return ":" in self.gtids
+
+    @property
+    def gtid_block(self) -> bytes:
+        """MySQL's GTIDs in binary form."""
+        return MysqlGtidSet.parse(self.gtids).encode() if self.is_mysql else b""
+
+
+def fold(previous_ts: int, seconds: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """The commit_ts of transactions that follow `previous_ts`, by the second in each one's GTID event."""
+    steps = STEP * np.arange(1, len(seconds) + 1, dtype=np.int64)
+    at_least = np.maximum(seconds.astype(np.int64) * _SECOND - steps, previous_ts)
+    folded: npt.NDArray[np.int64] = np.maximum.accumulate(at_least) + steps
+    return folded
+
+
+class LogPosition:
+    """The place after the last complete transaction; moved by `Transactions` alone."""
+
+    def __init__(self, anchor: Anchor) -> None:
+        self.ts = anchor.ts
+        self.file = anchor.file
+        self.position = anchor.position
+        self._gtids: MariaGtidSet | MysqlGtidSet
+        self._gtids = MysqlGtidSet.parse(anchor.gtids) if anchor.is_mysql else MariaGtidSet.parse(anchor.gtids)
+
+    @property
+    def anchor(self) -> Anchor:
+        """As a value."""
+        return Anchor(self.ts, str(self._gtids), self.file, self.position)
+
+    @property
+    def has_gtids(self) -> bool:
+        """Whether any is known."""
+        return bool(str(self._gtids))
+
+    def begin_with(self, gtids: str) -> None:
+        """What a log file says was before it; for a log that is read by file and offset."""
+        if not self.has_gtids:
+            self._gtids = MysqlGtidSet.parse(gtids) if ":" in gtids else MariaGtidSet.parse(gtids)
+
+    def passed(self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int) -> None:
+        """A transaction is complete."""
+        self.ts = ts
+        self.position = next_position or self.position
+        if isinstance(gtid, MariaGtid):
+            maria = self._gtids if isinstance(self._gtids, MariaGtidSet) else MariaGtidSet()
+            self._gtids = maria.add(gtid.domain, gtid.server, gtid.seq)
+        elif gtid is not None and gtid.gno:
+            mysql = self._gtids if isinstance(self._gtids, MysqlGtidSet) else MysqlGtidSet()
+            self._gtids = mysql.add(gtid.server, gtid.gno)
+
+    def moved_to_file(self, file: str, position: int) -> None:
+        """The log goes on there."""
+        self.file, self.position = file, position

@@ -1,0 +1,385 @@
+"""From events to committed transactions, each with its commit_ts, and the statements between them. Pure.
+
+Invariants:
+1. Rows are given when their transaction has ended (XID, COMMIT), in the order of the log; those of an XA transaction
+   when its `XA COMMIT` comes, with the commit_ts of that. A transaction that never ends is never given.
+2. An exception to 1: of a transaction larger than `HELD_BYTES` the rows are given as they come, since its commit_ts is
+   known from its first event. If the server dies within it, TornTransactionError says so, and the next attempt, which
+   knows (`torn`), leaves it out.
+3. Every transaction moves the position, whatever is in it.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from server.puller.mysql.ddl import Kind, Statement, read_statement
+from server.puller.mysql.errors import LogDamagedError, TornTransactionError, XaTooLargeError
+from server.puller.mysql.position import LogPosition, fold
+from storage.mysql.compressed import expand
+from storage.mysql.control import (
+    MARIADB_COMPLETED_XA,
+    MARIADB_PREPARED_XA,
+    MARIADB_STANDALONE,
+    MariaGtid,
+    MariaGtidList,
+    MysqlGtid,
+    Query,
+    Rotate,
+    XaPrepare,
+)
+from storage.mysql.event import HEADER_BYTES, Events, EventType, join_events
+
+HELD_BYTES: Final = 64 << 20
+_XA_BYTES_MAX: Final = 512 << 20
+_GTIDS = (EventType.MARIADB_GTID, EventType.GTID, EventType.ANONYMOUS_GTID)
+_MARKS = np.isin(
+    np.arange(256),
+    [
+        *_GTIDS,
+        EventType.GTID_TAGGED,
+        EventType.XID,
+        EventType.QUERY,
+        EventType.XA_PREPARE,
+        EventType.FORMAT_DESCRIPTION,
+        EventType.ROTATE,
+        EventType.INCIDENT,
+        EventType.MARIADB_GTID_LIST,
+    ],
+)
+_UNUSUAL_FLAGS = MARIADB_STANDALONE | MARIADB_PREPARED_XA | MARIADB_COMPLETED_XA
+_MARIA_FLAGS_AT = HEADER_BYTES + 12
+_RUN_MIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Events of committed transactions; `commit_ts` has that of each event's transaction."""
+
+    events: Events
+    commit_ts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    """How many of the events each transaction ends after; without its last one where it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A statement of the log that may change tables, or changed rows, or is not understood."""
+
+    commit_ts: int
+    query: Query
+    statement: Statement
+    file: str
+    position: int
+    """Where the log goes on behind its transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogBegins:
+    """Another log file or another server begins: what it said of tables is no longer true."""
+
+
+Item: TypeAlias = Commits | Stated | LogBegins
+Gtid: TypeAlias = MariaGtid | MysqlGtid
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction that has begun."""
+
+    ts: int
+    gtid: Gtid | None
+    single: bool
+    """Its first statement ends it."""
+    parts: list[Events] = field(default_factory=list)
+    size: int = 0
+    stated: list[tuple[Query, Statement]] = field(default_factory=list)
+    given: bool = False
+    """Rows of it were given before its end."""
+
+
+class Transactions:
+    """Takes the events of one connection; `position` moves with each complete transaction."""
+
+    def __init__(
+        self,
+        position: LogPosition,
+        *,
+        fold_case: bool = False,
+        torn: frozenset[int] = frozenset(),
+        held_bytes: int = HELD_BYTES,
+    ) -> None:
+        self.position = position
+        self._fold_case = fold_case
+        self._torn = torn
+        self._held_bytes = held_bytes
+        self._open: _Open | None = None
+        self._prepared: dict[str, list[Events]] = {}
+        self._prepared_bytes = 0
+        self._runs = _Runs()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether whoever begins at `position` misses nothing: no prepared XA transaction waits for its commit."""
+        return not self._prepared
+
+    def take(self, arrived: Events) -> Iterator[Item]:
+        """What is committed by these events; to be used up before the next call.
+
+        Raises:
+            CorruptError, EventUnsupportedError: the log cannot be read.
+            TornTransactionError, XaTooLargeError: see there.
+        """
+        events = expand(arrived)
+        self._runs.begin(events)
+        kinds = events.types
+        marks = np.flatnonzero(_MARKS[kinds])
+        for first, last in _stretches(_plain(events, marks, kinds[marks])):
+            if last - first >= _RUN_MIN and self._open is None:
+                self._many(events, marks[first:last], kinds[marks[first:last]])
+            else:
+                for mark in marks[first:last].tolist():
+                    yield from self._one(events, mark, int(kinds[mark]))
+        yield from self._rest(events)
+
+    def reconnected(self) -> None:
+        """The log is sent again from `position` on; prepared XA transactions go on waiting."""
+        self._open = None
+
+    def _many(self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> None:
+        """A stretch of GTIDs and XIDs, in turn, all at once; a last GTID without XID begins a transaction."""
+        gtids, xids = marks[0::2], marks[1::2]
+        if bool((kinds[1::2] != EventType.XID).any()) or bool((kinds[0::2] == EventType.XID).any()):
+            raise LogDamagedError("the log has a transaction without an end, or an end without a transaction")
+        complete = len(xids)
+        headers = events.begin[gtids[:complete]]
+        ts = fold(self.position.ts, events.data.number(headers, 4))
+        self._runs.add(gtids[:complete], xids + 1, ts)
+        domains = events.data.number(headers + HEADER_BYTES + 8, 4)
+        for last in sorted(_last_of_each(domains)):
+            self.position.passed(
+                _gtid(events, int(gtids[last])), int(ts[last]), _next_position(events, int(xids[last]))
+            )
+        if len(gtids) > complete:
+            self._begin(events, int(gtids[-1]))
+
+    def _one(self, events: Events, mark: int, kind: int) -> Iterator[Item]:
+        if kind in _GTIDS:
+            if self._open is not None:
+                self._tear()
+            self._begin(events, mark)
+        elif kind == EventType.XID:
+            yield from self._end(events, mark)
+        elif kind == EventType.QUERY:
+            yield from self._query(events, mark)
+        elif kind == EventType.XA_PREPARE:
+            prepare = XaPrepare.parse(events.body(mark))
+            if prepare.one_phase:
+                yield from self._end(events, mark)
+            else:
+                self._prepare(events, mark, _xid(prepare.xid))
+        elif kind == EventType.FORMAT_DESCRIPTION:
+            self._tear()
+            yield from self._runs.flush()
+            yield LogBegins()
+        elif kind == EventType.ROTATE:
+            rotate = Rotate.parse(events.body(mark))
+            self.position.moved_to_file(rotate.file, rotate.position)
+        elif kind == EventType.MARIADB_GTID_LIST:
+            listed = MariaGtidList.parse(events.body(mark)).gtids
+            self.position.begin_with(",".join(f"{domain}-{server}-{seq}" for domain, server, seq in listed))
+        elif kind == EventType.GTID_TAGGED:
+            raise LogDamagedError("the log has tagged GTIDs (MySQL 8.3), which are not read: do not use tags")
+        else:
+            raise LogDamagedError("the server says that events are missing in its log (INCIDENT): dump the tables anew")
+
+    def _begin(self, events: Events, mark: int) -> None:
+        gtid = _gtid(events, mark)
+        second = int.from_bytes(events.header(mark)[:4], "little")
+        ts = int(fold(self.position.ts, np.array([second], np.uint32))[0])
+        single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
+        self._open = _Open(ts, gtid, single)
+        self._runs.open(mark)
+
+    def _query(self, events: Events, mark: int) -> Iterator[Item]:
+        query = Query.parse(events.body(mark))
+        statement = read_statement(query.sql, query.schema, fold_case=self._fold_case)
+        if self._open is None:
+            raise LogDamagedError("the log has a statement outside of a transaction; MySQL before 5.7 is not read")
+        kind, xid = statement.kind, statement.xid
+        if kind in (Kind.BEGIN, Kind.XA_START):
+            self._open.single = False
+        elif kind is Kind.COMMIT:
+            yield from self._end(events, mark)
+        elif kind is Kind.ROLLBACK:
+            yield from self._end(events, mark, rows=False)
+        elif kind is Kind.XA_COMMIT:
+            parts = self._prepared.pop(xid, [])
+            self._prepared_bytes -= sum(map(_size, parts))
+            self._open.parts = [*parts, *self._open.parts]
+            yield from self._end(events, mark)
+        elif kind is Kind.XA_ROLLBACK:
+            self._prepared_bytes -= sum(map(_size, self._prepared.pop(xid, [])))
+            yield from self._end(events, mark, rows=False)
+        else:
+            if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
+                self._open.stated.append((query, statement))
+            if self._open.single:
+                yield from self._end(events, mark)
+
+    def _end(self, events: Events, mark: int, *, rows: bool = True) -> Iterator[Item]:
+        """The open transaction ends with this event."""
+        opened = self._open
+        if opened is None:
+            raise LogDamagedError("the log has an end without a transaction")
+        self._open = None
+        begin = self._runs.close()
+        if opened.given and not rows:
+            raise TornTransactionError(opened.ts, str(opened.gtid))
+        left_out = not rows or opened.ts in self._torn
+        self.position.passed(opened.gtid, opened.ts, _next_position(events, mark))
+        if opened.stated:
+            yield from self._runs.flush()
+            for query, statement in opened.stated:
+                yield Stated(opened.ts - 1, query, statement, self.position.file, self.position.position)
+        if opened.parts and not left_out:
+            yield from self._runs.flush()
+            for part in opened.parts:
+                yield Commits(part, np.full(len(part), opened.ts), np.empty(0, np.int64))
+        if not left_out:
+            self._runs.add(np.array([begin]), np.array([mark + 1]), np.array([opened.ts]))
+
+    def _prepare(self, events: Events, mark: int, xid: str) -> None:
+        opened = self._open
+        if opened is None:
+            raise LogDamagedError("the log prepares an XA transaction that has not begun")
+        self._open = None
+        last = _copy(events[self._runs.close() : mark + 1])
+        parts = [*opened.parts, last]
+        self._prepared_bytes += sum(map(_size, parts))
+        if self._prepared_bytes > _XA_BYTES_MAX:
+            raise XaTooLargeError(
+                f"prepared XA transactions hold more than {_XA_BYTES_MAX >> 20} MiB of rows: commit or roll back the "
+                "oldest (XA RECOVER on the server), then resume"
+            )
+        self._prepared[xid] = parts
+        self.position.passed(opened.gtid, opened.ts, _next_position(events, mark))
+
+    def _rest(self, events: Events) -> Iterator[Item]:
+        """At the end of a buffer: what is open is kept, or given already if it is large."""
+        yield from self._runs.flush()
+        opened = self._open
+        if opened is None:
+            return
+        part = events[self._runs.close() :]
+        self._runs.open(0)
+        if len(part):
+            opened.parts.append(_copy(part))
+            opened.size += _size(part)
+        prepared = isinstance(opened.gtid, MariaGtid) and opened.gtid.is_prepared
+        if opened.size > self._held_bytes and not prepared and opened.ts not in self._torn:
+            opened.given = True
+            for part in opened.parts:
+                yield Commits(part, np.full(len(part), opened.ts), np.empty(0, np.int64))
+            opened.parts.clear()
+
+    def _tear(self) -> None:
+        """A transaction ended without an end: the server died in it."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._runs.close()
+            if opened.given:
+                raise TornTransactionError(opened.ts, str(opened.gtid))
+
+
+class _Runs:
+    """Stretches of committed events of one buffer, gathered so that they are decoded together."""
+
+    def __init__(self) -> None:
+        self._events: Events | None = None
+        self._begin: list[npt.NDArray[np.int64]] = []
+        self._end: list[npt.NDArray[np.int64]] = []
+        self._ts: list[npt.NDArray[np.int64]] = []
+        self._opened_at = 0
+
+    def begin(self, events: Events) -> None:
+        """Another buffer; what was open goes on at its first event."""
+        self._events = events
+
+    def open(self, mark: int) -> None:
+        """A transaction begins with that event."""
+        self._opened_at = mark
+
+    def close(self) -> int:
+        """Where the open transaction's part in this buffer begins."""
+        return self._opened_at
+
+    def add(self, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], commit_ts: npt.NDArray[np.int64]) -> None:
+        """Transactions `[begin, end)`."""
+        if len(begin):
+            self._begin.append(begin)
+            self._end.append(end)
+            self._ts.append(commit_ts)
+
+    def flush(self) -> Iterator[Commits]:
+        """What was gathered."""
+        if not self._begin or self._events is None:
+            return
+        begin, end, ts = (np.concatenate(each) for each in (self._begin, self._end, self._ts))
+        self._begin, self._end, self._ts = [], [], []
+        sizes = end - begin
+        ends = np.cumsum(sizes)
+        numbers = np.arange(int(ends[-1])) + np.repeat(begin - (ends - sizes), sizes)
+        events = Events(self._events.data, self._events.begin[numbers], self._events.end[numbers])
+        yield Commits(events, np.repeat(ts, sizes), ends)
+
+
+def _plain(events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which marks are XIDs, or GTIDs of MariaDB that an XID will follow."""
+    gtids = kinds == EventType.MARIADB_GTID
+    plain: npt.NDArray[np.bool_] = kinds == EventType.XID
+    plain[gtids] = (events.data.u8(events.begin[marks[gtids]] + _MARIA_FLAGS_AT) & _UNUSUAL_FLAGS) == 0
+    return plain
+
+
+def _stretches(plain: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Parts that are all plain or all not, in order."""
+    borders = np.flatnonzero(plain[1:] != plain[:-1]) + 1
+    edges = [0, *borders.tolist(), len(plain)]
+    return ((first, last) for first, last in itertools.pairwise(edges) if first < last)
+
+
+def _last_of_each(domains: npt.NDArray[np.unsignedinteger]) -> Sequence[int]:
+    """For each domain the last transaction in it."""
+    if len(domains) and bool((domains == domains[0]).all()):
+        return [len(domains) - 1]
+    _, first_from_behind = np.unique(domains[::-1], return_index=True)
+    return [len(domains) - 1 - int(place) for place in first_from_behind]
+
+
+def _gtid(events: Events, mark: int) -> Gtid:
+    header = events.header(mark)
+    if header[4] == EventType.MARIADB_GTID:
+        return MariaGtid.parse(header, events.body(mark))
+    return MysqlGtid.parse(events.body(mark))
+
+
+def _next_position(events: Events, mark: int) -> int:
+    return int.from_bytes(events.header(mark)[13:17], "little")
+
+
+def _xid(xid: tuple[bytes, bytes]) -> str:
+    return f"{xid[0].hex()},{xid[1].hex()}"
+
+
+def _copy(events: Events) -> Events:
+    """The same events in a buffer of their own."""
+    return join_events([events.header(number) + events.body(number) for number in range(len(events))])
+
+
+def _size(events: Events) -> int:
+    return int((events.end - events.begin).sum()) if len(events) else 0
