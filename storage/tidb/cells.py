@@ -13,7 +13,10 @@ import pyarrow as pa
 
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
+from storage.tidb.datum_batch import UncommonDatumError
+from storage.tidb.pairs import Pairs
 from storage.tidb.row import HEAD_BYTES, LARGE, VERSION
+from storage.tidb.row_batch import encode_rows
 from storage.tidb.row_v1 import as_v2
 
 _HEAD_MASK = np.uint64((1 << 8 * HEAD_BYTES) - 1)
@@ -144,10 +147,18 @@ class RowBlock:
 
 
 def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
-    """Translate a batch with rows of format v1, which only old clusters have."""
-    if bool(np.all((column.u8(column.begin) == VERSION) | ~column.valid)):
+    """Translate the rows of format v1, which only old clusters have."""
+    old = np.flatnonzero((column.u8(column.begin) != VERSION) & column.valid)
+    if not len(old):
         return column
-    return BinaryColumn(pa.array([None if row is None else as_v2(row) for row in rows.to_pylist()], pa.binary()))
+    found = rows.take(pa.array(old))
+    try:
+        translated = encode_rows(Pairs.scan(BinaryColumn(found)))
+    except UncommonDatumError:
+        translated = pa.array([as_v2(row) for row in found.to_pylist()], pa.binary())
+    index = np.arange(len(rows))
+    index[old] = len(rows) + np.arange(len(old))
+    return BinaryColumn(pa.concat_arrays([rows, translated]).take(pa.array(index)))
 
 
 def _put(offsets: Offsets, at: Offsets, found: Offsets) -> Offsets:

@@ -39,7 +39,7 @@ _ENTRY = struct.Struct("<BI")
 _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
-_FIXED_BYTES = {
+FIXED_BYTES: Final = {
     LITERAL: 1,
     INT64: 8,
     UINT64: 8,
@@ -74,8 +74,8 @@ def json_size(data: bytes, offset: int = 0) -> int:
     """
     try:
         code, at = data[offset], offset + 1
-        if code in _FIXED_BYTES:
-            return 1 + _FIXED_BYTES[code]
+        if code in FIXED_BYTES:
+            return 1 + FIXED_BYTES[code]
         if code in {OBJECT, ARRAY}:
             return 1 + int(_HEAD.unpack_from(data, at)[1])
         size, end = decode_uvarint(data, at + 1 if code == OPAQUE else at)

@@ -47,6 +47,15 @@ def record_key(table_id: int, handle: int) -> bytes:
     return record_prefix(table_id) + encode_i64(handle)
 
 
+def record_keys(table_id: int, handles: npt.NDArray[np.int64]) -> pa.Array:
+    """The keys of many rows with integer handles."""
+    keys = np.empty((len(handles), _INT_KEY_BYTES), np.uint8)
+    keys[:, :_PREFIX_BYTES] = np.frombuffer(record_prefix(table_id), np.uint8)
+    keys[:, _PREFIX_BYTES:] = (handles.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    bounds = np.arange(len(handles) + 1, dtype=np.int32) * _INT_KEY_BYTES
+    return pa.Array.from_buffers(pa.binary(), len(handles), [None, pa.py_buffer(bounds), pa.py_buffer(keys)])
+
+
 def common_record_key(table_id: int, handle: bytes) -> bytes:
     """The key of the row with a common handle."""
     return record_prefix(table_id) + handle

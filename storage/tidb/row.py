@@ -15,6 +15,7 @@ VERSION: Final = 128
 LARGE: Final = 1
 """Flag: ids and offsets are four bytes wide. Other flags announce a checksum after the cells; it is not read."""
 HEAD_BYTES: Final = 6
+COLUMN_ID_MAX: Final = 0xFFFFFFFF
 _HEAD = struct.Struct("<BBHH")
 _SMALL_ID_MAX = 0xFF
 _SMALL_BYTES_MAX = 0xFFFF

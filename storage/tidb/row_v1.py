@@ -5,7 +5,7 @@ Such rows are translated to format v2, so that there is one way to read a row.
 
 from storage.model.errors import CorruptError
 from storage.tidb.datum import NIL, decode_datum
-from storage.tidb.row import VERSION, encode_row
+from storage.tidb.row import COLUMN_ID_MAX, VERSION, encode_row
 
 
 def as_v2(row: bytes) -> bytes:
@@ -31,7 +31,7 @@ def decode_pairs(data: bytes, offset: int = 0) -> dict[int, bytes | None]:
     while offset < len(data):
         column, offset = decode_datum(data, offset)
         column_id = int.from_bytes(column or b"", "little", signed=True)
-        if column is None or column_id in cells:
+        if column is None or column_id in cells or not 0 < column_id <= COLUMN_ID_MAX:
             raise CorruptError(f"a row of format v1 has no column id, or one twice, before offset {offset}")
         cells[column_id], offset = decode_datum(data, offset)
     return cells

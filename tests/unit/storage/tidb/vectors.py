@@ -1,5 +1,6 @@
 """Real TiDB data: schemas, key-value changes and SELECT results; absent outside of the project's own machines."""
 
+import base64
 import gzip
 import json
 import os
@@ -7,10 +8,11 @@ from collections.abc import Iterator
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tipb import binlog_pb2
 
 from storage.tidb.cell import Value
 from storage.tidb.ddl import Job
@@ -117,3 +119,44 @@ def jobs_of(step: dict[str, Any]) -> Iterator[tuple[int, Job]]:
             key = bytes.fromhex(change["key"])
             if key.startswith(job_span().start_key) and change["new"]:
                 yield txn["commit_ts"], Job.of_row(bytes.fromhex(change["new"]))
+
+
+class Mutation(NamedTuple):
+    """One table's part of a prewrite binlog."""
+
+    table_id: int
+    inserted: list[bytes]
+    updated: list[bytes]
+    deleted: list[bytes]
+    sequence: list[int]
+
+
+def parts(mutation: Mutation) -> dict[str, Any]:
+    """The arguments of `TableMutations.add` beside the timestamps."""
+    return {name: value for name, value in mutation._asdict().items() if name != "table_id"}
+
+
+@cache
+def prewrites() -> dict[int, list[Mutation]]:
+    """The mutations of each prewrite binlog, by start_ts."""
+    found = {}
+    for line in lines("binlogs"):
+        binlog = binlog_pb2.Binlog.FromString(base64.b64decode(line["payload_b64"]))
+        if binlog.prewrite_value:
+            value = binlog_pb2.PrewriteValue.FromString(binlog.prewrite_value)
+            found[binlog.start_ts] = [
+                Mutation(
+                    it.table_id,
+                    list(it.inserted_rows),
+                    list(it.updated_rows),
+                    list(it.deleted_rows),
+                    list(it.sequence),
+                )
+                for it in value.mutations
+            ]
+    return found
+
+
+def table_id(key: bytes) -> int:
+    """The physical table of a record key."""
+    return decode_record_key(key).table_id

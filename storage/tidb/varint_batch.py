@@ -1,0 +1,69 @@
+"""Many variable-length integers at once, as `storage.tidb.varint` reads one; seven bits a byte, least first."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.model.errors import CorruptError
+from storage.tidb.binary import BinaryColumn, Mask, Offsets
+
+Words = npt.NDArray[np.uint64]
+_LIMIT_BYTES: Final = 10
+_WORD: Final = 8
+_MORE: Final = np.uint64(0x8080808080808080)
+_GROUPS: Final = tuple(
+    (np.uint64(low), np.uint64(low << shift), np.uint64(shift - width))
+    for low, shift, width in (
+        (0x007F007F007F007F, 8, 7),
+        (0x00003FFF00003FFF, 16, 14),
+        (0x000000000FFFFFFF, 32, 28),
+    )
+)
+"""Neighbours that are joined in each round: the lower ones, the upper ones, and by how many bits these move down."""
+
+
+def decode_uvarints(column: BinaryColumn, at: Offsets, wanted: Mask) -> tuple[Words, Offsets]:
+    """The number at each offset and the offset after it; undefined where not `wanted`.
+
+    Raises:
+        CorruptError: one that is wanted exceeds 64 bits.
+    """
+    word = column.u64(at)
+    stops = ~word & _MORE
+    lowest = stops & (~stops + np.uint64(1))
+    numbers = _joined(word & ((lowest << np.uint64(1)) - np.uint64(1)))
+    sizes = (np.bitwise_count(lowest - np.uint64(1)).astype(np.int64) + 1) // _WORD
+    long = (lowest == 0) & wanted
+    if bool(long.any()):
+        numbers, sizes = _long(column, at, long, numbers, sizes)
+    return numbers, at + sizes
+
+
+def zigzag(numbers: Words) -> npt.NDArray[np.int64]:
+    """Signed numbers of unsigned ones, of which the lowest bit is the sign."""
+    folded = (numbers >> np.uint64(1)) ^ (~(numbers & np.uint64(1)) + np.uint64(1))
+    return folded.view(np.int64)
+
+
+def _joined(word: Words) -> Words:
+    """The seven low bits of each byte, side by side."""
+    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    for low, high, shift in _GROUPS:
+        word = (word & low) | ((word & high) >> shift)
+    return word
+
+
+def _long(column: BinaryColumn, at: Offsets, long: Mask, numbers: Words, sizes: Offsets) -> tuple[Words, Offsets]:
+    """Numbers of nine or ten bytes."""
+    last = len(column.data) - 2
+    tail = np.minimum(at[long] + _WORD, last)
+    ninth, tenth = column.u8(tail).astype(np.uint64), column.u8(tail + 1).astype(np.uint64)
+    has_tenth = ninth > 0x7F
+    if bool(np.any(has_tenth & (tenth > 1))):
+        raise CorruptError(f"a number of more than 64 bits at offset {int(at[long][0])}")
+    high = (ninth & np.uint64(0x7F)) << np.uint64(56) | np.where(has_tenth, tenth << np.uint64(63), np.uint64(0))
+    numbers, sizes = numbers.copy(), sizes.copy()
+    numbers[long] = _joined(column.u64(at[long])) | high
+    sizes[long] = np.where(has_tenth, _LIMIT_BYTES, _LIMIT_BYTES - 1)
+    return numbers, sizes
