@@ -9,29 +9,17 @@ Invariants:
 3. All columns are nullable, and of the types Spark reads.
 """
 
-from typing import Final
-
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sink.change_columns import META_FIELDS, meta_columns, told_rows
 from sink.key_change import split_key_changes
-from storage.model.errors import CorruptError
-from storage.model.event import DELETE, INSERT, UPDATE
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
 from storage.tidb.cells import RowBlock
 from storage.tidb.handle import HandleCells
 from storage.tidb.schema import Column, TableInfo
-
-META_FIELDS: Final = (
-    pa.field("_op", pa.string()),
-    pa.field("_commit_ts", pa.int64()),
-    pa.field("_start_ts", pa.int64()),
-    pa.field("_seq", pa.int64()),
-)
-_OP_NAMES = pa.array([{DELETE: "delete", UPDATE: "update", INSERT: "insert"}.get(op) for op in range(INSERT + 1)])
 
 
 class Mounter:
@@ -46,6 +34,10 @@ class Mounter:
         fields = [pa.field(column.name, arrow_type(column)) for column in self._columns]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
+    def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """See `TableMounter.split`."""
+        return raw if self.table.handle_is_key else split_key_changes(raw, self.table.key_columns)
+
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Mount one batch of `RAW_SCHEMA`, sorted as the sorter gives it.
 
@@ -55,11 +47,11 @@ class Mounter:
         Raises:
             CorruptError: a key or row is not what TiDB writes for this table.
         """
-        raw = raw if self.table.handle_is_key else split_key_changes(raw, self.table.key_columns)
-        block = RowBlock(_rows(raw))
+        raw = self.split(raw)
+        block = RowBlock(told_rows(raw))
         keys = HandleCells(self.table, raw["key"])
         columns = [self._column(column, block, keys) for column in self._columns]
-        return pa.RecordBatch.from_arrays([*_meta(raw), *columns], schema=self.schema)
+        return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)
 
     def _column(self, column: Column, block: RowBlock, keys: HandleCells) -> pa.Array:
         if column is self.table.handle_column:
@@ -76,25 +68,3 @@ class Mounter:
 
 def _default(column: Column) -> pa.Scalar:
     return pa.scalar(arrow_value(column, parse_default(column)), arrow_type(column))
-
-
-def _rows(raw: pa.RecordBatch) -> pa.Array:
-    """What each change tells of its row: the new value, or a delete's old one."""
-    deletes = pc.equal(raw["op"], pa.scalar(DELETE, pa.uint8()))
-    if pc.any(pc.and_not(raw["value"].is_null(), deletes)).as_py():
-        raise CorruptError("an insert or update without a row; a puller must give each change its value")
-    return pc.if_else(deletes, raw["old_value"], raw["value"]) if pc.any(deletes).as_py() else raw["value"]
-
-
-def _meta(raw: pa.RecordBatch) -> list[pa.Array]:
-    commit_ts, start_ts = (np.asarray(raw[name]).astype(np.int64) for name in ("commit_ts", "start_ts"))
-    ops = _OP_NAMES.take(raw["op"].cast(pa.int64()))
-    return [ops, pa.array(commit_ts), pa.array(start_ts), pa.array(_seq(commit_ts, start_ts))]
-
-
-def _seq(commit_ts: npt.NDArray[np.int64], start_ts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Each row's number within its transaction."""
-    rows = np.arange(len(commit_ts), dtype=np.int64)
-    begins = np.ones(len(rows), np.bool_)
-    begins[1:] = (commit_ts[1:] != commit_ts[:-1]) | (start_ts[1:] != start_ts[:-1])
-    return rows - np.maximum.accumulate(np.where(begins, rows, 0))

@@ -57,7 +57,7 @@ class Shape:
 
     def _walk(self, data: Bytes, at: Offsets, wanted: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
         """Go over the first `count` columns; gives the offset behind them, and the cells `wanted`."""
-        nulls = _Nulls(data, at)
+        nulls = Nulls(data, at)
         found: dict[int, Cells] = {}
         at, ahead = at + self.bitmap_bytes, 0  # the next cell is at `at + ahead`
         for place, (size, before, nullable) in enumerate(self.columns[:count]):
@@ -109,7 +109,7 @@ class Shape:
         return found
 
 
-class _Nulls:
+class Nulls:
     """The null bitmaps of many rows; a byte of them is read when a column that it tells of is asked for."""
 
     def __init__(self, data: Bytes, at: Offsets) -> None:

@@ -1,0 +1,145 @@
+"""Columns of rows as Arrow arrays, in the types that docs/format/tidb-rows.md gives TiDB's: what Spark reads.
+
+Rows come behind a format byte, images of the log and rows of a SELECT mixed: docs/format/mysql-rows.md.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from storage.model.errors import CorruptError
+from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
+from storage.mysql.buffer import PAD_BYTES, Bytes, Offsets, reading
+from storage.mysql.changes import BINARY_ROW, IMAGE
+from storage.mysql.image import Cells, Shape
+from storage.mysql.moment import MOMENT_TYPES, binary_moments, binary_times, moments, times
+from storage.mysql.number import (
+    decimal_texts,
+    decimal_type,
+    decimals,
+    floats,
+    full_years,
+    integer_type,
+    integers,
+    years,
+)
+from storage.mysql.schema import Column, Table
+from storage.mysql.text import enums, geometries, json_texts, raw, sets, strings
+from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
+
+_OTHERS: Final = {
+    **MOMENT_TYPES,
+    Type.YEAR: pa.int16(),
+    Type.FLOAT: pa.float32(),
+    Type.DOUBLE: pa.float64(),
+    Type.BIT: pa.binary(),
+    Type.GEOMETRY: pa.binary(),
+    Type.VECTOR: pa.binary(),
+}
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The Arrow type in which the column's values reach Spark."""
+    if column.type in INTEGERS:
+        return integer_type(column)
+    if column.type is Type.NEWDECIMAL:
+        return decimal_type(column)
+    if column.type in STRINGS and not column.is_text:
+        return pa.binary()
+    return _OTHERS.get(column.type, pa.string())
+
+
+def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
+    """The columns of rows behind their format byte; nulls where an entry of `rows` is null.
+
+    Raises:
+        CorruptError: an entry is not a row of the table.
+    """
+    data, begin = _content(rows)
+    end = begin[1:]
+    valid = np.asarray(rows.is_valid())
+    with reading(f"a row of {table.name}"):
+        at = np.flatnonzero(valid)
+        formats = data.u8(begin[at])
+        if bool((formats > BINARY_ROW).any()):
+            raise CorruptError(f"a row of {table.name} has the format {int(formats.max())}; a newer version wrote it")
+        parts = [(kind, at[formats == kind]) for kind in (IMAGE, BINARY_ROW)]
+        parts = [(kind, mine) for kind, mine in parts if len(mine)]
+        found = [_columns(table, kind, data, begin[mine] + 1, end[mine]) for kind, mine in parts]
+    if not found:
+        return [pa.nulls(len(rows), arrow_type(column)) for column in table.columns]
+    if len(found) == 1 and len(at) == len(rows):
+        return found[0]
+    return _together([mine for _, mine in parts], found, len(rows))
+
+
+def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:
+    """The bytes of all rows, and where each begins; a last offset is the end."""
+    _, offsets_buffer, data_buffer = rows.buffers()
+    if not len(rows):
+        return Bytes.padded(b""), np.zeros(1, np.int64)
+    offsets = np.frombuffer(offsets_buffer, np.int32)[rows.offset : rows.offset + len(rows) + 1].astype(np.int64)
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    if len(data) - offsets[-1] >= PAD_BYTES:
+        return Bytes(data), offsets
+    used = data[offsets[0] : offsets[-1]]
+    return Bytes(np.concatenate([used, np.zeros(PAD_BYTES, np.uint8)])), offsets - offsets[0]
+
+
+def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:
+    shape: Shape | BinaryShape = Shape.of(table.columns) if kind == IMAGE else BinaryShape.of(table.columns)
+    everything = range(len(table.columns))
+    cells = shape.find(data, begin, everything)
+    if not np.array_equal(cells[len(table.columns) - 1].end, end):
+        raise CorruptError(f"a row of {table.name} does not end with its last column: its schema is another one")
+    convert = _IMAGE_CELLS if kind == IMAGE else _BINARY_CELLS
+    return [convert[column.type](column, data, cells[place]) for place, column in enumerate(table.columns)]
+
+
+def _together(places: Sequence[Offsets], parts: Sequence[list[pa.Array]], count: int) -> list[pa.Array]:
+    """The columns of several parts, whose rows belong at `places`; null elsewhere."""
+    source = np.zeros(count, np.int64)
+    missing = np.ones(count, np.bool_)
+    at = np.concatenate(places)
+    source[at], missing[at] = np.arange(len(at)), False
+    take = pa.array(source, mask=missing)
+    return [pa.concat_arrays(columns).take(take) for columns in zip(*parts, strict=True)]
+
+
+_Convert = Callable[[Column, Bytes, Cells], pa.Array]
+
+
+_SAME_CELLS: Final[dict[Type, _Convert]] = {
+    Type.FLOAT: floats,
+    Type.DOUBLE: floats,
+    Type.BIT: lambda _, data, cells: raw(data, cells),
+    Type.GEOMETRY: geometries,
+    Type.VECTOR: lambda _, data, cells: raw(data, cells),
+    **dict.fromkeys(STRINGS, strings),
+}
+_IMAGE_CELLS: Final[dict[Type, _Convert]] = _SAME_CELLS | {
+    **{
+        kind: lambda column, data, cells: integers(column, data, cells, INTEGER_BYTES[column.type]) for kind in INTEGERS
+    },
+    **dict.fromkeys(MOMENT_TYPES, moments),
+    Type.YEAR: lambda _, data, cells: years(data, cells),
+    Type.NEWDECIMAL: decimals,
+    Type.TIME: times,
+    Type.TIME2: times,
+    Type.ENUM: lambda column, data, cells: enums(column, data, cells, column.meta),
+    Type.SET: lambda column, data, cells: sets(column, data, cells, column.meta),
+    Type.JSON: json_texts,
+}
+_BINARY_CELLS: Final[dict[Type, _Convert]] = _SAME_CELLS | {
+    **{kind: lambda column, data, cells: integers(column, data, cells, NUMBER_BYTES[column.type]) for kind in INTEGERS},
+    **dict.fromkeys(MOMENT_TYPES, binary_moments),
+    Type.YEAR: lambda _, data, cells: full_years(data, cells),
+    Type.NEWDECIMAL: decimal_texts,
+    Type.TIME: binary_times,
+    Type.TIME2: binary_times,
+    Type.ENUM: lambda column, data, cells: enums(column, data, cells, 8),
+    Type.SET: lambda column, data, cells: sets(column, data, cells, 8),
+    Type.JSON: lambda _, data, cells: raw(data, cells).cast(pa.string()),
+}

@@ -1,0 +1,173 @@
+"""MySQL's binary JSON to the text MySQL prints; MariaDB's JSON is text.
+
+    value    = type u8, content
+    object   = count s, size s, (key_at s, key_size u16) * count, entry * count, keys, values
+    array    = count s, size s, entry * count, values
+    entry    = type u8, s: the value itself where it fits, or its offset from the begin of its container
+    string   = size v, UTF-8                   opaque = column type u8, size v, bytes
+    s        = u16 in small containers, u32 in large ones; v: seven bits a byte, the lowest first
+
+Source: MySQL's json_binary.h, json_dom.cc (Json_wrapper::to_string) and dtoa.cc (my_gcvt).
+"""
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Final
+
+from storage.model.errors import CorruptError
+from storage.mysql.types import Type
+from storage.tidb.decimal import decode_decimal
+from storage.tidb.time import NANOS_PER_MICRO, CoreTime, duration_text
+
+_SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = range(4)
+_LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(0x04, 0x0D)
+_OPAQUE: Final = 0x0F
+_LITERALS = ("null", "true", "false")
+_NUMBERS = {
+    _INT16: struct.Struct("<h"),
+    _UINT16: struct.Struct("<H"),
+    _INT32: struct.Struct("<i"),
+    _UINT32: struct.Struct("<I"),
+    _INT64: struct.Struct("<q"),
+    _UINT64: struct.Struct("<Q"),
+}
+_F64 = struct.Struct("<d")
+_I64 = struct.Struct("<q")
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+_DEPTH_MAX = 100
+_PLAIN_DIGITS_MAX = 15  # MySQL writes doubles with an exponent beyond these many digits before or behind the point
+_MICROS = 24
+
+
+def decode_json(data: bytes) -> str:
+    """The text of a JSON cell, as MySQL prints it.
+
+    Raises:
+        CorruptError: the bytes are not binary JSON.
+    """
+    try:
+        return _text(data[0], data, 1, _DEPTH_MAX) if data else _LITERALS[0]
+    except (IndexError, struct.error, UnicodeDecodeError, ValueError) as err:
+        raise CorruptError(f"binary JSON of {len(data)} bytes is broken: {err}") from err
+
+
+def _text(kind: int, data: bytes, at: int, depth: int) -> str:
+    if depth == 0:
+        raise CorruptError(f"binary JSON is nested deeper than {_DEPTH_MAX}")
+    if kind in {_SMALL_OBJECT, _LARGE_OBJECT}:
+        return "{" + ", ".join(_members(_Container(kind, data, at), depth)) + "}"
+    if kind in {_SMALL_ARRAY, _LARGE_ARRAY}:
+        container = _Container(kind, data, at)
+        return "[" + ", ".join(container.entry(number, depth) for number in range(container.count)) + "]"
+    if kind in _NUMBERS:
+        return str(_NUMBERS[kind].unpack_from(data, at)[0])
+    if kind not in _SCALARS:
+        raise CorruptError(f"binary JSON has an unknown type {kind}")
+    return _SCALARS[kind](data, at)
+
+
+class _Container:
+    """An object or array that begins at `at`."""
+
+    def __init__(self, kind: int, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        self._large = kind in {_LARGE_OBJECT, _LARGE_ARRAY}
+        self._size = _U32 if self._large else _U16
+        (self.count,) = self._size.unpack_from(data, at)
+        self.keys_at = at + 2 * self._size.size
+        is_object = kind in {_SMALL_OBJECT, _LARGE_OBJECT}
+        self._entries_at = self.keys_at + (self.count * (self._size.size + _U16.size) if is_object else 0)
+
+    def key(self, number: int) -> str:
+        at = self.keys_at + number * (self._size.size + _U16.size)
+        (offset,), (size,) = self._size.unpack_from(self._data, at), _U16.unpack_from(self._data, at + self._size.size)
+        return _slice(self._data, self._at + offset, size).decode()
+
+    def entry(self, number: int, depth: int) -> str:
+        at = self._entries_at + number * (1 + self._size.size)
+        kind = self._data[at]
+        inline = {_LITERAL, _INT16, _UINT16} | ({_INT32, _UINT32} if self._large else set())
+        if kind in inline:
+            return _text(kind, self._data, at + 1, depth - 1)
+        return _text(kind, self._data, self._at + int(self._size.unpack_from(self._data, at + 1)[0]), depth - 1)
+
+
+def _members(container: _Container, depth: int) -> Iterator[str]:
+    for number in range(container.count):
+        yield f"{_quote(container.key(number))}: {container.entry(number, depth)}"
+
+
+def _double(data: bytes, at: int) -> str:
+    value = float(_F64.unpack_from(data, at)[0])
+    if not math.isfinite(value):
+        raise CorruptError(f"binary JSON holds the number {value}")
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int), "finite"
+    point = len(digits) + exponent
+    if value == 0 or -_PLAIN_DIGITS_MAX < point <= _PLAIN_DIGITS_MAX:
+        text = f"{Decimal(repr(value)):f}"
+        return text if "." in text else f"{text}.0"
+    first, *rest = map(str, digits)
+    return f"{'-' * sign}{first}{'.' * bool(rest)}{''.join(rest)}e{point - 1}"
+
+
+def _string(data: bytes, at: int) -> str:
+    size, at = _packed(data, at)
+    return _quote(_slice(data, at, size).decode())
+
+
+def _opaque(data: bytes, at: int) -> str:
+    kind = data[at]
+    size, begin = _packed(data, at + 1)
+    content = _slice(data, begin, size)
+    if kind == Type.NEWDECIMAL:
+        value, _ = decode_decimal(content)
+        return f"{value:f}"
+    if kind in {Type.DATE, Type.DATETIME, Type.TIMESTAMP, Type.TIME}:
+        return f'"{_moment(kind, _I64.unpack(content)[0])}"'
+    return f'"base64:type{kind}:{base64.b64encode(content).decode()}"'
+
+
+def _moment(kind: int, packed: int) -> str:
+    if kind != Type.TIME:
+        moment = CoreTime.unpack(packed)
+        return moment.date_text() if kind == Type.DATE else moment.text(6)
+    clock, micros = divmod(abs(packed), 1 << _MICROS)
+    seconds = ((clock >> 12 & 0x3FF) * 60 + (clock >> 6 & 63)) * 60 + (clock & 63)
+    nanos = (seconds * 1_000_000 + micros) * NANOS_PER_MICRO
+    return duration_text(-nanos if packed < 0 else nanos, 6)
+
+
+def _packed(data: bytes, at: int) -> tuple[int, int]:
+    size = shift = 0
+    while True:
+        byte = data[at]
+        size |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return size, at
+        if shift > 28:
+            raise CorruptError("binary JSON has a size of more than five bytes")
+
+
+def _slice(data: bytes, at: int, size: int) -> bytes:
+    if at + size > len(data):
+        raise CorruptError(f"binary JSON of {len(data)} bytes ends within a value at {at}")
+    return data[at : at + size]
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+_SCALARS: dict[int, Callable[[bytes, int], str]] = {
+    _LITERAL: lambda data, at: _LITERALS[data[at]],
+    _DOUBLE: _double,
+    _STRING: _string,
+    _OPAQUE: _opaque,
+}
