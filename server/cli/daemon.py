@@ -13,9 +13,22 @@ from server.daemon import Endpoints, run
 from server.log import LogConfig
 from server.routes import Routes
 from server.rpc.credentials import SecurityConfig
+from server.rpc.engine import RpcConfig, choose
 
 C = TypeVar("C")
-SECTIONS = ("coordinator", "store", "capture", "pump", "gc-worker", "up", "spark", "spark-keep", "security", "log")
+SECTIONS = (
+    "coordinator",
+    "store",
+    "capture",
+    "pump",
+    "gc-worker",
+    "up",
+    "spark",
+    "spark-keep",
+    "security",
+    "rpc",
+    "log",
+)
 
 
 def run_daemon(
@@ -31,7 +44,7 @@ def run_daemon(
     parser = argparse.ArgumentParser(prog=f"tidemark {name}", allow_abbrev=False)
     parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
     parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
-    sections: dict[str, type[Any]] = {name: section, "security": SecurityConfig, "log": LogConfig}
+    sections: dict[str, type[Any]] = {name: section, "security": SecurityConfig, "rpc": RpcConfig, "log": LogConfig}
     for part in sections.values():
         add_flags(parser, part)
     flags = vars(parser.parse_args(list(argv)))
@@ -41,6 +54,7 @@ def run_daemon(
     }
     config: Any = settings[name]
     _check_own_variables(sections)
+    choose(settings["rpc"])
     return run(
         name,
         lambda: opened(config, settings["security"]),

@@ -13,7 +13,7 @@ _OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 3_000),  # without it a silent peer is only noticed after a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take; a busy loop answers late
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 

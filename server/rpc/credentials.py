@@ -1,5 +1,6 @@
 """TLS and mTLS for every listener and every channel, from one `SecurityConfig`; plaintext only when nothing is set."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import grpc
 
 from server.config import setting
 from storage.model.errors import InvalidError
+
+_INCOMPLETE = "TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)"
 
 
 class CredentialsError(InvalidError):
@@ -38,13 +41,39 @@ def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     if not security.enabled:
         return None
     if not (security.cert_path and security.key_path):
-        raise CredentialsError("TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)")
+        raise CredentialsError(_INCOMPLETE)
     root = _read(security.ca_path) if security.ca_path else None
     return grpc.ssl_server_credentials(
         [(_read(security.key_path), _read(security.cert_path))],
         root_certificates=root,
         require_client_auth=root is not None,
     )
+
+
+def server_tls(security: SecurityConfig) -> ssl.SSLContext | None:
+    """The same for the native listener, which speaks HTTP/2 only.
+
+    Raises:
+        CredentialsError: only some of the files are given, or one cannot be used.
+    """
+    if not security.enabled:
+        return None
+    if not (security.cert_path and security.key_path):
+        raise CredentialsError(_INCOMPLETE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    for path in filter(None, (security.cert_path, security.key_path, security.ca_path)):
+        _read(path)  # its own message for a file that cannot be read
+    try:
+        context.load_cert_chain(security.cert_path, security.key_path)
+        if security.ca_path:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(security.ca_path)
+    except ssl.SSLError as err:
+        raise CredentialsError(f"the TLS files cannot be used: {err}; check --cert-path, --key-path") from err
+    return context
 
 
 def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:

@@ -1,13 +1,14 @@
-"""Hot unary calls as batches: what waits on a route is handed to one function call, and answered together.
+"""Hot calls as batches: what waits on a route is handed to one function call, and answered together.
 
 A batch function takes the requests' bytes and returns as many answers, bytes or errors as values: one bad request must
-not fail its neighbours. While a batch is being worked on, the next one gathers; there is no timer. grpc.aio is the
-engine today, a native one may follow behind the same two types (docs/ARCHITECTURE.md, "Front").
+not fail its neighbours. While a batch is being worked on, the next one gathers; there is no timer. Two engines put
+calls on routes: grpc.aio, where a task waits for each (`handlers`), and our own, where nothing does (`http2`).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import grpc
 
@@ -30,52 +31,93 @@ class OverloadedError(StatusError):
         super().__init__(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
+class ClosedError(StatusError):
+    """The route's loop has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.UNAVAILABLE, "the server is stopping; ask another one, or again")
+
+
+class Waiter(Protocol):
+    """Whoever waits for one answer, as an `asyncio.Future` does."""
+
+    def done(self) -> bool:
+        """Whether it waits no more; then it is neither asked for nor answered."""
+
+    def set_result(self, result: Answer, /) -> None:
+        """The answer."""
+
+
 class Route:
     """One method's queue and the loop that empties it."""
 
-    def __init__(self, name: str, handler: BatchHandler) -> None:
+    def __init__(self, name: str, handler: BatchHandler, refusal: Callable[[], TidemarkError] = ClosedError) -> None:
+        """`refusal` makes the answer to whoever still waits, or comes, when the loop has ended."""
         self.name = name
         self._handler = handler
-        self._waiting: deque[tuple[bytes, asyncio.Future[Answer]]] = deque()
+        self._refusal = refusal
+        self._waiting: deque[tuple[bytes, Waiter]] = deque()
+        self._batch: list[tuple[bytes, Waiter]] = []
         self._bytes = 0
         self._wake = asyncio.Event()
+        self._closed = False
 
     async def call(self, request: bytes) -> Answer:
         """Queue one request and wait for its answer; who stops waiting before it is worked on has asked nothing."""
-        if self._waiting and (len(self._waiting) >= MAX_WAITING or self._bytes + len(request) > MAX_WAITING_BYTES):
-            waiting = f"{len(self._waiting)} calls of {self.name} with {self._bytes} bytes"
-            return OverloadedError(f"{waiting} are waiting; slow down and try again")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
-        self._bytes += len(request)
-        self._wake.set()
+        self.put(request, future)
         return await future
 
+    def put(self, request: bytes, waiter: Waiter) -> None:
+        """Queue one request; `waiter` is answered later, or at once with a refusal."""
+        if self._waiting and (len(self._waiting) >= MAX_WAITING or self._bytes + len(request) > MAX_WAITING_BYTES):
+            waiting = f"{len(self._waiting)} calls of {self.name} with {self._bytes} bytes"
+            waiter.set_result(OverloadedError(f"{waiting} are waiting; slow down and try again"))
+        elif self._closed:
+            waiter.set_result(self._refusal())
+        else:
+            self._waiting.append((request, waiter))
+            self._bytes += len(request)
+            self._wake.set()
+
     async def run(self) -> None:
-        """Answer batches until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while batch := self._take():
-                await self._answer(batch)
+        """Answer batches until cancelled; then nobody is left waiting."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._take():
+                    await self._answer()
+        finally:
+            self._close()
 
-    def _take(self) -> list[tuple[bytes, asyncio.Future[Answer]]]:
-        batch: list[tuple[bytes, asyncio.Future[Answer]]] = []
-        size = 0
-        while self._waiting and len(batch) < MAX_ITEMS and size < MAX_BYTES:
-            request, future = self._waiting.popleft()
-            self._bytes -= len(request)
-            if not future.done():
-                size += len(request)
-                batch.append((request, future))
-        return batch
+    def _take(self) -> bool:
+        batch = self._batch = []
+        size, waiting = 0, self._waiting
+        while waiting and len(batch) < MAX_ITEMS and size < MAX_BYTES:
+            item = waiting.popleft()
+            self._bytes -= len(item[0])
+            if not item[1].done():
+                size += len(item[0])
+                batch.append(item)
+        return bool(batch)
 
-    async def _answer(self, batch: list[tuple[bytes, asyncio.Future[Answer]]]) -> None:
+    async def _answer(self) -> None:
+        batch = self._batch
         try:
             answers = await self._handler([request for request, _ in batch])
         except TidemarkError as err:
             answers = [err] * len(batch)
         assert len(answers) == len(batch), f"{self.name} answered {len(answers)} of {len(batch)} calls"
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        self._batch = []
+        for (_, waiter), answer in zip(batch, answers, strict=True):
+            if not waiter.done():
+                waiter.set_result(answer)
+
+    def _close(self) -> None:
+        self._closed = True
+        while self._batch or self._take():
+            for _, waiter in self._batch:
+                if not waiter.done():
+                    waiter.set_result(self._refusal())
+            self._batch = []

@@ -5,8 +5,8 @@ client sends, garbage too, ends at most its own call: no error of parsing reache
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 
 from server.rpc.errors import StatusError, status_of
-from server.rpc.front import BatchHandler, Route
+from server.rpc.front import BatchHandler, ClosedError, Route
 from storage.model.errors import TidemarkError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -28,22 +28,45 @@ class MalformedRequestError(StatusError):
         super().__init__(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}")
 
 
+class BatchedMethod(NamedTuple):
+    """A gRPC handler that puts its calls on a route; an engine that knows `route` needs none of its coroutines.
+
+    Of a method that streams both ways every request is answered by one message, in order; an error ends the call.
+    """
+
+    route: Route
+    request_streaming: bool
+    response_streaming: bool
+    unary_unary: Any = None
+    stream_stream: Any = None
+    request_deserializer: Any = None
+    response_serializer: Any = None
+    unary_stream: Any = None
+    stream_unary: Any = None
+
+
 def method_handlers(
-    service: ServiceDescriptor, servicer: object, batch: Mapping[str, BatchHandler] | None = None
+    service: ServiceDescriptor,
+    servicer: object,
+    batch: Mapping[str, BatchHandler] | None = None,
+    refusal: Callable[[], TidemarkError] = ClosedError,
 ) -> tuple[dict[str, Any], list[Route]]:
-    """Handlers by method name, and the routes of the batched ones: whoever serves them runs these."""
+    """Handlers by method name, and the routes of the batched ones: whoever serves them runs these.
+
+    `refusal` makes the answer to calls that wait on a route when it is run no more.
+    """
     handlers: dict[str, Any] = {}
     routes: list[Route] = []
     for method in service.methods:
         if batch and method.name in batch:
-            routes.append(Route(f"{service.full_name}/{method.name}", batch[method.name]))
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(_batched(routes[-1]))
+            routes.append(Route(f"{service.full_name}/{method.name}", batch[method.name], refusal))
+            handlers[method.name] = _batched(method, routes[-1])
         elif hasattr(servicer, method.name):
             handlers[method.name] = _handler(method, getattr(servicer, method.name))
     return handlers, routes
 
 
-def _batched(route: Route) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _batched(method: MethodDescriptor, route: Route) -> BatchedMethod:
     async def call(request: bytes, context: Context) -> bytes:
         answer = await route.call(request)
         if isinstance(answer, TidemarkError):
@@ -51,7 +74,14 @@ def _batched(route: Route) -> Callable[[bytes, Context], Awaitable[bytes]]:
         assert isinstance(answer, bytes)
         return answer
 
-    return call
+    async def answered(requests: AsyncIterator[bytes], context: Context) -> None:
+        async for request in requests:
+            await context.write(await call(request, context))
+
+    assert method.client_streaming == method.server_streaming, f"{method.full_name} cannot be batched"
+    if method.client_streaming:
+        return BatchedMethod(route, request_streaming=True, response_streaming=True, stream_stream=answered)
+    return BatchedMethod(route, request_streaming=False, response_streaming=False, unary_unary=call)
 
 
 def _handler(method: MethodDescriptor, function: Callable[..., Any]) -> Any:

@@ -12,11 +12,14 @@ MAX_MESSAGE_BYTES = 256 << 20  # what TiKV's clients allow
 
 _HANDSHAKE_MS = 10_000
 _IDLE_MS = 30 * 60_000
-_METADATA_BYTES = 16 << 10
+METADATA_BYTES = 16 << 10
+"""Of one call, as HTTP/2 counts them."""
 # Peers that vanished are found by pings; peers that ping more than once a second for long are cut off. client-go pings
 # every 10 s, TiCDC and etcd's clients as often, all of them without calls, too.
 _PING_MS, _PING_TIMEOUT_MS = 30_000, 10_000
-_MIN_PING_INTERVAL_MS, _PING_STRIKES = 1000, 20
+_MIN_PING_INTERVAL_MS, PING_STRIKES = 1000, 20
+PINGS_PER_S = 1000 / _MIN_PING_INTERVAL_MS
+_LEAST_HELD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,16 @@ class Limits:
     connections: int = 8192
     """At most; half of the files the process may open, if that is less."""
 
+    @property
+    def most_connections(self) -> int:
+        """`connections`, or what the process has files for."""
+        return min(self.connections, _open_files() // 2)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of requests that are not complete yet, or not read, of all calls; the native engine only."""
+        return max(_LEAST_HELD_BYTES, 4 * self.message_bytes)
+
     def options(self) -> list[tuple[str, int]]:
         """As gRPC wants them told."""
         return [
@@ -38,18 +51,18 @@ class Limits:
             ("grpc.max_concurrent_streams", 2 * self.calls),
             ("grpc.server.max_pending_requests", 4 * self.calls),
             ("grpc.server.max_pending_requests_hard_limit", 4 * self.calls),
-            ("grpc.max_allowed_incoming_connections", min(self.connections, _open_files() // 2)),
+            ("grpc.max_allowed_incoming_connections", self.most_connections),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
             ("grpc.max_connection_idle_ms", _IDLE_MS),
-            ("grpc.max_metadata_size", _METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES),
+            ("grpc.max_metadata_size", METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),  # gRPC's core waits a minute without it
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
-            ("grpc.http2.max_ping_strikes", _PING_STRIKES),
+            ("grpc.http2.max_ping_strikes", PING_STRIKES),
         ]
 
 

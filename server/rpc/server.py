@@ -1,9 +1,9 @@
 """One listener: services, health, reflection, limits, TLS, drain; what nobody serves answers UNIMPLEMENTED."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -11,11 +11,14 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from server.rpc.credentials import SecurityConfig, server_credentials
+from server.rpc.credentials import SecurityConfig, server_credentials, server_tls
+from server.rpc.engine import Engine, chosen
 from server.rpc.front import BatchHandler, Route
 from server.rpc.handlers import method_handlers
+from server.rpc.http2.server import NativeServer
 from server.rpc.limits import Limits
 from storage.model.errors import UnavailableError
 
@@ -31,13 +34,62 @@ class PortInUseError(UnavailableError):
     code = "ErrPortInUse"
 
 
+class _Server(Protocol):
+    """What an engine does."""
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None: ...
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None: ...
+
+    def bind(self, address: str) -> int: ...
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class _GrpcioServer:
+    """gRPC's own engine."""
+
+    def __init__(self, limits: Limits, credentials: grpc.ServerCredentials | None) -> None:
+        self._credentials = credentials
+        self._server = grpc.aio.server(options=[_ONE_LISTENER, *limits.options()], maximum_concurrent_rpcs=limits.calls)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+        """The same handlers as the generic one's."""
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
+        self._server.add_generic_rpc_handlers(tuple(generic_rpc_handlers))
+
+    def bind(self, address: str) -> int:
+        try:
+            if self._credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as err:
+            raise OSError(str(err)) from err
+
+    async def start(self, _tasks: asyncio.TaskGroup) -> None:
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+
+def _server(engine: Engine, security: SecurityConfig, limits: Limits) -> _Server:
+    if engine is Engine.NATIVE:
+        return NativeServer(limits, server_tls(security))
+    return _GrpcioServer(limits, server_credentials(security))
+
+
 class RpcServer:
     """A gRPC listener; add services, then `async with server.listen(addr) as bound`."""
 
-    def __init__(self, security: SecurityConfig | None = None, limits: Limits | None = None) -> None:
-        bounds = limits or Limits()
-        self._credentials = server_credentials(security or SecurityConfig())
-        self._server = grpc.aio.server(options=[_ONE_LISTENER, *bounds.options()], maximum_concurrent_rpcs=bounds.calls)
+    def __init__(
+        self, security: SecurityConfig | None = None, limits: Limits | None = None, engine: Engine | None = None
+    ) -> None:
+        """`engine`: if not the one that was chosen for the process."""
+        self._server = _server(engine or chosen(), security or SecurityConfig(), limits or Limits())
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self._health = HealthServicer()
@@ -51,6 +103,7 @@ class RpcServer:
         self._routes += routes
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))
+        self._server.add_registered_method_handlers(service.full_name, handlers)
         self._names.append(service.full_name)
 
     def add_proxy(self, handler: "grpc.GenericRpcHandler[Any, Any]") -> None:
@@ -64,13 +117,13 @@ class RpcServer:
         Raises:
             PortInUseError: the address is taken or not ours.
         """
-        reflection.enable_server_reflection(tuple(self._names), self._server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(ReflectionServicer(self._names), self._server)
         self._server.add_generic_rpc_handlers((_Unknown(),))
         port = self._bind(addr)
         bound = f"{addr.rpartition(':')[0]}:{port}"
         async with asyncio.TaskGroup() as tasks:
             routes = [tasks.create_task(route.run(), name=route.name) for route in self._routes]
-            await self._server.start()
+            await self._server.start(tasks)
             for name in ("", *self._names):
                 await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
             try:
@@ -83,10 +136,8 @@ class RpcServer:
 
     def _bind(self, addr: str) -> int:
         try:
-            if self._credentials is None:
-                return self._server.add_insecure_port(addr)
-            return self._server.add_secure_port(addr, self._credentials)
-        except RuntimeError as err:
+            return self._server.bind(addr)
+        except OSError as err:
             raise PortInUseError(
                 f"cannot listen on {addr}: it is in use or not an address of this machine; "
                 "stop the other process or choose another address"

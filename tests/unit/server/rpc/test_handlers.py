@@ -14,6 +14,8 @@ from kvproto import tikvpb_pb2 as tikvpb
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
 GARBAGE = b"\xff\xff\xff\xff\xff"
 STREAM = "/tikvpb.Tikv/BatchCommands"

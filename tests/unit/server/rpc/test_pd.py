@@ -13,6 +13,8 @@ from server.rpc.front import OverloadedError
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 PD = pdpb_pb2.DESCRIPTOR.services_by_name["PD"]
 
 

@@ -22,6 +22,8 @@ from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
 from storage.model.errors import UnavailableError
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 STORE = 1
 
 

@@ -19,6 +19,8 @@ from server.rpc.front import Answer
 from server.rpc.server import PortInUseError, RpcServer
 from storage.model.errors import ConflictError, InvalidError
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
 
 

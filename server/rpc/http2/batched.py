@@ -1,0 +1,129 @@
+"""Calls of batch routes (`server.rpc.front`): a message goes on its route as it comes, its answer back as it is given.
+
+No task waits for either. `done` and `set_result` are what a route needs of whoever asks.
+"""
+
+import time
+
+import grpc
+
+from server.rpc.errors import StatusError, status_of
+from server.rpc.front import Answer, Route
+from server.rpc.http2.connection import Connection
+from server.rpc.http2.messages import PREFIX_BYTES, MessageReader
+from server.rpc.http2.stream import Stream
+
+_MAX_OUTSTANDING = 4096
+_MAX_UNREAD_BYTES = 4 << 20
+
+
+class BatchedCall(Stream):
+    """A unary call: one message, one answer."""
+
+    __slots__ = ("_asked", "_deadline", "_encoding", "_max_bytes", "_reader", "_route")
+
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        route: Route,
+        max_bytes: int,
+        encoding: bytes,
+        deadline: float | None,
+    ) -> None:
+        """`deadline` is in seconds of `time.monotonic`."""
+        super().__init__(connection, number)
+        self._route = route
+        self._max_bytes = max_bytes
+        self._encoding = encoding
+        self._deadline = deadline
+        self._reader: MessageReader | None = None
+        self._asked: bytes | None = None
+
+    def receive(self, data: bytes, *, ended: bool) -> None:
+        """See `Stream`; most calls come in one piece."""
+        size = len(data) - PREFIX_BYTES
+        whole = ended and 0 <= size <= self._max_bytes and data[:PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES)
+        if whole and self._reader is None:
+            self._route.put(data[PREFIX_BYTES:], self)
+            return
+        if self._reader is None:
+            self._reader = MessageReader(self._max_bytes, self._encoding)
+        for message in self._reader.feed(data):
+            if self._asked is not None:
+                raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "more than one message in a unary call")
+            self._asked = message
+        self.hold(self._reader.held + len(self._asked or b""))
+        if not ended:
+            self.give_credit()
+        elif self._asked is None or self._reader.held:
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no whole message in a unary call")
+        else:
+            self._route.put(self._asked, self)
+            self._asked = None
+
+    def done(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        return self.closed
+
+    def set_result(self, answer: Answer) -> None:
+        """Send it."""
+        if answer.__class__ is bytes:
+            if not self.closed:
+                self.answer(answer)
+        else:
+            assert isinstance(answer, Exception)
+            self.finish(*status_of(answer))
+
+
+class BatchedStream(Stream):
+    """A stream whose every message is answered by one, in order; an error ends it."""
+
+    __slots__ = ("_outstanding", "_reader", "_route")
+
+    def __init__(self, connection: Connection, number: int, route: Route, max_bytes: int, encoding: bytes) -> None:
+        super().__init__(connection, number)
+        self._route = route
+        self._reader = MessageReader(max_bytes, encoding)
+        self._outstanding = 0
+
+    def retire(self) -> None:
+        """See `Stream`."""
+        if not self._outstanding:
+            self.stop()
+
+    def receive(self, data: bytes, *, ended: bool) -> None:
+        """See `Stream`."""
+        messages = self._reader.feed(data)
+        if self._reader.held:
+            self.hold(self._reader.held)
+        self._outstanding += len(messages)
+        for message in messages:
+            self._route.put(message, self)
+        if not ended:
+            if self._outstanding < _MAX_OUTSTANDING:
+                self.give_credit()
+        elif not self._outstanding:
+            self.finish(grpc.StatusCode.OK)
+
+    def done(self) -> bool:
+        """Whether nobody waits for answers any more."""
+        return self.finishing
+
+    def set_result(self, answer: Answer) -> None:
+        """Send it; the last one, or an error, ends the stream."""
+        self._outstanding -= 1
+        if not isinstance(answer, bytes):
+            self.finish(*status_of(answer))
+            return
+        self.send_message(answer)
+        if self.unsent_bytes > _MAX_UNREAD_BYTES:
+            self.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "the answers of this stream are not read")
+        elif self.remote_closed and not self._outstanding:
+            self.finish(grpc.StatusCode.OK)
+        elif self.connection.draining and not self._outstanding:
+            self.stop()
+        elif self._outstanding < _MAX_OUTSTANDING:
+            self.give_credit()

@@ -1,0 +1,425 @@
+"""One HTTP/2 connection, without sockets and clocks: bytes come in, frames go out, calls are opened for its host.
+
+Invariants:
+1. Whatever bytes come, `receive` ends in one of three ways: the frames are understood, one stream is reset, or the
+   connection fails with GOAWAY and hears nothing more. It raises nothing.
+2. What a peer can make us hold is bounded: one frame, one header block, the streams the host admits, and for each what
+   its window lets in. What it can make us send without end (acknowledgements) is bounded by patience.
+3. Every header block is decoded, in order, whoever refuses its stream.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from server.rpc.errors import StatusError
+from server.rpc.http2 import frames, response_blocks
+from server.rpc.http2.flood import Patience
+from server.rpc.http2.frames import ConnectionFault, ErrorCode, StreamFault
+from server.rpc.http2.header_blocks import HeaderDecoder, OversizedHeadersError
+from server.rpc.http2.request_head import HttpRefusalError, RequestHead, read_head
+from server.rpc.http2.stream import STREAM_WINDOW, Stream
+
+CONNECTION_WINDOW = 16 << 20
+_MAX_BLOCK_FRAMES = 64
+_RESETS, _RESETS_PER_S = 20_000, 1000
+_EMPTY, _EMPTY_PER_S = 1000, 10
+_SETTINGS, _SETTINGS_PER_S = 50, 1
+
+
+class Host(Protocol):
+    """Whoever owns connections."""
+
+    def open(self, connection: "Connection", number: int, head: RequestHead, timeout_s: float | None) -> Stream:
+        """The stream of a new call.
+
+        Raises:
+            StatusError: it is refused.
+        """
+
+    def released(self) -> None:
+        """A stream that `open` gave has ended."""
+
+    def hold(self, change: int) -> bool:
+        """So many more bytes of requests wait for their rest, or to be read; False: that is too much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one peer may have."""
+
+    metadata_bytes: int
+    streams: int
+    pings: int
+    """In a burst, while it is sent nothing."""
+    pings_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end."""
+
+    address: str
+    """As gRPC writes it: `ipv4:127.0.0.1:1234`."""
+    auth: Mapping[str, tuple[bytes, ...]]
+    """What TLS knows."""
+
+
+class Connection:
+    """The protocol's state; `wake` is called when there is something to send and nobody is about to look."""
+
+    def __init__(self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.waiting: dict[int, Stream] = {}
+        """Those whose DATA waits for the window of all; not those that wait for their own."""
+        self.window = self.initial_window = frames.DEFAULT_WINDOW
+        self.peer_frame_bytes = frames.MAX_FRAME_BYTES
+        self.unsent_bytes = 0
+        self.answers = 0
+        """Messages sent; pings between them are no flood."""
+        self.ready = False
+        """The peer's preface and settings were seen."""
+        self.failed: ConnectionFault | None = None
+        self.awaited_pong = self.congested = False
+        """`congested`: the socket takes no more for now."""
+        self.peer = Peer("unknown", {})
+        self.host = host
+        self._bounds = bounds
+        self._wake = wake
+        self._armed = True
+        self._out: list[bytes | memoryview] = []
+        self._rest = b""
+        self._credit = CONNECTION_WINDOW
+        self._last_stream = 0
+        self.draining = self._preface_seen = False
+        self._block: tuple[int, int, bytearray, int] | None = None
+        self._decoder = HeaderDecoder(bounds.metadata_bytes, read_head)
+        self._pings = Patience("too_many_pings", bounds.pings, bounds.pings_per_s, clock)
+        self._pinged_at_answers = 0
+        self._resets = Patience("too many calls opened and reset", _RESETS, _RESETS_PER_S, clock)
+        self._settings = Patience("too many SETTINGS", _SETTINGS, _SETTINGS_PER_S, clock)
+        self._empty = Patience("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
+        self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
+            frames.HEADERS: self._on_headers,
+            frames.DATA: self._on_data,
+            frames.PRIORITY: self._on_priority,
+            frames.RST_STREAM: self._on_rst_stream,
+            frames.SETTINGS: self._on_settings,
+            frames.PUSH_PROMISE: self._on_push_promise,
+            frames.PING: self._on_ping,
+            frames.GOAWAY: self._on_goaway,
+            frames.WINDOW_UPDATE: self._on_window_update,
+            frames.CONTINUATION: self._on_continuation,
+        }
+        self._introduce()
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Queue whole frames, or the parts of one in their order."""
+        self._out.append(data)
+        if not self._armed:
+            self._armed = True
+            self._wake()
+
+    def take(self) -> bytes:
+        """What is to be written now, all of it."""
+        self._armed = False
+        out, self._out = self._out, []
+        return b"".join(out)
+
+    def receive(self, data: bytes) -> None:
+        """Bytes of the peer; what they ask to be sent at once is in `take` afterwards."""
+        if self.failed:
+            return
+        self._armed = True
+        try:
+            self._receive(self._rest + data if self._rest else data)
+        except ConnectionFault as fault:
+            self.fail(fault)
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """End it: GOAWAY says why, its calls are given up."""
+        self.send(frames.goaway(self._last_stream, fault.code, fault.text))
+        self.failed = fault
+        self._rest = b""
+        self.abort()
+
+    def abort(self) -> None:
+        """The peer is gone: its calls are given up."""
+        for stream in list(self.streams.values()):
+            stream.abort()
+
+    def drain(self) -> None:
+        """Take no more calls; those under way go on."""
+        if not self.draining:
+            self.draining = True
+            self.send(frames.goaway(frames.MAX_WINDOW, ErrorCode.NO_ERROR))
+            for stream in list(self.streams.values()):
+                stream.retire()
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life; `awaited_pong` until it comes."""
+        self.awaited_pong = True
+        self.send(frames.frame(frames.PING, 0, 0, bytes(8)))
+
+    def forget(self, stream: Stream) -> None:
+        """A stream ended."""
+        if self.streams.pop(stream.number, None) is not None:
+            self.host.released()
+        self.waiting.pop(stream.number, None)
+
+    def resumed(self) -> None:
+        """The socket takes more again."""
+        self.congested = False
+        for stream in list(self.streams.values()):
+            stream.writable()
+
+    def _introduce(self) -> None:
+        values = {3: self._bounds.streams, 4: STREAM_WINDOW, 6: self._bounds.metadata_bytes}
+        self.send(frames.settings(values))
+        self.send(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+
+    def _receive(self, data: bytes) -> None:
+        at, size, unpack = 0, len(data), frames.HEADER.unpack_from
+        if not self._preface_seen:
+            at = self._preface(data)
+        while size - at >= frames.HEADER_BYTES:
+            word, flags, number = unpack(data, at)
+            at += frames.HEADER_BYTES
+            end = at + (word >> 8)
+            if word >> 8 > frames.MAX_FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of more than 16,384 bytes")
+            if end > size:
+                at -= frames.HEADER_BYTES
+                break
+            self._take(word & 0xFF, flags, number & frames.MAX_WINDOW, data[at:end])
+            at = end
+        self._rest = data[at:]
+
+    def _preface(self, data: bytes) -> int:
+        seen = data[: len(frames.PREFACE)]
+        if not frames.PREFACE.startswith(seen):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2: the connection preface is missing")
+        if len(seen) < len(frames.PREFACE):
+            return 0
+        self._preface_seen = True
+        return len(frames.PREFACE)
+
+    def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if self._block is not None and (kind != frames.CONTINUATION or number != self._block[0]):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame between HEADERS and their CONTINUATION")
+        if not self.ready and kind != frames.SETTINGS:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        handler = self._handlers.get(kind)
+        if handler is None:
+            self._empty.spend()  # frames of extensions are ignored, but not without end
+            return
+        try:
+            handler(flags, number, payload)
+        except StreamFault as fault:
+            self._reset(number, fault.code)
+
+    def _reset(self, number: int, code: ErrorCode) -> None:
+        self._resets.spend()
+        self.send(frames.rst_stream(number, code))
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.abort()
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"clients do not open stream {number}")
+        if flags & (frames.PADDED | frames.PRIORITIZED):
+            payload = frames.prioritized(number, frames.unpadded(payload, flags), flags)
+        if flags & frames.END_HEADERS:
+            self._request(number, payload, ended=bool(flags & frames.END_STREAM))
+        else:
+            self._block = (number, flags, bytearray(payload), 1)
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        if self._block is None:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        _, begun, block, count = self._block
+        block += payload
+        if count >= _MAX_BLOCK_FRAMES or len(block) > 4 * self._bounds.metadata_bytes:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
+        self._block = (number, begun, block, count + 1)
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._request(number, bytes(block), ended=bool(begun & frames.END_STREAM))
+
+    def _request(self, number: int, block: bytes, *, ended: bool) -> None:
+        if number <= self._last_stream:
+            self._trailers(number, block, ended=ended)
+            return
+        self._last_stream = number
+        try:
+            head, timeout_s = self._decoder.request(block)
+            if self.draining or len(self.streams) >= self._bounds.streams:
+                raise StreamFault(ErrorCode.REFUSED_STREAM, "no more streams")
+            stream = self.host.open(self, number, head, timeout_s)
+        except HttpRefusalError as refusal:
+            self._refuse(number, response_blocks.http_status(refusal.status), ended=ended)
+        except OversizedHeadersError:
+            text = f"received metadata of more than {self._bounds.metadata_bytes} bytes"
+            self._refuse_call(number, StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, text), ended=ended)
+        except StatusError as err:
+            self._refuse_call(number, err, ended=ended)
+        else:
+            self.streams[number] = stream
+            if ended:
+                self._deliver(stream, b"", ended=True)
+
+    def _trailers(self, number: int, block: bytes, *, ended: bool) -> None:
+        """HEADERS of a stream that was open before: they can only end it; what they say is nobody's business."""
+        try:
+            self._decoder.fields(block)
+        except OversizedHeadersError as err:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "trailers that are too large") from err
+        stream = self.streams.get(number)
+        if stream is None or stream.remote_closed:
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is closed")
+        if not ended:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "headers in the middle of a call")
+        self._deliver(stream, b"", ended=True)
+
+    def _refuse_call(self, number: int, err: StatusError, *, ended: bool) -> None:
+        self._refuse(number, response_blocks.HEAD + response_blocks.trailers(err.status, err.message), ended=ended)
+
+    def _refuse(self, number: int, block: bytes, *, ended: bool) -> None:
+        self.send(frames.header_block(number, block, end_stream=True))
+        if not ended:
+            self.send(frames.rst_stream(number, ErrorCode.NO_ERROR))
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        size = len(payload)
+        self._take_credit(size)
+        stream = self.streams.get(number)
+        if stream is None:
+            self._check_not_idle(number)  # closed: what was on its way is lost
+            return
+        stream.take_credit(size)
+        if flags & frames.PADDED:
+            payload = frames.unpadded(payload, flags)
+        ended = bool(flags & frames.END_STREAM)
+        if not payload and not ended:
+            self._empty.spend()
+        self._deliver(stream, payload, ended=ended)
+
+    def _deliver(self, stream: Stream, data: bytes, *, ended: bool) -> None:
+        stream.remote_closed = ended
+        try:
+            stream.receive(data, ended=ended)
+        except StatusError as err:
+            stream.finish(err.status, err.message)
+
+    def _take_credit(self, size: int) -> None:
+        """Of the whole connection, which is given back at once: slow calls hold up themselves, not their neighbours."""
+        self._credit -= size
+        if self._credit < CONNECTION_WINDOW // 2:
+            if self._credit < 0:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window of the connection")
+            self.send(frames.window_update(0, CONNECTION_WINDOW - self._credit))
+            self._credit = CONNECTION_WINDOW
+
+    def _check_not_idle(self, number: int) -> None:
+        if number > self._last_stream or not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which was never opened")
+
+    def _on_priority(self, _flags: int, number: int, payload: bytes) -> None:
+        if not number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of no stream")
+        self._empty.spend()
+        if len(payload) != 5:
+            raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of another length than five")
+        if int.from_bytes(payload[:4]) & frames.MAX_WINDOW == number:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+
+    def _on_rst_stream(self, _flags: int, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length than four")
+        self._check_not_idle(number)
+        self._resets.spend()
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.remote_closed = True
+            stream.abort()
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of one stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings in it")
+            return
+        self._settings.spend()
+        for key, value in frames.setting_pairs(payload):
+            self._set(key, value)
+        self.ready = True
+        self.send(frames.frame(frames.SETTINGS, frames.ACK, 0))
+
+    def _set(self, key: int, value: int) -> None:
+        if key == 2 and value > 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+        if key == 4:
+            if value > frames.MAX_WINDOW:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "an initial window of more than 2^31 - 1 bytes")
+            change, self.initial_window = value - self.initial_window, value
+            for stream in list(self.streams.values()):
+                self._grow(stream, change)
+        if key == 5:
+            if not frames.MAX_FRAME_BYTES <= value < 1 << 24:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a largest frame that HTTP/2 does not have")
+            self.peer_frame_bytes = value
+
+    def _grow(self, stream: Stream, change: int) -> None:
+        try:
+            stream.grow(change)
+        except StreamFault as fault:
+            raise ConnectionFault(fault.code, str(fault)) from fault
+
+    def _on_push_promise(self, _flags: int, _number: int, _payload: bytes) -> None:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients do not push")
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of one stream")
+        if len(payload) != 8:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING of another length than eight")
+        if flags & frames.ACK:
+            self.awaited_pong = False
+            return
+        if self.answers != self._pinged_at_answers:
+            self._pinged_at_answers = self.answers
+            self._pings.refill()
+        self._pings.spend()
+        self.send(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+    def _on_goaway(self, _flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of one stream")
+        if len(payload) < 8:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY that is too short")
+
+    def _on_window_update(self, _flags: int, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than four")
+        increment = int.from_bytes(payload) & frames.MAX_WINDOW
+        if number:
+            self._check_not_idle(number)
+            if not increment:
+                raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a window that grows by nothing")
+            stream = self.streams.get(number)
+            if stream is not None:
+                stream.grow(increment)
+            return
+        self.window += increment
+        if not increment:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a window that grows by nothing")
+        if self.window > frames.MAX_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+        for waiting in list(self.waiting.values()):
+            if self.window <= 0:
+                break
+            waiting.drain()

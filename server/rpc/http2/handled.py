@@ -1,0 +1,228 @@
+"""Calls answered by coroutines: one task each, as gRPC's handlers expect it.
+
+Requests wait in the call until they are read, and the peer is given room for more as they are; answers wait for it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from server.rpc.errors import StatusError
+from server.rpc.http2.connection import Connection
+from server.rpc.http2.context import EOF, Context
+from server.rpc.http2.messages import MessageReader
+from server.rpc.http2.request_head import RequestHead
+from server.rpc.http2.stream import MAX_UNSENT_BYTES, STREAM_WINDOW, Stream
+
+_TURN_BYTES = 64 << 10
+
+_log = structlog.get_logger(__name__)
+
+
+class HandledCall(Stream):
+    """A call of any kind."""
+
+    __slots__ = ("_arrived", "_deadline", "_handler", "_inbox", "_inbox_bytes", "_reader", "_room", "_spawn",
+                 "_task", "_timer", "_turn_bytes", "callbacks", "given_up", "head")  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        handler: Any,
+        head: RequestHead,
+        reader: MessageReader,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        timeout_s: float | None,
+    ) -> None:
+        super().__init__(connection, number)
+        self.head = head
+        self.given_up = False
+        self.callbacks: list[Callable[[], None]] = []
+        self._handler = handler
+        self._reader = reader
+        self._spawn = spawn
+        self._inbox: deque[bytes] = deque()
+        self._inbox_bytes = self._turn_bytes = 0
+        self._arrived: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+        if handler.request_streaming:
+            self._start()
+
+    def receive(self, data: bytes, *, ended: bool) -> None:
+        """See `Stream`."""
+        for message in self._reader.feed(data):
+            self._inbox.append(message)
+            self._inbox_bytes += len(message)
+        self.hold(self._inbox_bytes + self._reader.held)
+        if ended and self._reader.held:
+            raise StatusError(grpc.StatusCode.INTERNAL, "the call ended in the middle of a message")
+        if not self._handler.request_streaming:
+            self._receive_one(ended=ended)
+        elif self._inbox or ended:
+            _wake(self._arrived)
+        self._give_credit()
+
+    def aborted(self) -> None:
+        """The client gave up: so does the handler."""
+        self.given_up = True
+        self._interrupt()
+
+    def writable(self) -> None:
+        """See `Stream`."""
+        _wake(self._room)
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client gives up; None: never."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def finish(self, status: grpc.StatusCode, text: str = "", metadata: Any = ()) -> None:
+        """See `Stream`; a call that ends for other reasons than its handler's interrupts that."""
+        super().finish(status, text, metadata)
+        if self._task is not asyncio.current_task():
+            self._interrupt()
+
+    async def read(self) -> Any:
+        """The next request, or `grpc.aio.EOF`."""
+        while not self._inbox:
+            if self.remote_closed or self.finishing:
+                return EOF
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        message = self._inbox.popleft()
+        self._inbox_bytes -= len(message)
+        self.hold(self._inbox_bytes + self._reader.held)
+        self._give_credit()
+        return self._parsed(message)
+
+    async def write(self, message: Any) -> None:
+        """Send one answer; waits while too many of them wait for the peer."""
+        serializer = self._handler.response_serializer
+        raw = message if serializer is None else serializer(message)
+        self.send_message(raw)
+        self._turn_bytes += len(raw) + 64
+        if self._turn_bytes > _TURN_BYTES:
+            self._turn_bytes = 0
+            await asyncio.sleep(0)  # others have their turn, and what was written goes out
+        while not self.closed and (self.unsent_bytes > MAX_UNSENT_BYTES or self.connection.congested):
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def _receive_one(self, *, ended: bool) -> None:
+        if len(self._inbox) > 1:
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "more than one message in a call that takes one")
+        if ended:
+            if not self._inbox:
+                raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no message in a call that takes one")
+            self._start()
+
+    def _give_credit(self) -> None:
+        if self._inbox_bytes < STREAM_WINDOW:
+            self.give_credit()
+
+    def _parsed(self, message: bytes) -> Any:
+        parse = self._handler.request_deserializer
+        try:
+            return message if parse is None else parse(message)
+        except DecodeError as err:
+            raise StatusError(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}") from err
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = self._spawn(self._run())
+
+    def _expire(self) -> None:
+        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _interrupt(self) -> None:
+        """Whoever reads or writes for this call, in whatever task, learns that it has ended."""
+        _wake(self._arrived)
+        _wake(self._room)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        context = Context(self)
+        try:
+            await self._handle(context)
+        except grpc.aio.AbortError:
+            self._conclude(context, grpc.StatusCode.UNKNOWN)
+        except StatusError as err:
+            self.finish(err.status, err.message)
+        except Exception as err:  # noqa: BLE001 - as gRPC: a handler's defect ends its call, is logged, and nothing else
+            if context.code() is None:
+                _log.exception("a call failed in its handler", method=self.head.method)
+                context.set_details(f"Unexpected {type(err)}: {err}")
+            self._conclude(context, grpc.StatusCode.UNKNOWN)
+        else:
+            self._conclude(context, grpc.StatusCode.OK)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for callback in self.callbacks:
+                callback()
+
+    async def _handle(self, context: Context) -> None:
+        handler = self._handler
+        function = (
+            handler.stream_stream
+            if handler.request_streaming and handler.response_streaming
+            else handler.stream_unary if handler.request_streaming
+            else handler.unary_stream if handler.response_streaming
+            else handler.unary_unary
+        )  # fmt: skip
+        answer = function(_Requests(self) if handler.request_streaming else await self.read(), context)
+        if hasattr(answer, "__aiter__"):
+            async for message in answer:
+                await self.write(message)
+            return
+        if hasattr(answer, "__await__"):
+            answer = await answer
+        if not handler.response_streaming and not self.finishing:
+            serializer = handler.response_serializer
+            raw = answer if serializer is None else serializer(answer)
+            if context.code() in (None, grpc.StatusCode.OK) and not context.trailing_metadata():
+                self.answer(raw)
+            else:
+                self.send_message(raw)
+
+    def _conclude(self, context: Context, default: grpc.StatusCode) -> None:
+        code = context.code()
+        self.finish(default if code is None else code, context.details(), context.trailing_metadata())
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
+
+
+class _Requests:
+    """The requests of a call, for `async for`."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: HandledCall) -> None:
+        self._call = call
+
+    def __aiter__(self) -> "_Requests":
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._call.read()
+        if message is EOF:
+            raise StopAsyncIteration
+        return message

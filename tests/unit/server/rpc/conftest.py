@@ -1,0 +1,14 @@
+"""The contract of a listener is tested with each engine."""
+
+import pytest
+
+from server.rpc.engine import Engine, RpcConfig, choose
+
+
+@pytest.fixture(params=list(Engine), ids=lambda engine: engine.value)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Each engine in turn, chosen for the process."""
+    chosen: Engine = request.param
+    monkeypatch.setenv("TIDEMARK_RPC_RPC_ENGINE", chosen.value)  # what `choose` sets is put back
+    choose(RpcConfig(rpc_engine=chosen.value))
+    return chosen
