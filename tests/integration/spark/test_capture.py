@@ -1,0 +1,116 @@
+"""The source against a real capture: killed in the middle of batches, and read by a standalone cluster."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from server.demo.bank import ACCOUNTS, TRANSFERS
+from storage.tidb.record import encode_record
+from tests.integration.spark.cluster import changefeed, flight, write
+from tests.integration.spark.standalone import LIGHT
+
+pytestmark = pytest.mark.timeout(300)
+NOBODY = "grpc://127.0.0.1:1"
+
+
+def accounts(first, count, balance):
+    rows = ({"id": n, "owner": f"owner {n}", "balance": balance, "updated_at": 0} for n in range(first, first + count))
+    return dict(encode_record(ACCOUNTS, row) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def written(cluster):
+    """A changefeed with 60 transactions of 20 rows each, updates of the first among them."""
+    with changefeed(cluster, "accounts", [("bank", ACCOUNTS)]) as (reader, start_ts):
+        commit_ts = write(cluster, *(accounts(20 * (n % 50), 20, n) for n in range(60)))
+        yield start_ts, reader.wait_resolved(commit_ts)
+
+
+def options(cluster, **more):
+    endpoints = f"{NOBODY},{flight(cluster)}"
+    return {"endpoint": endpoints, "changefeed": "accounts", "table": "bank.accounts"} | more
+
+
+def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster, written, tmp_path):
+    found, restarts = [], []
+
+    def batch(frame, number):
+        if number in (1, 3):
+            cluster.capture.kill()
+            restarts.append(threading.Thread(target=cluster.capture.start))
+            restarts[-1].start()
+        found.append(frame.collect())
+        for restart in restarts:
+            restart.join()
+
+    query = (
+        spark.readStream.format("tidemark")
+        .options(**options(cluster, startTs=str(written[0]), endTs=str(written[1]), maxRowsPerTrigger="250"))
+        .load()
+        .writeStream.option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .foreachBatch(batch)
+        .start()
+    )
+    assert query.awaitTermination(250)
+    assert len(restarts) == 2
+    assert [len(rows) for rows in found if rows] == [240] * 5
+    changes = [(row.id, row.balance) for rows in found for row in sorted(rows, key=lambda row: row._commit_ts)]
+    assert changes == [(20 * (n % 50) + at, n) for n in range(60) for at in range(20)]
+    assert cluster.cli("changefeed", "query", "-c", "accounts")["checkpoint_tso"] > written[0]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def daemon(directory, name, *arguments):
+    """A daemon of Spark's standalone cluster."""
+    light = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": LIGHT}
+    environment = os.environ | light | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(directory / "work")}
+    spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    command = [str(spark_class), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
+    with (directory / "spark.log").open("ab") as log:
+        process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_path):
+    port = free_port()
+    both = [("bank", ACCOUNTS), ("bank", TRANSFERS)]
+    with changefeed(cluster, "cut", both) as (reader, start_ts), ExitStack() as stack:
+        stack.enter_context(daemon(tmp_path, "master.Master", "--port", str(port)))
+        for _ in range(2):
+            worker = ("-c", "1", "-m", "700m", f"spark://127.0.0.1:{port}")
+            stack.enter_context(daemon(tmp_path, "worker.Worker", *worker))
+        moved = dict(encode_record(TRANSFERS, {"id": n, "src": 1, "dst": 2, "amount": 3}) for n in range(100))
+        end_ts = reader.wait_resolved(write(cluster, moved, *(accounts(20 * n, 20, n) for n in range(5))))
+        ranges = {"startTs": str(start_ts), "endTs": str(end_ts), "sliceBytes": "1000", "envelope": "true"}
+        given = {"endpoint": flight(cluster), "changefeed": "cut", "tablePattern": "bank.*"} | ranges
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.integration.spark.standalone", f"spark://127.0.0.1:{port}"],
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows_of_executor = json.loads(done.stdout.splitlines()[-1])
+    assert sum(rows_of_executor.values()) == 200
+    assert len(rows_of_executor) == 2, "both workers read"
