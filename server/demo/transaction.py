@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 import structlog
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.demo.snapshot import Snapshot, clear_or_wait
 from server.rpc.backoff import Backoff, GaveUpError
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
+from server.rpc.snapshot import Snapshot, clear_or_wait
 from server.rpc.tikv import KvClient, Pairs
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
 
