@@ -3,14 +3,41 @@
 Invariant: no row above `start_ts` and at or below `checkpoint_ts` is unacknowledged; the checkpoint never goes back.
 """
 
+from typing import NamedTuple
+
+
+class Standing(NamedTuple):
+    """A checkpoint_ts, and where it stood before its last move: the range between can be asked for again."""
+
+    previous_ts: int
+    checkpoint_ts: int
+
+
+class Floor:
+    """What was acknowledged of all tables of a changefeed at once: one object that they share."""
+
+    __slots__ = ("standing",)
+
+    def __init__(self) -> None:
+        self.standing = Standing(0, 0)
+
+    def move(self, ts: int) -> bool:
+        """All up to `ts` is acknowledged; returns whether that is news."""
+        before_ts = self.standing.checkpoint_ts
+        if ts > before_ts:
+            self.standing = Standing(before_ts, ts)
+        return ts > before_ts
+
 
 class Checkpoint:
     """Tracks which commit_ts ranges `(start_ts, end_ts]` the target has committed."""
 
+    __slots__ = ("_ahead", "checkpoint_ts", "previous_ts")
+
     def __init__(self, start_ts: int) -> None:
         self.checkpoint_ts = start_ts
-        self.previous_ts = start_ts  # the checkpoint before its last move: the range between can be asked for again
-        self._ahead: dict[int, int] = {}  # start -> end of disjoint ranges above a gap
+        self.previous_ts = start_ts
+        self._ahead: dict[int, int] | None = None  # start -> end of disjoint ranges above a gap
 
     def ack(self, start_ts: int, end_ts: int) -> int:
         """Acknowledge the rows in `(start_ts, end_ts]`; returns the checkpoint. Repeating it is harmless."""
@@ -19,15 +46,29 @@ class Checkpoint:
         if start_ts <= self.checkpoint_ts and not self._ahead:
             self.previous_ts, self.checkpoint_ts = self.checkpoint_ts, end_ts
         else:
-            self._merge(start_ts, end_ts)
-            reached = self._ahead.pop(self.checkpoint_ts, None)
+            ahead = self._merge(start_ts, end_ts)
+            reached = ahead.pop(self.checkpoint_ts, None)
             if reached is not None:
                 self.previous_ts, self.checkpoint_ts = self.checkpoint_ts, reached
+            self._ahead = ahead or None
         return self.checkpoint_ts
 
-    def _merge(self, start_ts: int, end_ts: int) -> None:
+    def with_floor(self, floor: Standing) -> Standing:
+        """Where the table stands if all up to `floor` was acknowledged, too, in its two steps."""
+        if floor.checkpoint_ts <= self.checkpoint_ts:
+            return Standing(self.previous_ts, self.checkpoint_ts)
+        return Standing(max(self.checkpoint_ts, floor.previous_ts), floor.checkpoint_ts)
+
+    def raise_to(self, floor: Standing) -> None:
+        """All up to `floor` was acknowledged, in its two steps."""
+        for ts in floor:
+            self.ack(self.checkpoint_ts, ts)
+
+    def _merge(self, start_ts: int, end_ts: int) -> dict[int, int]:
+        ahead = self._ahead or {}
         start_ts = max(start_ts, self.checkpoint_ts)
-        touching = [start for start, end in self._ahead.items() if start <= end_ts and end >= start_ts]
+        touching = [start for start, end in ahead.items() if start <= end_ts and end >= start_ts]
         for start in touching:
-            start_ts, end_ts = min(start_ts, start), max(end_ts, self._ahead.pop(start))
-        self._ahead[start_ts] = end_ts
+            start_ts, end_ts = min(start_ts, start), max(end_ts, ahead.pop(start))
+        ahead[start_ts] = end_ts
+        return ahead

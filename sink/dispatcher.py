@@ -150,7 +150,8 @@ class Dispatcher:
         while (progress := self._heap.pop()) is not None:
             table = self._tables[progress.span]
             lower = max(progress.next_lower, Position(table.checkpoint_ts + 1, 0))
-            upper = Position.fence(min(self._upper(table), lower.commit_ts + _TASK_RANGE))
+            upper_ts = min(self._upper(table), lower.commit_ts + _TASK_RANGE, table.next_end(lower.commit_ts - 1))
+            upper = Position.fence(upper_ts)
             if lower > upper or not self._has_rows(progress.span):
                 self._heap.park(Progress(lower, progress.span, progress.version))
             elif self._quota.try_acquire(self._request_bytes):

@@ -19,6 +19,8 @@ from storage.model.event import UPDATE
 class CheckedMount:
     """A table's mount, whose every batch must have the rows it was given; an update may become delete and insert."""
 
+    __slots__ = ("_mount", "_table_id")
+
     def __init__(self, table_id: int, mount: Mount) -> None:
         self._table_id = table_id
         self._mount = mount
@@ -46,13 +48,11 @@ class CheckedMount:
 class RowLedger:
     """How many rows of a table were staged up to which commit_ts; the caller serialises the calls."""
 
+    __slots__ = ("_read", "_rows", "_table_id", "_ts")
+
     def __init__(self, table_id: int, start_ts: int) -> None:
         """Begin a table whose rows are staged above `start_ts`."""
         self._table_id = table_id
-        self.restart(start_ts)
-
-    def restart(self, start_ts: int) -> None:
-        """Begin anew above `start_ts`."""
         self._ts = [start_ts]  # places where the count is known, ascending
         self._rows = [0]
         self._read = 0

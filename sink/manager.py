@@ -2,56 +2,36 @@
 
 A range `(start_ts, end_ts]` always gives the same rows in the same order, from memory where the workers have staged
 it, else straight from the sorter; correctness never depends on staging. What is acknowledged stays readable until the
-next acknowledgement, so that the last range can be replayed. Source: TiCDC (seed 002), there pushed, here pulled.
+next acknowledgement, so that the last range can be replayed. Tables begin, end and change their schema at DDLs, which
+no range crosses. Source: TiCDC (seed 002), there pushed, here pulled.
 """
 
 import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from sink import metrics
-from sink.cut import Bounds, find_cut, measure
+from sink.acks import Acks
+from sink.before import WithBefore
+from sink.cut import Bounds
 from sink.dispatcher import Dispatcher
-from sink.errors import AckAboveResolvedError, SinkRowsLostError, TableNotFoundError
-from sink.mounted import Mount, coalesce
+from sink.errors import TableNotFoundError
+from sink.mounted import Mount
+from sink.mounts import Mounting, Mounts
 from sink.quota import MemQuota
-from sink.table_sink import READ_BYTES, TableSink
+from sink.ranges import Ranges
+from sink.slices import Slice
+from sink.stats import SinkStats
+from sink.table_sink import TableSink
 from sink.tables import TableSinks
-from sorter import Sorter
-from storage.model.event import Position
+from sink.versions import Version
+from sorter import Extent, Sorter
 from storage.model.span import Span
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A table's part of a cut `(start_ts, end_ts]`; rows count duplicates, bytes are raw and estimated at the edges."""
-
-    span: Span
-    start_ts: int
-    end_ts: int
-    rows: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SinkStats:
-    """State of the moment, and totals since the start."""
-
-    tables: int
-    resolved_ts: int
-    checkpoint_ts: int
-    barrier_ts: int | None
-    quota_bytes: int
-    used_bytes: int
-    reads_staged: int
-    reads_sorter: int
-    slowest: Span | None = None  # the table with the least checkpoint_ts
-    failures: Mapping[Span, str] = field(default_factory=dict)  # why tables are not staged, but read from the sorter
+from storage.model.ts import MAX_TS
 
 
 class SinkManager:
@@ -66,10 +46,11 @@ class SinkManager:
         self._changed = threading.Condition()
         self._tables = TableSinks()
         self._awaited: Counter[Span] = Counter()  # tables that somebody waits for
-        self._versions = itertools.count(1)
-        self._reads = {"staged": 0, "sorter": 0}
+        self._lives = itertools.count(1)
+        self._ranges = Ranges(sorter, self._tables, self._changed)
         upper = self._tables.upper_ts
         self._dispatcher = Dispatcher(sorter, self._quota, workers=workers, split_txn=split_txn, upper=upper)
+        self._acks = Acks(sorter, self._tables, self._changed, self._dispatcher, self._retire)
         sorter.on_resolve(self._on_resolve)
 
     def start(self) -> None:
@@ -85,16 +66,19 @@ class SinkManager:
             metrics.forget(self)
             metrics.QUOTA_BYTES.dec(self._quota.total_bytes)
 
-    def add_table(self, span: Span, start_ts: int, mount: Mount) -> None:
+    def add_table(self, span: Span, start_ts: int, mount: Mount | Mounting, *, born: bool = False) -> None:
         """Serve a table above `start_ts`; `mount` makes typed batches of raw ones, row by row in order, in any thread.
 
-        The sorter's table is added, and removed, by the caller.
+        One that is `born` at `start_ts` has no rows at or below it; of any other, they are not here. The sorter's table
+        is added, and removed, by the caller.
 
         Raises:
             TableExistsError: it is there already.
         """
-        table = TableSink(span, next(self._versions), start_ts, mount, self._quota)
+        mounts = Mounts(span.table_id, start_ts, mount if isinstance(mount, Mounting) else Mounting(mount))
+        life = next(self._lives)
         with self._changed:
+            table = TableSink(span, life, start_ts, mounts, self._quota, self._tables.floor, born=born)
             self._tables.add(table)
             self._quota.add_table(span)
             self._dispatcher.add_table(table)
@@ -102,6 +86,48 @@ class SinkManager:
         metrics.TABLES.inc()
         with contextlib.suppress(TableNotFoundError):  # the sorter's table is to come
             self._on_resolve(span, self._sorter.resolved_ts(span))
+
+    def follow(self, versions: Sequence[Version], start_ts: int) -> None:
+        """Serve one span above `start_ts` as its versions say, from the first of them on; what is known is skipped.
+
+        Adds the sorter's table, too; it is removed when the table has ended, all of it is acknowledged, and nothing of
+        it can be asked for again. Call it for `Versions.spans(start_ts)`, then for `Versions.spans_of` each DDL, when
+        nothing above the DDL can be read yet.
+        """
+        first, last = versions[0], versions[-1]
+        with self._changed:
+            known = self._tables.get(first.span) is not None
+        if not known:
+            begin_ts = max(first.from_ts, start_ts)
+            self._sorter.add_table(first.span, begin_ts)
+            self.add_table(first.span, begin_ts, _mounting(first), born=first.from_ts > start_ts)
+        for version in versions:
+            self.change_table(version.span, version.from_ts, _mounting(version))
+        if last.to_ts < MAX_TS:
+            self.end_table(last.span, last.to_ts)
+
+    def change_table(self, span: Span, ts: int, mount: Mount | Mounting) -> None:
+        """Rows above `ts` are mounted by `mount`; a table that had ended goes on. What is known changes nothing.
+
+        Raises:
+            TableNotFoundError: no such table.
+        """
+        mounting = mount if isinstance(mount, Mounting) else Mounting(mount)
+        with self._changed:
+            table = self._tables.one(span)
+            reopened = table.mounts.change(ts, mounting) and self._tables.reopen(table, ts)
+        if reopened and self._sorter.resolved_ts(span) < ts:
+            self._sorter.resolve(span, ts)
+
+    def end_table(self, span: Span, ts: int) -> None:
+        """There are no rows above `ts`: the table is served up to there, and holds nobody back beyond.
+
+        Raises:
+            TableNotFoundError: no such table.
+        """
+        with self._changed:
+            self._tables.end(self._tables.one(span), ts)
+            self._changed.notify_all()
 
     def remove_table(self, span: Span) -> None:
         """Serve the table no more and free its memory; a table that is not there is no error."""
@@ -122,6 +148,11 @@ class SinkManager:
             self._tables.barrier_ts = max(ts, self._tables.barrier_ts or 0)
             self._changed.notify_all()
         self._dispatcher.wake()
+
+    def limit_ts(self, ts: int) -> None:
+        """Let no table ever go beyond `ts`, whatever the barrier says."""
+        with self._changed:
+            self._tables.limit_ts = min(ts, self._tables.limit_ts)
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """How far the table (None: every table) can be read; without tables the barrier, 0 if there is none.
@@ -146,54 +177,27 @@ class SinkManager:
     def cut(
         self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
     ) -> int:
-        """The largest ts in `(start_ts, resolved_ts]` whose rows fit, over the table or all of them.
+        """See `Ranges.cut`."""
+        return self._ranges.cut(start_ts, Bounds(max_rows, max_bytes), span)
 
-        Never splits a commit_ts, and holds at least one, however large; `start_ts` itself when nothing is new.
+    def extents(self, start_ts: int, end_ts: int) -> Iterator[Extent]:
+        """See `Ranges.extents`."""
+        return self._ranges.extents(start_ts, end_ts)
 
-        Raises:
-            TableNotFoundError: no such table.
-            RangeCleanedError: `start_ts` is below what is kept.
-        """
-        bounds = Bounds(max_rows, max_bytes)
-        with self._changed:
-            upper_ts = self._tables.resolved_ts(span)
-            below = start_ts < self._tables.most_cleaned_ts
-            tables = [] if bounds.is_open and not below else self._tables.chosen(span)
-        if upper_ts <= start_ts:
-            return start_ts
-        for table in tables if below else ():
-            table.check_range(start_ts, upper_ts, upper_ts)
-        spans = [table.span for table in tables if not self._sorter.is_empty(table.span)]
-        extents = (self._sorter.extents(span, start_ts + 1, upper_ts) for span in spans)
-        return find_cut(itertools.chain.from_iterable(extents), start_ts, upper_ts, bounds)
+    def plan_tables(
+        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+    ) -> list[Slice]:
+        """See `Ranges.plan`."""
+        return self._ranges.plan(spans, start_ts, end_ts, slice_bytes)
 
     def plan(self, span: Span, start_ts: int, end_ts: int) -> Slice:
-        """How much `read` of the same range will give, about.
+        """How much `read` of the same range will give, about."""
+        found = self._ranges.plan([span], start_ts, end_ts)
+        return found[0] if found else Slice(span, start_ts, end_ts, 0, 0)
 
-        Raises:
-            TableNotFoundError, RangeError, NotResolvedError, RangeCleanedError: as `read`.
-        """
-        self._checked(span, start_ts, end_ts)
-        extents = self._sorter.extents(span, start_ts + 1, end_ts) if end_ts > start_ts else []
-        return Slice(span, start_ts, end_ts, *measure(extents, start_ts, end_ts))
-
-    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
-        """The table's mounted rows with `start_ts` < commit_ts <= `end_ts`, in order; the range is fixed on return.
-
-        Raises:
-            TableNotFoundError: no such table.
-            RangeError: the range ends before it starts.
-            NotResolvedError: it ends above resolved_ts.
-            RangeCleanedError: it starts below what is kept.
-            SinkRowsLostError: on return or while iterating; rows of this table were lost, it must be pulled again.
-        """
-        table = self._checked(span, start_ts, end_ts)
-        if end_ts == start_ts:
-            return iter(())
-        staged = table.staged_rows(start_ts, end_ts)
-        if staged is not None:
-            return self._counted("staged", coalesce(staged, READ_BYTES))
-        return self._counted("sorter", table.read_sorted(self._sorter, start_ts, end_ts))
+    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
+        """See `Ranges.read`."""
+        return self._ranges.read(span, start_ts, end_ts, before=before)
 
     def ack(self, ts: int, span: Span | None = None, *, start_ts: int | None = None) -> int:
         """The target has committed everything up to `ts`, of the table or of all; returns the checkpoint_ts.
@@ -206,25 +210,15 @@ class SinkManager:
             AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was acknowledged.
             SinkRowsLostError: rows of a table were lost; the others are acknowledged.
         """
-        with self._changed:
-            tables = self._tables.chosen(span)
-        for table in tables:
-            if ts > table.resolved_ts:
-                raise AckAboveResolvedError(
-                    f"cannot acknowledge {ts}: table {table.span.table_id} is complete up to {table.resolved_ts} here; "
-                    "after a restart, try again when it has been pulled again"
-                )
-        lost: SinkRowsLostError | None = None
-        moved = []
-        for table in tables:
-            try:
-                if table.ack(start_ts, ts):
-                    moved.append(table)
-            except SinkRowsLostError as err:
-                lost = err
-        self._moved(moved)
-        if lost is not None:
-            raise lost
+        if span is not None:
+            self._acks.of_table(span, start_ts, ts)
+        elif start_ts is None:
+            self._acks.of_all(ts)
+        else:
+            with self._changed:
+                spans = [table.span for table in self._tables.all()]
+            for each in spans:
+                self._acks.of_table(each, start_ts, ts)
         return self.checkpoint_ts(span)
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
@@ -253,8 +247,8 @@ class SinkManager:
             barrier_ts=barrier_ts,
             quota_bytes=self._quota.total_bytes,
             used_bytes=self._quota.used_bytes,
-            reads_staged=self._reads["staged"],
-            reads_sorter=self._reads["sorter"],
+            reads_staged=self._ranges.reads_staged,
+            reads_sorter=self._ranges.reads_sorter,
             slowest=slowest,
             failures=self._dispatcher.failures(),
         )
@@ -266,7 +260,11 @@ class SinkManager:
                 return
             if self._tables.resolve(table, ts) or span in self._awaited:
                 self._changed.notify_all()
-        self._dispatcher.wake(span)
+            has_rows = not self._sorter.is_empty(span)
+            if has_rows:
+                self._tables.note_rows(table)
+        if has_rows:
+            self._dispatcher.wake(span)
 
     @contextlib.contextmanager
     def _awaiting(self, span: Span | None) -> Iterator[None]:
@@ -280,38 +278,11 @@ class SinkManager:
             self._awaited[span] -= 1
             self._awaited += Counter()  # forgets who is awaited no more
 
-    def _moved(self, tables: list[TableSink]) -> None:
-        """The tables' checkpoints moved."""
-        if not tables:
-            return
-        for table in tables:
-            self._clean(table)
-            self._dispatcher.retry(table)
-        with self._changed:
-            for table in tables:
-                self._tables.acknowledged(table)
-        metrics.ACKS.inc()
-        self._dispatcher.memory_freed()
-
-    def _checked(self, span: Span, start_ts: int, end_ts: int) -> TableSink:
-        with self._changed:
-            table = self._tables.chosen(span)[0]
-            table.check_range(start_ts, end_ts, self._tables.upper_ts(table))
-        return table
-
-    def _clean(self, table: TableSink) -> None:
-        if table.cleaned_ts > table.start_ts:
-            with contextlib.suppress(TableNotFoundError):  # it is being removed
-                if not self._sorter.is_empty(table.span):
-                    self._sorter.clean(table.span, Position.fence(table.cleaned_ts))
-
-    def _counted(self, source: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._reads[source] += 1
-        metrics.READS.labels(source).inc()
-        return _count_rows(source, batches)
+    def _retire(self, span: Span) -> None:
+        """The table has ended, and nothing of it can be asked for again."""
+        self.remove_table(span)
+        self._sorter.remove_table(span)
 
 
-def _count_rows(source: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        metrics.ROWS_READ.labels(source).inc(batch.num_rows)
-        yield batch
+def _mounting(version: Version) -> Mounting:
+    return Mounting(version.mounter.mount, WithBefore(version.mounter).mount)

@@ -31,6 +31,10 @@ class TableMounter(Protocol):
         """Of what `mount` gives: `_op, _commit_ts, _start_ts, _seq`, then the columns of the table."""
         ...
 
+    def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes of `raw` as `mount` gives them, one by one: an update may be a delete and an insert."""
+        ...
+
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Mount a batch of RAW_SCHEMA, in its order.
 

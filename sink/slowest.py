@@ -36,7 +36,7 @@ class Slowest(Generic[Key]):
             heapq.heapify(self._heap)
 
     def move(self, key: Key, ts: int) -> None:
-        """The key's timestamp is at least `ts`."""
+        """The key's timestamp, which is there, is at least `ts`."""
         before, serial = self._ts[key]
         if ts > before:
             self._ts[key] = ts, serial

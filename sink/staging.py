@@ -5,7 +5,7 @@ from here, and its rows are counted; any other range is read from the sorter. Wh
 `advance` says it is complete.
 """
 
-from collections import deque
+import bisect
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,12 +24,14 @@ class _Staged:
 class Staging:
     """Contiguous rows above the checkpoint; the caller serialises the calls."""
 
+    __slots__ = ("_appended", "_ledger", "_staged", "covered_from", "covered_to")
+
     def __init__(self, table_id: int, start_ts: int) -> None:
         self._ledger = RowLedger(table_id, start_ts)
         self.covered_from = start_ts
         self.covered_to = start_ts
-        self._appended: deque[tuple[pa.RecordBatch, int]] = deque()
-        self._staged: deque[_Staged] = deque()
+        self._appended: list[tuple[pa.RecordBatch, int]] = []
+        self._staged: list[_Staged] = []
 
     def append(self, batch: pa.RecordBatch, size: int) -> None:
         """Take the next rows, at least one; their memory (`size` bytes) has been acquired."""
@@ -39,16 +41,17 @@ class Staging:
     def advance(self, resolved: ResolvedTs) -> int:
         """The appended rows with commit_ts <= `resolved.ts` are handed over; returns their bytes."""
         moved = 0
-        while self._appended:
-            batch, size = self._appended.popleft()
+        for number, (batch, size) in enumerate(self._appended):
             below = mounted.clip(batch, -1, resolved.ts)
             share = size * below.num_rows // batch.num_rows
             if below.num_rows:
                 self._staged.append(_Staged(resolved, below))
                 moved += share
             if below.num_rows < batch.num_rows:
-                self._appended.appendleft((batch.slice(below.num_rows), size - share))
+                self._appended[: number + 1] = [(batch.slice(below.num_rows), size - share)]
                 break
+        else:
+            self._appended.clear()
         self.covered_to = max(self.covered_to, resolved.mark)
         if not self._appended and not resolved.is_batch:
             self._ledger.complete(resolved.ts)
@@ -56,22 +59,16 @@ class Staging:
 
     def drop_up_to(self, checkpoint_ts: int) -> bool:
         """Forget what is acknowledged; returns whether there was something."""
-        before = len(self._staged)
-        while self._staged and self._staged[0].resolved <= ResolvedTs(checkpoint_ts):
-            self._staged.popleft()
+        gone = bisect.bisect_right(self._staged, ResolvedTs(checkpoint_ts), key=lambda staged: staged.resolved)
+        del self._staged[:gone]
         self._ledger.drop_up_to(checkpoint_ts)
         self.covered_from = max(self.covered_from, checkpoint_ts)
         self.covered_to = max(self.covered_to, checkpoint_ts)
-        return len(self._staged) < before
+        return gone > 0
 
-    def restart(self, start_ts: int) -> int:
-        """Forget everything and begin anew above `start_ts`; returns the bytes appended but not handed over."""
-        pending = sum(size for _, size in self._appended)
-        self._appended.clear()
-        self._staged.clear()
-        self._ledger.restart(start_ts)
-        self.covered_from = self.covered_to = start_ts
-        return pending
+    def pending_bytes(self) -> int:
+        """The bytes that were appended but not handed over."""
+        return sum(size for _, size in self._appended)
 
     def rows(self, start_ts: int, end_ts: int) -> list[pa.RecordBatch] | None:
         """The rows with `start_ts` < commit_ts <= `end_ts`, or None if not all of them are here.

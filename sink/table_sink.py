@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 
 from sink import metrics, mounted
-from sink.checkpoint import Checkpoint
+from sink.checkpoint import Checkpoint, Floor, Standing
 from sink.errors import (
     NotResolvedError,
     RangeCleanedError,
@@ -24,14 +24,15 @@ from sink.errors import (
     SinkRowsLostError,
     TableDamagedError,
 )
-from sink.ledger import CheckedMount
 from sink.mounted import Mount, SequenceMount
+from sink.mounts import Mounts
 from sink.quota import MemQuota
 from sink.resolved import ResolvedTs
 from sink.staging import Staging
 from sorter import Sorter
 from storage.model.event import Position
 from storage.model.span import Span
+from storage.model.ts import MAX_TS
 
 READ_BYTES: Final = 1 << 20
 ROWS_LOST: Final = (RowsLostError, SinkRowsLostError)
@@ -41,34 +42,77 @@ _log = structlog.get_logger(__name__)
 class TableSink:
     """One incarnation (version) of a table; safe to call from several threads."""
 
-    def __init__(self, span: Span, version: int, start_ts: int, mount: Mount, quota: MemQuota) -> None:
+    __slots__ = (
+        "_checkpoint",
+        "_floor",
+        "_lock",
+        "_quota",
+        "_removed",
+        "_staged_from",
+        "_staging",
+        "_unborn_ts",
+        "end_ts",
+        "lost",
+        "mounts",
+        "resolved_ts",
+        "span",
+        "start_ts",
+        "verified_ts",
+        "version",
+    )
+
+    def __init__(
+        self, span: Span, version: int, start_ts: int, mounts: Mounts, quota: MemQuota, floor: Floor, *, born: bool
+    ) -> None:
+        """`floor` is what was acknowledged of all tables; a table that is `born` has no rows at or below `start_ts`."""
         self.span = span
         self.version = version
         self.start_ts = start_ts
+        self.end_ts = MAX_TS
         self.resolved_ts = start_ts
-        self.mount: Mount = CheckedMount(span.table_id, mount)
+        self.mounts = mounts
         self.verified_ts = start_ts
         self.lost: TableDamagedError | None = None
+        self._unborn_ts = start_ts if born else 0
         self._quota = quota
+        self._floor = floor
         self._lock = threading.Lock()
         self._checkpoint = Checkpoint(start_ts)
-        self._staging = Staging(span.table_id, start_ts)
+        self._staging: Staging | None = None  # made when there is something to stage
+        self._staged_from = start_ts
         self._removed = False
 
     @property
     def checkpoint_ts(self) -> int:
         """Everything up to it is committed at the target."""
-        return self._checkpoint.checkpoint_ts
+        return max(self._checkpoint.checkpoint_ts, self._floor.standing.checkpoint_ts)
 
     @property
     def cleaned_ts(self) -> int:
         """Everything above it can be read: the checkpoint before its last move."""
-        return self._checkpoint.previous_ts
+        cleaned_ts = self._checkpoint.with_floor(self._floor.standing).previous_ts
+        return cleaned_ts if cleaned_ts > self._unborn_ts else 0
+
+    @property
+    def complete_ts(self) -> int:
+        """All its rows up to it are known: MAX_TS when they are known to its end."""
+        return self.resolved_ts if self.resolved_ts < self.end_ts else MAX_TS
 
     def resolve(self, ts: int) -> None:
         """The sorter has everything up to `ts`."""
         with self._lock:
             self.resolved_ts = max(ts, self.resolved_ts)
+
+    def next_end(self, ts: int) -> int:
+        """Where a range that begins at `ts` must end: at the next DDL, or where the table ends; MAX_TS: nowhere."""
+        return min(self.mounts.next_change(ts), self.end_ts)
+
+    def reopen(self, ts: int) -> None:
+        """A table that had ended has rows again, above `ts`; there are none between."""
+        with self._lock:
+            if self.checkpoint_ts >= self.end_ts:
+                self._checkpoint.raise_to(Standing(ts, ts))
+            self.end_ts = MAX_TS
 
     def append(self, batch: pa.RecordBatch, size: int) -> None:
         """See `Staging.append`."""
@@ -76,13 +120,13 @@ class TableSink:
             if self._removed:
                 self._quota.refund(size)
             else:
-                self._staging.append(batch, size)
+                self._stage().append(batch, size)
 
     def advance(self, resolved: ResolvedTs) -> None:
         """See `Staging.advance`; the rows' memory is the table's until they are acknowledged."""
         with self._lock:
             if not self._removed:
-                size = self._staging.advance(resolved)
+                size = self._stage().advance(resolved)
                 if size:
                     self._quota.record(self.span, resolved, size)
                 self._drop_acknowledged()
@@ -100,11 +144,18 @@ class TableSink:
         """
         with self._lock:
             self._check_whole()
+            self._checkpoint.raise_to(self._floor.standing)
             before = self.checkpoint_ts
             moved = self._checkpoint.ack(before if start_ts is None else start_ts, end_ts) > before
             if moved:
                 self._drop_acknowledged()
+                self.mounts.forget(self.cleaned_ts)
             return moved
+
+    def settle(self) -> None:
+        """Note what was acknowledged of all tables as acknowledged of this one."""
+        with self._lock:
+            self._checkpoint.raise_to(self._floor.standing)
 
     def remove(self) -> None:
         """Give all memory back, now and later."""
@@ -116,7 +167,7 @@ class TableSink:
         """See `Staging.rows`."""
         with self._lock:
             try:
-                return self._staging.rows(start_ts, end_ts)
+                return self._staging.rows(start_ts, end_ts) if self._staging is not None else None
             except ROWS_LOST as err:
                 self.lose(err)
                 raise
@@ -135,6 +186,7 @@ class TableSink:
             RangeError: it ends before it starts.
             NotResolvedError: it ends above `resolved_ts`.
             RangeCleanedError: it starts below what is kept.
+            RangeCrossesDdlError: its rows have two schemas.
             SinkRowsLostError: rows of this table were lost.
         """
         self._check_whole()
@@ -144,16 +196,25 @@ class TableSink:
             raise NotResolvedError(
                 f"table {self.span.table_id} is complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts"
             )
+        self.check_kept(start_ts)
+        self.mounts.check_range(start_ts, end_ts)
+
+    def check_kept(self, start_ts: int) -> None:
+        """Whether the rows above `start_ts` are still there.
+
+        Raises:
+            RangeCleanedError: they are not.
+        """
         if start_ts < self.cleaned_ts:
             raise RangeCleanedError(
                 f"table {self.span.table_id} keeps the rows above {self.cleaned_ts}, those from {start_ts} on are "
                 f"acknowledged and gone; read from the checkpoint_ts, {self.checkpoint_ts}"
             )
 
-    def read_sorted(self, sorter: Sorter, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
-        """The mounted rows of `(start_ts, end_ts]`, straight from the sorter."""
+    def read_sorted(self, sorter: Sorter, mount: Mount, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+        """The rows of `(start_ts, end_ts]`, mounted by `mount`, straight from the sorter."""
         raw = sorter.fetch(self.span, Position(start_ts + 1, 0), Position.fence(end_ts))
-        return self._whole(mounted.coalesce(map(SequenceMount(self.mount), raw), READ_BYTES))
+        return self._whole(mounted.coalesce(map(SequenceMount(mount), raw), READ_BYTES))
 
     def verify(self, sorter: Sorter, end_ts: int) -> None:
         """Read the rows up to `end_ts` that no whole fetch has covered yet, so that the sorter compares them.
@@ -183,10 +244,20 @@ class TableSink:
             first_ts, last_ts = self.checkpoint_ts + 1, self.resolved_ts
             raise SinkRowsLostError(self.lost.message, self.span.table_id, first_ts, last_ts) from self.lost
 
+    def _stage(self) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(self.span.table_id, self._staged_from)
+            self._staging.drop_up_to(self.checkpoint_ts)
+        return self._staging
+
     def _drop_acknowledged(self) -> None:
-        if self._staging.drop_up_to(self.checkpoint_ts):
+        if self._staging is not None and self._staging.drop_up_to(self.checkpoint_ts):
             self._quota.release(self.span, ResolvedTs(self.checkpoint_ts))
 
     def _forget_staged(self) -> None:
-        self._quota.refund(self._staging.restart(self.checkpoint_ts))
+        if self._staging is None:
+            return
+        self._staged_from = self.checkpoint_ts
+        self._quota.refund(self._staging.pending_bytes())
+        self._staging = None
         self._quota.release(self.span, ResolvedTs((1 << 64) - 1))

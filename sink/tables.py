@@ -1,13 +1,18 @@
 """The tables of a sink manager (TiCDC's tableSinks) and how far all of them are, without looking at each. Pure.
 
-Invariants: the whole is as far as its slowest table and no further than the barrier (TiCDC's lastBarrierTs), which only
-moves forward. Every call but `add`, `all` and the list of a whole costs the same however many tables there are.
+Invariants:
+1. The whole is as far as its slowest table, and no further than the barrier (TiCDC's lastBarrierTs), which only moves
+   forward, and the limit. A table that ended holds it no longer than until it is resolved, or acknowledged, to its end.
+2. Tables that are not busy have no rows in the sorter, so nothing to read, to stage or to clean.
+3. Every call but `add`, `settle` and the list of a whole costs the same however many tables there are.
 """
 
+from sink.checkpoint import Floor, Standing
 from sink.errors import TableExistsError, TableNotFoundError
 from sink.slowest import Slowest
 from sink.table_sink import TableSink
 from storage.model.span import Span
+from storage.model.ts import MAX_TS
 
 
 class TableSinks:
@@ -15,8 +20,13 @@ class TableSinks:
 
     def __init__(self) -> None:
         self.barrier_ts: int | None = None
+        self.limit_ts = MAX_TS
+        self.floor = Floor()
         self.most_cleaned_ts = 0
         self._tables: dict[Span, TableSink] = {}
+        self._busy: dict[Span, TableSink] = {}
+        self._ended: dict[Span, TableSink] = {}
+        self._ended_ts = 0
         self._resolved: Slowest[Span] = Slowest()
         self._checkpoints: Slowest[Span] = Slowest()
 
@@ -31,6 +41,8 @@ class TableSinks:
         """
         if table.span in self._tables:
             raise TableExistsError(f"table {table.span.table_id} is in the sink already; remove it first")
+        if table.start_ts < self.floor.standing.checkpoint_ts:
+            self.settle()  # what was acknowledged of all tables was not of this one
         self._tables[table.span] = table
         self._resolved.add(table.span, table.resolved_ts)
         self._checkpoints.add(table.span, table.checkpoint_ts)
@@ -40,38 +52,103 @@ class TableSinks:
         """Take a table out."""
         self._resolved.remove(span)
         self._checkpoints.remove(span)
+        self._busy.pop(span, None)
+        self._ended.pop(span, None)
         return self._tables.pop(span, None)
 
     def get(self, span: Span) -> TableSink | None:
         """The table, if it is there."""
         return self._tables.get(span)
 
-    def chosen(self, span: Span | None) -> list[TableSink]:
-        """The table, or all of them.
+    def one(self, span: Span) -> TableSink:
+        """The table.
 
         Raises:
             TableNotFoundError: no such table.
         """
-        if span is None:
-            return list(self._tables.values())
-        return [self._one(span)]
+        table = self._tables.get(span)
+        if table is None:
+            raise TableNotFoundError(f"table {span.table_id} is not in this sink; look where it is scheduled")
+        return table
+
+    def all(self) -> list[TableSink]:
+        """Every table."""
+        return list(self._tables.values())
+
+    def busy(self) -> list[TableSink]:
+        """The tables that have something."""
+        return list(self._busy.values())
+
+    def note_rows(self, table: TableSink) -> None:
+        """The table has rows."""
+        self._busy[table.span] = table
+
+    def note_empty(self, table: TableSink) -> None:
+        """The table has no rows any more."""
+        if self._busy.get(table.span) is table:
+            del self._busy[table.span]
 
     def resolve(self, table: TableSink, ts: int) -> bool:
         """The table is complete up to `ts`; returns whether the whole is further than before."""
-        before = self._least(self._resolved)
+        before = self._least(self._resolved, 0)
         table.resolve(ts)
-        self._resolved.move(table.span, ts)
-        return self._least(self._resolved) > before
+        self._resolved.move(table.span, table.complete_ts)
+        return self._least(self._resolved, MAX_TS) > before
+
+    def end(self, table: TableSink, ts: int) -> None:
+        """The table has no rows above `ts`."""
+        table.end_ts = ts
+        self._ended_ts = max(self._ended_ts, ts)
+        self._ended[table.span] = table
+        self._resolved.move(table.span, table.complete_ts)
+        self._note_checkpoint(table)
+
+    def reopen(self, table: TableSink, ts: int) -> bool:
+        """The table has rows above `ts`; False: it had not ended."""
+        if self._ended.pop(table.span, None) is None:
+            return False
+        table.reopen(ts)
+        table.resolve(ts)
+        self._resolved.add(table.span, table.resolved_ts)
+        self._checkpoints.add(table.span, table.checkpoint_ts)
+        return True
 
     def acknowledged(self, table: TableSink) -> None:
         """The table's checkpoint moved; a table that has left meanwhile is no error."""
         if self._tables.get(table.span) is table:
-            self._checkpoints.move(table.span, table.checkpoint_ts)
+            self._note_checkpoint(table)
             self.most_cleaned_ts = max(self.most_cleaned_ts, table.cleaned_ts)
+
+    def acknowledge_all(self, ts: int) -> bool:
+        """Everything up to `ts` is acknowledged, of tables without rows, too; returns whether that is news."""
+        moved = self.floor.move(ts)
+        for table in self._ended.values():
+            self._note_checkpoint(table)
+        self.most_cleaned_ts = max(self.most_cleaned_ts, self.floor.standing.previous_ts)
+        return moved
+
+    def settle(self) -> None:
+        """Let each table have its own checkpoint."""
+        for table in self._tables.values():
+            table.settle()
+            self._note_checkpoint(table)
+        self.floor.standing = Standing(0, 0)
+
+    def passed(self) -> list[TableSink]:
+        """Tables that ended, acknowledged to their end, and of which nothing can be asked for again."""
+        whole_ts = self.checkpoint_ts(None)
+        for table in self._ended.values():
+            if table.end_ts <= table.checkpoint_ts < whole_ts and table.lost is None:
+                table.ack(None, whole_ts)
+        return [table for table in self._ended.values() if table.cleaned_ts >= table.end_ts]
 
     def upper_ts(self, table: TableSink) -> int:
         """How far the table may go."""
-        return table.resolved_ts if self.barrier_ts is None else min(table.resolved_ts, self.barrier_ts)
+        return min(table.resolved_ts, table.end_ts, self._bound_ts())
+
+    def complete_ts(self) -> int:
+        """How far every table is known, whatever the barrier says."""
+        return self._least(self._resolved, MAX_TS)
 
     def resolved_ts(self, span: Span | None) -> int:
         """How far the table (None: every table) may go; without tables the barrier, 0 if there is none.
@@ -80,9 +157,8 @@ class TableSinks:
             TableNotFoundError: no such table.
         """
         if span is not None:
-            return self.upper_ts(self._one(span))
-        least_ts = self._least(self._resolved)
-        return least_ts if self.barrier_ts is None else min(least_ts, self.barrier_ts)
+            return self.upper_ts(self.one(span))
+        return min(self._least(self._resolved, self._without_tables()), self._bound_ts())
 
     def checkpoint_ts(self, span: Span | None) -> int:
         """Everything of the table (None: every table) up to it is committed; without tables as `resolved_ts`.
@@ -90,19 +166,26 @@ class TableSinks:
         Raises:
             TableNotFoundError: no such table.
         """
-        return self._one(span).checkpoint_ts if span is not None else self._least(self._checkpoints)
+        if span is not None:
+            return self.one(span).checkpoint_ts
+        return max(self._least(self._checkpoints, self._without_tables()), self.floor.standing.checkpoint_ts)
 
     def slowest(self) -> tuple[Span | None, Span | None]:
         """The tables with the least resolved_ts and the least checkpoint_ts."""
         resolved, checkpoint = self._resolved.least(), self._checkpoints.least()
         return resolved[1] if resolved else None, checkpoint[1] if checkpoint else None
 
-    def _least(self, timestamps: Slowest[Span]) -> int:
-        least = timestamps.least()
-        return least[0] if least is not None else self.barrier_ts or 0
+    def _note_checkpoint(self, table: TableSink) -> None:
+        checkpoint_ts = table.checkpoint_ts
+        self._checkpoints.move(table.span, checkpoint_ts if checkpoint_ts < table.end_ts else MAX_TS)
 
-    def _one(self, span: Span) -> TableSink:
-        table = self._tables.get(span)
-        if table is None:
-            raise TableNotFoundError(f"table {span.table_id} is not in this sink; look where it is scheduled")
-        return table
+    def _bound_ts(self) -> int:
+        return self.limit_ts if self.barrier_ts is None else min(self.barrier_ts, self.limit_ts)
+
+    def _without_tables(self) -> int:
+        """Where the whole stands when no table holds it: at the barrier, or where the last table ended."""
+        return self._ended_ts if self.barrier_ts is None else self._bound_ts()
+
+    def _least(self, timestamps: Slowest[Span], otherwise: int) -> int:
+        least = timestamps.least()
+        return least[0] if least is not None and least[0] < MAX_TS else otherwise

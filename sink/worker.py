@@ -27,7 +27,7 @@ REQUEST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SinkTask:
-    """Stage the table's rows within `[lower, upper]`; `upper` is a commit fence."""
+    """Stage the table's rows within `[lower, upper]`; `upper` is a commit fence, and no DDL lies between."""
 
     table: TableSink
     lower: Position
@@ -82,7 +82,7 @@ class TaskRun:
         return TaskResult(upper.next(), gave_up=False)
 
     def _stage(self, sorter: Sorter) -> bool:
-        mount = SequenceMount(self._task.table.mount)
+        mount = SequenceMount(self._task.table.mounts.above(self._task.lower.commit_ts - 1).mount)
         for raw in sorter.fetch(self._task.table.span, self._task.lower, self._task.upper):
             first = _position(raw, 0)
             if self._last is not None:

@@ -180,7 +180,7 @@ def test_staged_rows_are_served_from_memory_and_freed_by_acknowledging(capture: 
     manager.start()
     capture.sorter.add(SPANS[0], raw([(ts, 0, b"k") for ts in range(1, 31)]))
     capture.resolve(30)
-    eventually(lambda: manager._tables._one(SPANS[0]).staged_rows(0, 30) is not None)
+    eventually(lambda: manager._tables.one(SPANS[0]).staged_rows(0, 30) is not None)
     assert read(manager, SPANS[0], 0, 30) == [(ts, 0, 0, b"k") for ts in range(1, 31)]
     assert manager.stats().reads_staged == 1
     manager.ack(30)
@@ -198,7 +198,7 @@ def test_a_table_that_cannot_be_mounted_tells_its_reader(capture: Capture) -> No
     for span in SPANS:
         capture.sorter.add(span, raw([(1, 0, b"k")]))
     capture.resolve(5)
-    eventually(lambda: manager._tables._one(SPANS[1]).staged_rows(0, 5) is not None)
+    eventually(lambda: manager._tables.one(SPANS[1]).staged_rows(0, 5) is not None)
     with pytest.raises(ValueError, match="bad row"):
         read(manager, SPANS[0], 0, 5)
     assert read(manager, SPANS[1], 0, 5) == [(1, 0, 0, b"k")]
@@ -219,14 +219,14 @@ def test_a_failed_table_holds_nobody_back_and_comes_back_when_its_reader_got_pas
     for span in SPANS:
         capture.sorter.add(span, raw([(ts, 0, b"k") for ts in range(1, 30)]))
     capture.resolve(9)
-    eventually(lambda: manager._tables._one(SPANS[1]).staged_rows(0, 9) is not None)
+    eventually(lambda: manager._tables.one(SPANS[1]).staged_rows(0, 9) is not None)
     eventually(lambda: list(manager.stats().failures) == [SPANS[0]])
     assert "no more of it" in manager.stats().failures[SPANS[0]]
     assert len(read(manager, SPANS[0], 0, 9)) == 9
     failing.clear()
     capture.resolve(29)
     manager.ack(9)
-    eventually(lambda: manager._tables._one(SPANS[0]).staged_rows(9, 29) is not None)
+    eventually(lambda: manager._tables.one(SPANS[0]).staged_rows(9, 29) is not None)
     eventually(lambda: not manager.stats().failures)
 
 
@@ -258,7 +258,7 @@ def test_a_row_lost_in_the_staging_is_noticed(capture: Capture) -> None:
     manager.start()
     capture.sorter.add(SPANS[0], raw([(ts, 0, b"k") for ts in range(1, 30)]))
     capture.resolve(30)
-    table = manager._tables._one(SPANS[0])
+    table = manager._tables.one(SPANS[0])
     eventually(lambda: table.staged_rows(0, 30) is not None)
     table._staging._staged.pop()
     with pytest.raises(SinkRowsLostError, match="table 0, commit_ts 1 to 30"):
@@ -276,7 +276,7 @@ def test_tasks_that_are_given_up_do_not_hide_a_lost_row(tmp_path: Path, split_tx
     capture.sorter.resolve(span, 1 << 29)
     capture.sorter._table(span)._ledger.add(raw([(50, 0, b"lost")]))  # as if it had been added, and lost since
     tasks = 0
-    while manager._tables._one(span).lost is None:
+    while manager._tables.one(span).lost is None:
         dispatcher._short_of_memory = False
         task = dispatcher._take_slowest()
         assert task is not None
@@ -310,7 +310,7 @@ def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, 
             for span in SPANS:
                 once = read(manager, span, checkpoint_ts, end_ts)
                 assert read(manager, span, checkpoint_ts, end_ts) == once
-                assert manager.plan(span, checkpoint_ts, end_ts).rows == len(once)
+                assert sum(part.rows for part in manager.plan_tables([span], checkpoint_ts, end_ts)) == len(once)
                 got[span] += once
             checkpoint_ts = manager.ack(end_ts)
     for span in SPANS:
@@ -329,6 +329,7 @@ def test_stopping_ends_a_worker_that_waits_for_memory(tmp_path: Path) -> None:
     capture.manager.start()
     capture.sorter.add(SPANS[0], raw([(5, 1, b"%03d" % key) for key in range(100)]))
     capture.resolve(10)
-    eventually(lambda: capture.manager._tables._one(SPANS[0])._staging.covered_to == 4)
+    table = capture.manager._tables.one(SPANS[0])
+    eventually(lambda: table._staging is not None and table._staging.covered_to == 4)
     capture.close()
     assert capture.manager.stats().used_bytes == 0

@@ -105,7 +105,7 @@ class SinkMachine(RuleBasedStateMachine):
     @rule(table=tables, start=st.integers(0, 4), length=st.integers(0, 8))
     def read(self, table: int, start: int, length: int) -> None:
         span = SPANS[table]
-        kept, upper_ts = self.manager._tables._one(span).cleaned_ts, self.resolved[span]
+        kept, upper_ts = self.manager._tables.one(span).cleaned_ts, self.resolved[span]
         start_ts = min(kept + start, upper_ts)
         end_ts = min(start_ts + length, upper_ts)
         found = [
