@@ -10,11 +10,12 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from server.capture.catalog.filter import exact_rules
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
 from server.puller.table import TableRecord
 from storage.model.errors import CorruptError
 
-CREATOR_VERSION: Final = "0.1.0"
+CREATOR_VERSION: Final = "0.2.0"
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
@@ -49,10 +50,21 @@ class ChangefeedInfo:
 
     id: str
     sink_uri: str
+    source_uri: str = ""
+    """Empty: the change feed of the cluster."""
     start_ts: int
     target_ts: int
     create_time: str
-    tables: tuple[TableRecord, ...]
+    rules: tuple[str, ...] = ()
+    """The tables' filter, `server.capture.catalog.filter`."""
+    from_snapshot: bool = False
+    """Whether its tables were found in the source; else they were given."""
+    ignore_ineligible: bool = False
+    """Whether tables that match the filter, but cannot be replicated, are left out."""
+    ignored: tuple[str, ...] = ()
+    """Those that were left out at the start."""
+    tables: tuple[TableRecord, ...] = ()
+    """In records of version 0.1.0, which have no schema changes."""
     state: State = State.NORMAL
     error: RunningError | None = None
     creator_version: str = CREATOR_VERSION
@@ -65,6 +77,11 @@ class ChangefeedInfo:
     def moved_to(self, state: State, error: RunningError | None = None) -> "ChangefeedInfo":
         """The same changefeed in another state."""
         return replace(self, state=state, error=error)
+
+    def without_tables(self) -> "ChangefeedInfo":
+        """A record of version 0.1.0 in today's form; its tables are the first schema change."""
+        rules = exact_rules((table.schema_name, table.table_name) for table in self.tables)
+        return replace(self, tables=(), rules=rules, creator_version=CREATOR_VERSION)
 
     def to_json(self) -> bytes:
         """The value of its record."""
@@ -79,11 +96,13 @@ class ChangefeedInfo:
         """
         try:
             doc = json.loads(value)
+            for member in ("rules", "ignored"):
+                doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return cls(**doc)
-        except (ValueError, KeyError, TypeError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise CorruptError(f"a changefeed's record in the metadata cannot be read: {err!r}") from err
 
 

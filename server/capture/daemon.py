@@ -14,20 +14,23 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
+from server.capture.feed import Workshop
 from server.capture.flight import OwnerFeeds
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import Membership
 from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
-from server.capture.processor import MakeProcessor
+from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
 from server.capture.service import CaptureService, ChangefeedService
+from server.capture.source.registry import sources
 from server.capture.worker.launch import Launch, cores, host_of
 from server.capture.worker.pool import Pool
 from server.capture.worker.processor import WorkersProcessor
 from server.config import setting
 from server.daemon import Endpoints
+from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
 from server.rpc.client import connect
@@ -77,9 +80,10 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             AsyncExitStack() as parts,
         ):
             records = Records(meta)
-            resources = Resources(pd, feeds, kv, directory / "sorter", config.memory_quota_bytes)
+            context = SourceContext(pd, feeds, kv, meta, security)
+            resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
-            owner = Owner(records, pd, make_processor)
+            owner = Owner(Workshop(records, sources(context), make_processor), pd)
             membership = Membership(meta, identity, owner, records)
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
@@ -117,8 +121,14 @@ async def _processors(
         security=security,
     )
     pool = Pool(launch.workers(count))
+
+    def processor(assignment: Assignment) -> Processor:
+        if assignment.source.per_table:
+            return WorkersProcessor(pool, directory, assignment)
+        return LocalProcessor(resources, assignment)  # a log is read once, for all tables
+
     async with pool.running():
-        yield partial(WorkersProcessor, pool, directory)
+        yield processor
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ __all__ = [
     "ChangefeedStateError",
     "NotOwnerError",
     "ParameterError",
+    "RenamedIntoFilterError",
     "SinkUriError",
     "SnapshotLostError",
     "SourceUriError",
@@ -64,6 +65,12 @@ class ParameterError(InvalidError):
     """A parameter of the request cannot be used."""
 
     code = "ErrAPIInvalidParam"
+
+
+class RenamedIntoFilterError(InvalidError):
+    """A table whose earlier rows were not replicated gets a name that is."""
+
+    code = "ErrSyncRenameTableFailed"
 
 
 class SinkUriError(InvalidError):

@@ -1,12 +1,28 @@
-"""A changefeed on its owner: its record, its checkpoint, and the processor that runs it."""
+"""A changefeed on its owner: its record, its checkpoint, its tables, and the processor that runs it."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
+from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog.filter import TableFilter
+from server.capture.catalog.history import History, SchemaChange
 from server.capture.changefeed import ChangefeedInfo, State
-from server.capture.processor import MakeProcessor, Processor
-from server.capture.table import source_tables
+from server.capture.processor import Assignment, MakeProcessor, Processor
+from server.capture.records import Records
+from server.capture.source.registry import MakeSource
+from server.puller.source import Source
 from server.puller.table import SourceTable
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What changefeeds are made with."""
+
+    records: Records
+    make_source: MakeSource
+    make_processor: MakeProcessor
 
 
 @dataclass(slots=True, eq=False)
@@ -16,8 +32,10 @@ class Feed:
     info: ChangefeedInfo
     checkpoint_ts: int
     """As the metadata has it."""
-    tables: tuple[SourceTable, ...]
+    source: Source
+    catalog: FeedCatalog
     processor: Processor
+    workshop: Workshop
     task: asyncio.Task[None] | None = None
     info_saved: bool = True
     safepoint_ts: int = 0
@@ -26,20 +44,36 @@ class Feed:
     """Loop time at which it was set; 0: not by this owner."""
 
     @classmethod
-    def of(cls, info: ChangefeedInfo, checkpoint_ts: int, make: MakeProcessor) -> "Feed":
-        """A changefeed that does not run yet; raises as `source_tables`."""
-        tables = source_tables(info.tables)
-        return cls(info, checkpoint_ts, tables, make(info.id, tables, checkpoint_ts, info.target_ts))
+    def of(
+        cls, workshop: Workshop, info: ChangefeedInfo, checkpoint_ts: int, changes: Iterable[SchemaChange]
+    ) -> "Feed":
+        """A changefeed that does not run yet.
+
+        Raises:
+            SourceUriError, FilterRuleError: its record is not for this version.
+            InvalidError, TableIneligibleError: one of its tables cannot be read.
+        """
+        source = workshop.make_source(info.id, info.source_uri)
+        catalog = _catalog(workshop, info, source, History(changes), checkpoint_ts)
+        processor = workshop.make_processor(Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts))
+        return cls(info, checkpoint_ts, source, catalog, processor, workshop)
 
     @property
     def id(self) -> str:
         """Its id."""
         return self.info.id
 
-    def restart_at(self, checkpoint_ts: int, make: MakeProcessor) -> None:
-        """Begin elsewhere next time it runs."""
+    @property
+    def tables(self) -> tuple[SourceTable, ...]:
+        """Those in force after all schema changes that are known."""
+        return self.catalog.tables
+
+    def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:
+        """Begin elsewhere next time it runs, with the tables of `changes`."""
+        make = self.workshop.make_processor
         self.checkpoint_ts = checkpoint_ts
-        self.processor = make(self.id, self.tables, checkpoint_ts, self.info.target_ts)
+        self.catalog = _catalog(self.workshop, self.info, self.source, History(changes), checkpoint_ts)
+        self.processor = make(Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts))
 
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""
@@ -52,3 +86,8 @@ class Feed:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+
+
+def _catalog(workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int) -> FeedCatalog:
+    terms = Terms(info.id, TableFilter(info.rules), info.ignore_ineligible)
+    return FeedCatalog(terms, source, history, start_ts, partial(workshop.records.schemas.append, info.id))

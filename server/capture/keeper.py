@@ -84,7 +84,7 @@ class Keeper:
 
     def _is_due(self, feed: Feed) -> bool:
         """Whoever does not run is not renewed: its safepoint ends a day after it stopped, unless it is resumed."""
-        if not (feed.info.state.is_running and feed.info.blocks_gc):
+        if not (feed.source.keeps_history and feed.info.state.is_running and feed.info.blocks_gc):
             return False
         age = time.monotonic() - feed.safepoint_time
         return age > (_SAFEPOINT_EVERY_S if feed.checkpoint_ts > feed.safepoint_ts else _SAFEPOINT_REFRESH_S)
@@ -92,7 +92,7 @@ class Keeper:
     async def _hold(self, feed: Feed) -> None:
         checkpoint_ts = feed.checkpoint_ts
         try:
-            await self._safepoints.hold(feed.id, checkpoint_ts)
+            await self._safepoints.hold(feed.source, feed.id, checkpoint_ts)
         except SnapshotLostError as err:
             self._on_lost(feed, err)
         else:

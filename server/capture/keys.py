@@ -7,6 +7,7 @@ OWNER: Final = f"{_ROOT}/owner".encode()
 CAPTURES: Final = f"{_ROOT}/capture/".encode()
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
+SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
 
 
 def capture(capture_id: str) -> bytes:
@@ -22,3 +23,18 @@ def info(changefeed: str) -> bytes:
 def status(changefeed: str) -> bytes:
     """One changefeed's checkpoint."""
     return STATUSES + changefeed.encode()
+
+
+def schemas(changefeed: str) -> bytes:
+    """What the keys of one changefeed's schema changes start with."""
+    return SCHEMAS + changefeed.encode() + b"/"
+
+
+def schema_change(changefeed: str, commit_ts: int) -> bytes:
+    """One schema change, in the order of commit_ts."""
+    return schemas(changefeed) + b"%020d" % commit_ts
+
+
+def schema_table(changefeed: str, commit_ts: int, table_id: int) -> bytes:
+    """A table that a schema change brings."""
+    return schema_change(changefeed, commit_ts) + b"/%d" % table_id

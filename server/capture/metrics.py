@@ -24,6 +24,8 @@ _GAUGES = {
     "tidemark_capture_staged_bytes": "mounted rows kept in memory for readers",
     "tidemark_capture_sorter_memory_bytes": "rows in memory, not yet in a block",
     "tidemark_capture_sorter_disk_bytes": "sorted rows on disk",
+    "tidemark_capture_sorter_disk_refuses": "1 while the sorter's disk takes no rows",
+    "tidemark_capture_sorter_waiting_count": "calls that wait until the sorter's disk takes rows",
 }
 
 
@@ -67,6 +69,8 @@ def _values(feed: Feed) -> dict[str, float]:
         held.staged_bytes,
         held.sorter_memory_bytes,
         held.sorter_disk_bytes,
+        bool(held.disk_error),
+        held.waiting,
     )
     return dict(zip(_GAUGES, map(float, numbers), strict=True))
 

@@ -5,32 +5,29 @@ finds every changefeed as the last answer said. An error stops a changefeed, nev
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
 from server.capture import metrics
-from server.capture.changefeed import ChangefeedInfo, RunningError, State, check_id, check_sink_uri
+from server.capture.catalog.filter import TableFilter
+from server.capture.catalog.history import SchemaChange
+from server.capture.catalog.tables import chosen_tables
+from server.capture.changefeed import ChangefeedInfo, RunningError, State
+from server.capture.creation import NewChangefeed, check_range
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedNotExistsError,
     ChangefeedStateError,
     NotOwnerError,
-    ParameterError,
     SnapshotLostError,
-    StartTsInFutureError,
-    TargetTsError,
 )
-from server.capture.feed import Feed
+from server.capture.feed import Feed, Workshop
 from server.capture.keeper import Keeper
-from server.capture.processor import MakeProcessor
-from server.capture.records import Records
-from server.capture.runner import keep_running, note, utc_now
+from server.capture.runner import keep_running, note
 from server.capture.safepoint import Safepoints
-from server.capture.table import source_tables
-from server.puller.table import TableRecord
+from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient
 from storage.model.errors import TidemarkError
@@ -41,14 +38,13 @@ _log = structlog.get_logger(__name__)
 class Owner:
     """The changefeeds; empty-handed (NotOwnerError) while `run` does not run."""
 
-    def __init__(self, records: Records, pd: PdClient, make_processor: MakeProcessor) -> None:
+    def __init__(self, workshop: Workshop, pd: PdClient) -> None:
         self.feeds: dict[str, Feed] = {}
-        self._records = records
-        self._pd = pd
-        self._make_processor = make_processor
+        self._workshop = workshop
+        self._records = workshop.records
         self._safepoints = Safepoints(pd)
         self._changing = asyncio.Lock()
-        self._keeper = Keeper(self.feeds, records, self._safepoints, self._changing, self._on_lost)
+        self._keeper = Keeper(self.feeds, self._records, self._safepoints, self._changing, self._on_lost)
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -70,13 +66,13 @@ class Owner:
 
     def pullers(self) -> list[TablePuller]:
         """Of all changefeeds, at this moment."""
-        return [puller for feed in self.feeds.values() for puller in feed.processor.pullers]
+        return [puller for feed in self.feeds.values() for puller in feed.processor.table_pullers]
 
     async def run(self, started: Callable[[], None]) -> None:
         """Own the changefeeds until cancelled; `started` is called when they can be asked for."""
         try:
             for info, checkpoint_ts in await self._records.load():
-                self.feeds[info.id] = Feed.of(info, checkpoint_ts, self._make_processor)
+                self.feeds[info.id] = await self._loaded(info, checkpoint_ts)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 for feed in self.feeds.values():
@@ -99,41 +95,33 @@ class Owner:
             raise outcome
         return outcome
 
-    async def create(
-        self, changefeed: str, sink_uri: str, start_ts: int, target_ts: int, tables: Sequence[tuple[str, str]]
-    ) -> Feed:
-        """Make a changefeed that starts after `start_ts` (0: now); tables are (schema name, TableInfo JSON). Durable.
+    async def create(self, new: NewChangefeed) -> Feed:
+        """Make a changefeed. Durable.
 
         Raises:
             InvalidError: a parameter cannot be used; its subclass says which.
+            TableIneligibleError: a table cannot be replicated.
             StartTsBeforeGcError: GC may have collected what it would need.
             ChangefeedExistsError: the id is taken.
         """
-        check_id(changefeed)
-        check_sink_uri(sink_uri)
-        records = tuple(TableRecord(schema_name, _document(text)) for schema_name, text in tables)
-        source_tables(records)
+        new.records()
+        source = self._workshop.make_source(new.id, new.source_uri)
         async with self._changing:
             self._check_active()
-            if changefeed in self.feeds:
-                raise ChangefeedExistsError(f"changefeed {changefeed} exists already; choose another id or remove it")
-            now_ts = await self._pd.tso()
-            start_ts = start_ts or now_ts
-            _check_range(start_ts, target_ts, now_ts)
-            info = ChangefeedInfo(
-                id=changefeed,
-                sink_uri=sink_uri,
-                start_ts=start_ts,
-                target_ts=target_ts,
-                create_time=utc_now(),
-                tables=records,
-            )
-            await self._safepoints.protect_creation(changefeed, start_ts)
-            await self._records.create(info)
-            feed = self.feeds[changefeed] = Feed.of(info, start_ts, self._make_processor)
+            if new.id in self.feeds:
+                raise ChangefeedExistsError(f"changefeed {new.id} exists already; choose another id or remove it")
+            now_ts = await source.now()
+            start_ts = new.start_ts or now_ts
+            check_range(start_ts, new.target_ts, now_ts)
+            await self._safepoints.protect_creation(source, new.id, start_ts)
+            try:
+                feed = self.feeds[new.id] = await self._made(new, source, start_ts)
+            except TidemarkError:
+                await self._safepoints.end_creation(source, new.id)
+                raise
             await self._hand_over(feed)
             self._start(feed)
-        _log.info("changefeed created", changefeed=changefeed, start_ts=start_ts, tables=len(records))
+        _log.info("changefeed created", changefeed=new.id, start_ts=start_ts, tables=len(feed.tables))
         return feed
 
     async def pause(self, changefeed: str) -> Feed:
@@ -160,12 +148,14 @@ class Owner:
             if feed.info.state.is_running:
                 raise ChangefeedStateError(f"changefeed {changefeed} is {feed.info.state}; pause it first")
             start_ts = overwrite_checkpoint_ts or feed.checkpoint_ts
-            _check_range(start_ts, feed.info.target_ts, await self._pd.tso())
-            await self._safepoints.protect_creation(changefeed, start_ts)
+            check_range(start_ts, feed.info.target_ts, await feed.source.now())
+            await self._safepoints.protect_creation(feed.source, changefeed, start_ts)
             await feed.stop()
-            feed.restart_at(start_ts, self._make_processor)
-            await self._records.save({changefeed: start_ts}, {})
-            await self._move(feed, State.NORMAL)
+            if start_ts == feed.checkpoint_ts:
+                feed.restart_at(start_ts, feed.catalog.history)
+                await self._move(feed, State.NORMAL)
+            else:
+                await self._overwrite(feed, start_ts)
             await self._hand_over(feed)
             self._start(feed)
         return feed
@@ -178,9 +168,36 @@ class Owner:
             del self.feeds[changefeed]
             await feed.stop()
             await asyncio.to_thread(feed.processor.wipe)
-            await self._safepoints.release(changefeed)
+            await self._safepoints.release(feed.source, changefeed)
         _log.info("changefeed removed", changefeed=changefeed)
         return feed
+
+    async def _loaded(self, info: ChangefeedInfo, checkpoint_ts: int) -> Feed:
+        if info.tables:
+            info = await self._records.move_tables(info)
+        return Feed.of(self._workshop, info, checkpoint_ts, await self._records.schemas.load(info.id))
+
+    async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
+        chosen = await new.chosen(source, start_ts)
+        info = new.info(start_ts, chosen)
+        feed = Feed.of(self._workshop, info, start_ts, [SchemaChange(start_ts, tables=chosen.tables)])
+        await self._records.create(info, chosen.tables)
+        return feed
+
+    async def _overwrite(self, feed: Feed, start_ts: int) -> None:
+        """Go on at another ts, with the tables that the source has then."""
+        info = feed.info.moved_to(State.NORMAL)
+        if info.from_snapshot:
+            taken = TableFilter(info.rules)
+            ignore = info.ignore_ineligible
+            tables = (await chosen_tables(feed.source, taken, start_ts, ignore_ineligible=ignore)).tables
+        else:
+            tables = tuple(table.record for table in feed.tables)
+        start = SchemaChange(start_ts, tables=tables)
+        await self._records.restart(info, start)
+        feed.restart_at(start_ts, [start])
+        feed.info, feed.info_saved = info, True
+        _log.info("changefeed goes on elsewhere", changefeed=feed.id, checkpoint_ts=start_ts, tables=len(tables))
 
     def _own(self, changefeed: str) -> Feed:
         self._check_active()
@@ -203,8 +220,8 @@ class Owner:
     async def _hand_over(self, feed: Feed) -> None:
         """The changefeed's own safepoint takes over from that of its creation; if not now, the keeper will set it."""
         try:
-            await self._safepoints.hold(feed.id, feed.checkpoint_ts)
-            await self._safepoints.end_creation(feed.id)
+            await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
+            await self._safepoints.end_creation(feed.source, feed.id)
         except TidemarkError as err:
             _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))
 
@@ -224,20 +241,3 @@ async def _outcome(change: Coroutine[Any, Any, Feed]) -> Feed | TidemarkError:
         return await change
     except TidemarkError as err:
         return err
-
-
-def _check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
-    if start_ts > now_ts:
-        raise StartTsInFutureError(f"the start {start_ts} is after the present {now_ts}; see `tidemark cli tso query`")
-    if target_ts and target_ts <= start_ts:
-        raise TargetTsError(f"target_ts {target_ts} is not after the start {start_ts}")
-
-
-def _document(text: str) -> dict[str, Any]:
-    try:
-        doc = json.loads(text)
-    except ValueError as err:
-        raise ParameterError(f"a table_info is not JSON: {err}") from err
-    if not isinstance(doc, dict):
-        raise ParameterError("a table_info must be a JSON object: TiDB's model.TableInfo")
-    return doc

@@ -5,16 +5,17 @@ process, `server.capture.worker` in several others. Everything a processor holds
 begins at the checkpoint; when it ends, nothing needs to be kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.puller.table import SourceTable
+from server.capture.catalog.catalog import FeedCatalog
+from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
-from sink.manager import Slice
+from sink.slices import Slice
 from storage.model.span import Span
 
 
@@ -42,12 +43,14 @@ class Sink(Protocol):
         """The largest ts in `(start_ts, resolved_ts]` whose rows fit, at least one commit_ts."""
         ...
 
-    def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
-        """How much `read` of the same range will give of each, about."""
+    def plan_tables(
+        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+    ) -> list[Slice]:
+        """How much `read` of the same ranges will give, about; None: of all tables, in slices of about that size."""
         ...
 
-    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
-        """The mounted rows of `(start_ts, end_ts]`, in order."""
+    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
+        """The mounted rows of `(start_ts, end_ts]`, in order; with `before`, what each was before, too."""
         ...
 
     def ack(self, ts: int, span: Span | None = None) -> int:
@@ -63,6 +66,20 @@ class ProcessorStats:
     staged_bytes: int = 0
     sorter_memory_bytes: int = 0
     sorter_disk_bytes: int = 0
+    disk_error: str = ""
+    """What the sorter's disk said when it last refused rows; empty while it takes them."""
+    waiting: int = 0
+    """Calls that wait until it takes rows."""
+
+    def __add__(self, other: "ProcessorStats") -> "ProcessorStats":
+        return ProcessorStats(
+            self.regions + other.regions,
+            self.staged_bytes + other.staged_bytes,
+            self.sorter_memory_bytes + other.sorter_memory_bytes,
+            self.sorter_disk_bytes + other.sorter_disk_bytes,
+            self.disk_error or other.disk_error,
+            self.waiting + other.waiting,
+        )
 
 
 class Processor(Protocol):
@@ -89,8 +106,13 @@ class Processor(Protocol):
         ...
 
     @property
-    def pullers(self) -> Sequence[TablePuller]:
-        """Those of this process."""
+    def table_pullers(self) -> Sequence[TablePuller]:
+        """Those of this process that pull regions."""
+        ...
+
+    @property
+    def repairing(self) -> Collection[Span]:
+        """Tables that are pulled again from their checkpoint, as rows of them were damaged here."""
         ...
 
     def stats(self) -> ProcessorStats:
@@ -118,5 +140,15 @@ class Processor(Protocol):
         ...
 
 
-MakeProcessor: TypeAlias = Callable[[str, tuple[SourceTable, ...], int, int], Processor]
-"""Of changefeed id, tables, checkpoint_ts, and target_ts (0: no end)."""
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a processor is to run: the catalog's tables above `checkpoint_ts`, up to `target_ts` if it is not 0."""
+
+    changefeed: str
+    source: Source
+    catalog: FeedCatalog
+    checkpoint_ts: int
+    target_ts: int = 0
+
+
+MakeProcessor: TypeAlias = Callable[[Assignment], Processor]

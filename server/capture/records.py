@@ -7,11 +7,12 @@ that does not know it yet changes nothing.
 from collections.abc import Mapping, Sequence
 
 from server.capture import keys
+from server.capture.catalog.history import SchemaChange
+from server.capture.catalog.records import SchemaRecords, delete_all, delete_others, head_put, parts
 from server.capture.changefeed import ChangefeedInfo, checkpoint_of, status_json
 from server.capture.errors import ChangefeedExistsError, NotOwnerError
+from server.puller.table import TableRecord
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
-
-_OPS_MAX = 100  # etcd takes 128 in a transaction
 
 
 class Records:
@@ -19,6 +20,7 @@ class Records:
 
     def __init__(self, meta: Meta) -> None:
         self.fence = 0
+        self.schemas = SchemaRecords(meta, self._write)
         self._meta = meta
 
     async def load(self) -> list[tuple[ChangefeedInfo, int]]:
@@ -33,19 +35,44 @@ class Records:
         loaded = [(pair.key.removeprefix(keys.INFOS), ChangefeedInfo.from_json(pair.value)) for pair in infos]
         return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
 
-    async def create(self, info: ChangefeedInfo) -> None:
-        """Write a new changefeed, whose checkpoint is its start_ts. Durable.
+    async def create(self, info: ChangefeedInfo, tables: Sequence[TableRecord]) -> None:
+        """Write a new changefeed, whose checkpoint is its start_ts, and its tables. Durable.
 
         Raises:
             ChangefeedExistsError: the id is taken.
             NotOwnerError: another capture owns the changefeeds by now.
         """
         key = keys.info(info.id)
-        puts = [Put(key, info.to_json()), Put(keys.status(info.id), status_json(info.start_ts))]
+        if await self._meta.get(key):
+            raise _exists(info.id)
+        await self._write([delete_all(info.id)])  # of a creation that was interrupted
+        start = SchemaChange(info.start_ts, tables=tuple(tables))
+        await self.schemas.write_tables(info.id, start)
+        puts = [head_put(info.id, start), Put(key, info.to_json())]
+        puts.append(Put(keys.status(info.id), status_json(info.start_ts)))
         if not (await self._meta.txn([self._fenced(), Compare.absent(key)], puts)).succeeded:
-            if await self._meta.get(key):
-                raise ChangefeedExistsError(f"changefeed {info.id} exists already; choose another id or remove it")
-            raise _deposed()
+            raise _exists(info.id) if await self._meta.get(key) else _deposed()
+
+    async def move_tables(self, info: ChangefeedInfo) -> ChangefeedInfo:
+        """Bring a record of version 0.1.0, which holds its tables itself, to today's form. Durable."""
+        start = SchemaChange(info.start_ts, tables=info.tables)
+        await self.schemas.write_tables(info.id, start)
+        moved = info.without_tables()
+        await self._write([head_put(info.id, start), Put(keys.info(info.id), moved.to_json())])
+        return moved
+
+    async def restart(self, info: ChangefeedInfo, start: SchemaChange) -> None:
+        """Let a changefeed go on at another ts, with the tables of that time. Durable, all or nothing.
+
+        Raises:
+            NotOwnerError: another capture owns the changefeeds by now.
+        """
+        await self.schemas.write_tables(info.id, start)
+        status = Put(keys.status(info.id), status_json(start.commit_ts))
+        head = head_put(info.id, start)
+        await self._write(
+            [*delete_others(info.id, start.commit_ts), head, status, Put(keys.info(info.id), info.to_json())]
+        )
 
     async def save(self, checkpoints: Mapping[str, int], infos: Mapping[str, ChangefeedInfo]) -> None:
         """Write checkpoints and records of changefeeds that exist. Durable.
@@ -55,12 +82,12 @@ class Records:
         """
         puts = [Put(keys.status(changefeed), status_json(ts)) for changefeed, ts in checkpoints.items()]
         puts += [Put(keys.info(changefeed), info.to_json()) for changefeed, info in infos.items()]
-        for start in range(0, len(puts), _OPS_MAX):
-            await self._write(puts[start : start + _OPS_MAX])
+        for part in parts(puts):
+            await self._write(part)
 
     async def remove(self, changefeed: str) -> None:
         """Delete a changefeed. Durable; raises as `save`."""
-        await self._write([Delete(keys.info(changefeed)), Delete(keys.status(changefeed))])
+        await self._write([Delete(keys.info(changefeed)), Delete(keys.status(changefeed)), delete_all(changefeed)])
 
     async def _write(self, ops: Sequence[Op]) -> None:
         if not (await self._meta.txn([self._fenced()], ops)).succeeded:
@@ -68,6 +95,10 @@ class Records:
 
     def _fenced(self) -> Compare:
         return Compare.created_at(keys.OWNER, self.fence)
+
+
+def _exists(changefeed: str) -> ChangefeedExistsError:
+    return ChangefeedExistsError(f"changefeed {changefeed} exists already; choose another id or remove it")
 
 
 def _deposed() -> NotOwnerError:

@@ -60,7 +60,7 @@ async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
     """Run the processor until it fails; returns the error."""
     error: TidemarkError | None = None
     try:
-        await safepoints.hold(feed.id, feed.checkpoint_ts)
+        await safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
         await feed.processor.run()
     except* TidemarkError as group:
         error = worst(group)

@@ -10,10 +10,9 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.capture.blockers import Blockers
-from server.capture.changefeed import State
 from server.capture.errors import NotOwnerError
-from server.capture.feed import Feed
 from server.capture.membership import Membership
+from server.capture.message import message, new_changefeed
 from server.capture.owner import Owner
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
@@ -22,12 +21,6 @@ from server.rpc.errors import StatusError
 A = TypeVar("A")
 _FORWARDED = "tidemark-forwarded"
 _FORWARD_S = 30.0
-_STATES = {
-    State.NORMAL: pb.CHANGEFEED_STATE_NORMAL,
-    State.STOPPED: pb.CHANGEFEED_STATE_STOPPED,
-    State.WARNING: pb.CHANGEFEED_STATE_WARNING,
-    State.FAILED: pb.CHANGEFEED_STATE_FAILED,
-}
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -43,10 +36,8 @@ class ChangefeedService:
         """Make a changefeed."""
 
         async def create() -> pb.CreateChangefeedResponse:
-            tables = [(table.schema_name, table.table_info_json) for table in request.tables]
-            owner = self._owner
-            change = owner.create(request.id, request.sink_uri, request.start_ts, request.target_ts, tables)
-            return pb.CreateChangefeedResponse(changefeed=message(await owner.carry_out(change)))
+            change = self._owner.create(new_changefeed(request))
+            return pb.CreateChangefeedResponse(changefeed=message(await self._owner.carry_out(change)))
 
         return await self._by_owner("CreateChangefeed", request, context, create)
 
@@ -136,30 +127,3 @@ class CaptureService:
             for member in await self._membership.members()
         ]
         return capturepb.ListCapturesResponse(captures=captures)
-
-
-def message(feed: Feed) -> pb.Changefeed:
-    """A changefeed as the API shows it."""
-    info, processor = feed.info, feed.processor
-    sink = processor.sink
-    error = info.error
-    return pb.Changefeed(
-        id=info.id,
-        state=_STATES[info.state],
-        sink_uri=info.sink_uri,
-        start_ts=info.start_ts,
-        target_ts=info.target_ts,
-        checkpoint_ts=processor.checkpoint_ts,
-        resolved_ts=processor.resolved_ts,
-        create_time=info.create_time,
-        error=pb.RunningError(code=error.code, message=error.message, time=error.time) if error else None,
-        tables=[
-            pb.TableStatus(
-                name=table.name,
-                table_id=table.span.table_id,
-                resolved_ts=sink.resolved_ts(table.span) if sink else processor.start_ts,
-                checkpoint_ts=sink.checkpoint_ts(table.span) if sink else processor.start_ts,
-            )
-            for table in feed.tables
-        ],
-    )

@@ -7,7 +7,7 @@ does not answer is an answer, too.
 import asyncio
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
@@ -19,6 +19,7 @@ from server.puller.tikv.puller import RegionProgress, TablePuller
 from server.puller.tikv.stuck_locks import raw_bounds
 from server.rpc.tikv import KvClient
 from storage.model.errors import TidemarkError
+from storage.model.span import Span
 from storage.model.ts import physical_ms
 
 LOCKS_MAX = 100
@@ -27,11 +28,17 @@ _LOCKS_S = 1.0
 
 
 class Pulled(Protocol):
-    """Tables and who pulls them here."""
+    """Who pulls tables here."""
 
-    tables: tuple[SourceTable, ...]
-    start_ts: int
-    pullers: tuple[TablePuller, ...]
+    @property
+    def start_ts(self) -> int:
+        """As the processor's."""
+        ...
+
+    @property
+    def table_pullers(self) -> Sequence[TablePuller]:
+        """As the processor's."""
+        ...
 
     @property
     def sink(self) -> Sink | None:
@@ -40,14 +47,11 @@ class Pulled(Protocol):
 
 
 def slowest_tables(
-    pulled: Pulled, most: int
+    pulled: Pulled, tables: Sequence[SourceTable], most: int
 ) -> tuple[list[pb.TableBlockers], list[tuple[pb.RegionBlockers, RegionProgress]]]:
     """The tables, the slowest first, and of the slowest one the region whose locks are to be read, if it stands."""
-    pullers = {puller.span: puller for puller in pulled.pullers}
-    positions = [
-        (table, pullers[table.span].resolved_ts if table.span in pullers else pulled.start_ts)
-        for table in pulled.tables
-    ]
+    pullers = {puller.span: puller for puller in pulled.table_pullers}
+    positions = [(table, _pulled_ts(pulled, pullers, table)) for table in tables]
     shown: list[pb.TableBlockers] = []
     stands: list[tuple[pb.RegionBlockers, RegionProgress]] = []
     for table, resolved_ts in heapq.nsmallest(most, positions, key=lambda item: item[1]):
@@ -62,6 +66,13 @@ def slowest_tables(
                 stands.append((region, progress))
         shown.append(message)
     return shown, stands
+
+
+def _pulled_ts(pulled: Pulled, pullers: Mapping[Span, TablePuller], table: SourceTable) -> int:
+    """How far the table was pulled; a log's tables are as far as they were added."""
+    if table.span in pullers:
+        return pullers[table.span].resolved_ts
+    return pulled.sink.resolved_ts(table.span) if pulled.sink else pulled.start_ts
 
 
 async def add_locks(stands: Sequence[tuple[pb.RegionBlockers, RegionProgress]], kv: KvClient, most: int) -> None:

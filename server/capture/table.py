@@ -1,9 +1,6 @@
 """The tables of a changefeed that follows TiKV's change feed. Pure."""
 
-from collections import Counter
-
-from server.capture.errors import ParameterError, TableIneligibleError
-from server.puller.table import SourceTable, TableRecord
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from sink.mounter import Mounter
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
@@ -25,20 +22,3 @@ def tidb_table(record: TableRecord) -> SourceTable:
     if not info.key_columns:
         raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
     return SourceTable(record, table_span(info.id), Mounter(info, record.schema_name))
-
-
-def source_tables(records: tuple[TableRecord, ...]) -> tuple[SourceTable, ...]:
-    """All tables of a changefeed.
-
-    Raises:
-        ParameterError: there is none, or one twice.
-        InvalidError, TableIneligibleError: see `tidb_table`.
-    """
-    tables = tuple(map(tidb_table, records))
-    if not tables:
-        raise ParameterError("a changefeed needs at least one table: give their schemas (--tables FILE.json)")
-    twice = [key for key, count in Counter(table.name for table in tables).items() if count > 1]
-    twice += [f"id {key}" for key, count in Counter(table.span.table_id for table in tables).items() if count > 1]
-    if twice:
-        raise ParameterError(f"tables given twice: {', '.join(twice)}")
-    return tables

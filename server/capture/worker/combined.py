@@ -4,6 +4,7 @@ Invariant: what is answered here is what one sink manager with all tables would 
 a share's positions are known a little late, and positions only move forward.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -14,7 +15,7 @@ import pyarrow as pa
 from server.capture.cut import CutPart, combined_cut
 from sink.cut import Bounds
 from sink.errors import AckAboveResolvedError, TableNotFoundError
-from sink.manager import Slice
+from sink.slices import Slice
 from storage.model.span import Span
 
 T = TypeVar("T")
@@ -41,11 +42,13 @@ class Share(Protocol):
         """The share's part in choosing a cut that ends at or below `upper_ts`."""
         ...
 
-    def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
-        """How much each table has in the range."""
+    def plan_tables(
+        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+    ) -> list[Slice]:
+        """See `Sink.plan_tables`."""
         ...
 
-    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """A table's mounted rows."""
         ...
 
@@ -99,18 +102,18 @@ class CombinedSink:
         bounds = Bounds(max_rows, max_bytes)
         return combined_cut(self._ask_all(lambda share: share.cut_part(start_ts, upper_ts, bounds)), start_ts, bounds)
 
-    def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
-        """See `Sink.plan_tables`."""
-        by_share: dict[Share, list[Span]] = {}
-        for span in spans:
-            by_share.setdefault(self._owner(span), []).append(span)
-        parts = self._executor.map(lambda item: item[0].plan_tables(item[1], start_ts, end_ts), by_share.items())
-        planned = {part.span: part for plans in parts for part in plans}
-        return [planned[span] for span in spans]
+    def plan_tables(
+        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+    ) -> list[Slice]:
+        """See `Sink.plan_tables`; the tables of one share follow one another."""
+        by_share: dict[Share, list[Span] | None] = dict.fromkeys(self._shares) if spans is None else self._dealt(spans)
+        asked = by_share.items()
+        parts = self._executor.map(lambda it: it[0].plan_tables(it[1], start_ts, end_ts, slice_bytes), asked)
+        return list(itertools.chain.from_iterable(parts))
 
-    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """See `Sink.read`."""
-        return self._owner(span).read(span, start_ts, end_ts)
+        return self._owner(span).read(span, start_ts, end_ts, before=before)
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Sink.ack`.
@@ -129,6 +132,11 @@ class CombinedSink:
         if span is not None:
             return self._owner(span).ack(ts, span)
         return min(self._ask_all(lambda share: share.ack(ts)))
+
+    def _dealt(self, spans: Sequence[Span]) -> dict[Share, list[Span] | None]:
+        owners = {span: self._owner(span) for span in spans}
+        shares = dict.fromkeys(owners.values())
+        return {share: [span for span in spans if owners[span] is share] for share in shares}
 
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
         return list(self._executor.map(ask, self._shares))

@@ -5,20 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
-from server.capture.local import LocalProcessor, LocalSink
+from server.capture.local import LocalProcessor
+from server.capture.processor import Assignment
 from server.capture.runner import worst
-from server.puller.table import SourceTable
+from server.capture.sink import LocalSink
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 
-Make = Callable[[str, tuple[SourceTable, ...], int, int], LocalProcessor]
+Make = Callable[[Assignment], LocalProcessor]
 
 
 @dataclass(slots=True, eq=False)
 class Hosted:
     """One share; `error` is set when it has ended by itself."""
 
-    tables: tuple[SourceTable, ...]
+    assignment: Assignment
     processor: LocalProcessor
     task: asyncio.Task[None] | None = None
     error: TidemarkError | None = None
@@ -49,17 +50,18 @@ class Host:
         self._make = make
         self._hosted: dict[str, Hosted] = {}
 
-    def start(self, changefeed: str, tables: tuple[SourceTable, ...], checkpoint_ts: int, target_ts: int) -> Hosted:
-        """Run a share from `checkpoint_ts` on.
+    def start(self, assignment: Assignment) -> Hosted:
+        """Run a share.
 
         Raises:
             ChangefeedStateError: one of this changefeed runs, or is still ending.
         """
+        changefeed = assignment.changefeed
         if changefeed in self._hosted:
             raise ChangefeedStateError(
                 f"changefeed {changefeed} still runs in this worker; try again when it has ended"
             )
-        hosted = Hosted(tables, self._make(changefeed, tables, checkpoint_ts, target_ts))
+        hosted = Hosted(assignment, self._make(assignment))
         self._hosted[changefeed] = hosted
         hosted.task = self._tasks.create_task(hosted.run(), name=f"share of {changefeed}")
         hosted.task.add_done_callback(lambda _: self._hosted.pop(changefeed, None))
@@ -95,4 +97,4 @@ class Host:
 
     def pullers(self) -> list[TablePuller]:
         """Of all shares, at this moment."""
-        return [puller for hosted in self._hosted.values() for puller in hosted.processor.pullers]
+        return [puller for hosted in self._hosted.values() for puller in hosted.processor.table_pullers]

@@ -28,7 +28,12 @@ class Mirror:
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
         self.acknowledged(message.checkpoint_ts)
         self.stats = ProcessorStats(
-            message.regions, message.staged_bytes, message.sorter_memory_bytes, message.sorter_disk_bytes
+            message.regions,
+            message.staged_bytes,
+            message.sorter_memory_bytes,
+            message.sorter_disk_bytes,
+            message.disk_error,
+            message.waiting,
         )
 
     def acknowledged(self, checkpoint_ts: int) -> None:

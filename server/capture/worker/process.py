@@ -11,12 +11,14 @@ from tidemarkpb.v1 import worker_pb2
 
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
+from server.capture.source.registry import sources
 from server.capture.worker.directory import control_socket, flight_socket, sorter_directory
 from server.capture.worker.host import Host
 from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
 from server.config import setting
 from server.daemon import Endpoints
+from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
 from server.rpc.credentials import SecurityConfig
@@ -52,10 +54,13 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         EventFeeds.open(pd.cluster_id, security) as feeds,
         asyncio.TaskGroup() as tasks,
     ):
-        resources = Resources(pd, feeds, kv, sorter_directory(directory, number), config.memory_quota_bytes)
+        context = SourceContext(pd, feeds, kv)
+        resources = Resources(context, sorter_directory(directory, number), config.memory_quota_bytes)
         host = Host(tasks, partial(LocalProcessor, resources))
         server = RpcServer()
-        server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], WorkerService(host))
+        server.add_service(
+            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], WorkerService(host, sources(context))
+        )
         locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
         async with (
             serving_flight(Rows(host), config.flight_addr, security=security) as flight,

@@ -8,13 +8,13 @@ anew, and is the same.
 import asyncio
 import heapq
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.processor import ProcessorStats
+from server.capture.processor import Assignment, ProcessorStats
 from server.capture.worker.combined import CombinedSink
 from server.capture.worker.directory import sorter_directory
 from server.capture.worker.pool import Pool, Worker
@@ -32,20 +32,22 @@ class WorkersProcessor:
         self,
         pool: Pool,
         directory: Path,
-        name: str,
-        tables: tuple[SourceTable, ...],
-        checkpoint_ts: int,
-        target_ts: int,
+        assignment: Assignment,
     ) -> None:
-        self.start_ts = checkpoint_ts
+        self.start_ts = assignment.checkpoint_ts
         self.sink: CombinedSink | None = None
-        self.pullers: tuple[TablePuller, ...] = ()
+        self.table_pullers: tuple[TablePuller, ...] = ()
         self._pool = pool
         self._directory = directory
-        self._name = name
-        self._tables = tables
-        self._target_ts = target_ts
+        self._name = assignment.changefeed
+        self._catalog = assignment.catalog
+        self._target_ts = assignment.target_ts
         self._shares: tuple[RemoteShare, ...] = ()
+
+    @property
+    def repairing(self) -> Collection[Span]:
+        """See `Processor.repairing`; a share tells its damage by its error."""
+        return ()
 
     @property
     def checkpoint_ts(self) -> int:
@@ -61,13 +63,7 @@ class WorkersProcessor:
 
     def stats(self) -> ProcessorStats:
         """The sum over the workers."""
-        held = [share.mirror.stats for share in self._shares]
-        return ProcessorStats(
-            sum(stats.regions for stats in held),
-            sum(stats.staged_bytes for stats in held),
-            sum(stats.sorter_memory_bytes for stats in held),
-            sum(stats.sorter_disk_bytes for stats in held),
-        )
+        return sum((share.mirror.stats for share in self._shares), ProcessorStats())
 
     def locations(self, span: Span) -> tuple[str, ...]:
         """Where the table's worker serves its rows itself."""
@@ -109,7 +105,7 @@ class WorkersProcessor:
     def _dealt(self) -> tuple[RemoteShare, ...]:
         """One share for each worker that has tables of this changefeed."""
         dealt: dict[Worker, list[SourceTable]] = {}
-        for table in self._tables:
+        for table in self._catalog.at(self.start_ts):
             dealt.setdefault(self._pool.owner(table.span), []).append(table)
         return tuple(RemoteShare(worker, self._name, tables, self.start_ts) for worker, tables in dealt.items())
 

@@ -28,7 +28,7 @@ from server.puller.table import SourceTable
 from server.rpc.client import connect
 from sink.cut import Bounds
 from sink.flight.request import Ticket
-from sink.manager import Slice
+from sink.slices import Slice
 from storage.model.span import Span
 
 T = TypeVar("T")
@@ -121,13 +121,21 @@ class RemoteShare:
         request = wire.extents_request(self._changefeed, start_ts, upper_ts, bounds)
         return wire.part_of(self._ask(lambda stub: stub.Extents(request, timeout=_CALL_S)))
 
-    def plan_tables(self, spans: Sequence[Span], start_ts: int, end_ts: int) -> list[Slice]:
+    def plan_tables(
+        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+    ) -> list[Slice]:
         """See `Share.plan_tables`."""
         request = pb.PlanTablesRequest(
-            changefeed=self._changefeed, table_ids=[span.table_id for span in spans], start_ts=start_ts, end_ts=end_ts
+            changefeed=self._changefeed,
+            table_ids=[span.table_id for span in spans or ()],
+            start_ts=start_ts,
+            end_ts=end_ts,
+            all_tables=spans is None,
+            slice_bytes=slice_bytes,
         )
         plans = self._ask(lambda stub: stub.PlanTables(request, timeout=_CALL_S)).plans
-        return [Slice(span, start_ts, end_ts, plan.rows, plan.bytes) for span, plan in zip(spans, plans, strict=True)]
+        span_of = {span.table_id: span for span in self.tables}
+        return [Slice(span_of[it.table_id], it.start_ts, it.end_ts, it.rows, it.bytes) for it in plans]
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Share.ack`."""
@@ -136,10 +144,10 @@ class RemoteShare:
         self.mirror.acknowledged(answer.share_checkpoint_ts)
         return answer.checkpoint_ts
 
-    def read(self, span: Span, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""
-        ticket = Ticket(self._changefeed, self.tables[span].name, start_ts, end_ts)
-        batches = self._batches(ticket)
+        ticket = Ticket(self._changefeed, self.tables[span].name, start_ts, end_ts).document()
+        batches = self._batches(ticket | {"before": True} if before else ticket)
         first = next(batches, None)
         return batches if first is None else _chained(first, batches)
 
@@ -162,10 +170,10 @@ class RemoteShare:
             for table in tables
         ]
 
-    def _batches(self, ticket: Ticket) -> Iterator[pa.RecordBatch]:
+    def _batches(self, ticket: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         try:
             stream = self._worker.flight.do_get(
-                fl.Ticket(json.dumps(ticket.document()).encode()), fl.FlightCallOptions(timeout=_READ_S)
+                fl.Ticket(json.dumps(ticket).encode()), fl.FlightCallOptions(timeout=_READ_S)
             )
             for chunk in stream:
                 yield chunk.data

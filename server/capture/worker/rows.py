@@ -30,7 +30,7 @@ class Rows:
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See `Feeds.read`."""
         hosted, sink = self._host.running(changefeed)
-        source = next((each for each in hosted.tables if each.name == table), None)
+        source = next((each for each in hosted.assignment.catalog.tables if each.name == table), None)
         if source is None:
             raise TableNotExistsError(f"this worker has no table {table!r} of changefeed {changefeed}; plan again")
         try:

@@ -8,8 +8,8 @@ import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.local import LocalSink
-from server.capture.table import source_tables
+from server.capture.sink import LocalSink
+from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
 from server.capture.worker.host import Host, Hosted
 from server.puller.table import SourceTable
@@ -25,14 +25,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerService:
     """Over the shares of `host`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, make_source: MakeSource) -> None:
         self._host = host
+        self._make_source = make_source
 
     async def Run(self, request: pb.RunRequest, context: Context) -> AsyncIterator[pb.ShareProgress]:  # noqa: N802
         """Run a share as long as the capture listens."""
         del context
-        tables = source_tables(tuple(map(wire.table_record, request.tables)))
-        hosted = self._host.start(request.changefeed, tables, request.checkpoint_ts, request.target_ts)
+        assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
+        tables = assignment.catalog.tables
+        hosted = self._host.start(assignment)
         told = _Told(tables)
         tick_s = _TICK_S + len(tables) * _TICK_S_PER_TABLE
         try:
@@ -77,8 +79,7 @@ class WorkerService:
         del context
 
         def plan(sink: LocalSink) -> pb.PlanTablesResponse:
-            planned = sink.plan_tables(list(map(table_span, request.table_ids)), request.start_ts, request.end_ts)
-            return pb.PlanTablesResponse(plans=[pb.TablePlan(rows=part.rows, bytes=part.bytes) for part in planned])
+            return wire.plan_message(sink.plan_tables(*wire.plan_of(request)))
 
         return await self._asked(request.changefeed, plan)
 
@@ -139,6 +140,8 @@ class _Told:
             staged_bytes=held.staged_bytes,
             sorter_memory_bytes=held.sorter_memory_bytes,
             sorter_disk_bytes=held.sorter_disk_bytes,
+            disk_error=held.disk_error,
+            waiting=held.waiting,
         )
 
     def _moved(self, sink: LocalSink, table: SourceTable) -> changefeed_pb2.TableStatus | None:

@@ -1,15 +1,24 @@
 """Values of the worker contract as messages and back; bounds and tables that are missing mean all. Pure."""
 
 import json
+from collections.abc import Iterable
 
 import numpy as np
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
+from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog.filter import TableFilter
+from server.capture.catalog.history import History, SchemaChange
 from server.capture.cut import CutPart, PackedExtent
+from server.capture.processor import Assignment
+from server.puller.source import Source
 from server.puller.table import SourceTable, TableRecord
 from sink.cut import Bounds
+from sink.slices import Slice
 from storage.model.errors import CorruptError
+from storage.model.span import Span
+from storage.tidb.key import table_span
 
 
 def table_message(table: SourceTable) -> changefeed_pb2.Table:
@@ -20,6 +29,14 @@ def table_message(table: SourceTable) -> changefeed_pb2.Table:
 def table_record(message: changefeed_pb2.Table) -> TableRecord:
     """What `table_message` wrote."""
     return TableRecord(message.schema_name, json.loads(message.table_info_json))
+
+
+def assignment(request: pb.RunRequest, source: Source) -> Assignment:
+    """A share, whose tables its capture has chosen and keeps."""
+    start = SchemaChange(request.checkpoint_ts, tables=tuple(map(table_record, request.tables)))
+    terms = Terms(request.changefeed, TableFilter(["*.*"]))
+    catalog = FeedCatalog(terms, source, History([start]), request.checkpoint_ts, _kept_elsewhere)
+    return Assignment(request.changefeed, source, catalog, request.checkpoint_ts, request.target_ts)
 
 
 def extents_request(changefeed: str, start_ts: int, upper_ts: int, bounds: Bounds) -> pb.ExtentsRequest:
@@ -39,6 +56,21 @@ def bounds_of(request: pb.ExtentsRequest | pb.CutTableRequest) -> Bounds:
         request.max_rows if request.HasField("max_rows") else None,
         request.max_bytes if request.HasField("max_bytes") else None,
     )
+
+
+def plan_of(request: pb.PlanTablesRequest) -> tuple[list[Span] | None, int, int, int | None]:
+    """The tables, the range, and the size of slices."""
+    spans = None if request.all_tables else list(map(table_span, request.table_ids))
+    return spans, request.start_ts, request.end_ts, request.slice_bytes if request.HasField("slice_bytes") else None
+
+
+def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
+    """What lies where."""
+    plans = [
+        pb.TablePlan(rows=it.rows, bytes=it.bytes, table_id=it.span.table_id, start_ts=it.start_ts, end_ts=it.end_ts)
+        for it in slices
+    ]
+    return pb.PlanTablesResponse(plans=plans)
 
 
 def part_message(part: CutPart) -> pb.ExtentsResponse:
@@ -62,6 +94,10 @@ def part_of(message: pb.ExtentsResponse) -> CutPart:
         CorruptError: an extent is none.
     """
     return CutPart(message.end_ts, tuple(map(_extent, message.extents)))
+
+
+async def _kept_elsewhere(change: SchemaChange) -> None:
+    del change
 
 
 def _extent(message: pb.RowExtent) -> PackedExtent:

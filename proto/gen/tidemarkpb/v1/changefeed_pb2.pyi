@@ -40,9 +40,36 @@ CHANGEFEED_STATE_WARNING: ChangefeedState.ValueType  # 3
 CHANGEFEED_STATE_FAILED: ChangefeedState.ValueType  # 4
 Global___ChangefeedState: _TypeAlias = ChangefeedState  # noqa: Y015
 
+class _TableState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TableStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TableState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TABLE_STATE_UNSPECIFIED: _TableState.ValueType  # 0
+    TABLE_STATE_REPLICATING: _TableState.ValueType  # 1
+    TABLE_STATE_STOPPED: _TableState.ValueType  # 2
+    """The changefeed does not run."""
+    TABLE_STATE_ENDING: _TableState.ValueType  # 3
+    """It was dropped, truncated or renamed away; its last rows are being read."""
+    TABLE_STATE_REPAIRING: _TableState.ValueType  # 4
+    """Rows of it were damaged here; it is pulled again from its checkpoint."""
+
+class TableState(_TableState, metaclass=_TableStateEnumTypeWrapper): ...
+
+TABLE_STATE_UNSPECIFIED: TableState.ValueType  # 0
+TABLE_STATE_REPLICATING: TableState.ValueType  # 1
+TABLE_STATE_STOPPED: TableState.ValueType  # 2
+"""The changefeed does not run."""
+TABLE_STATE_ENDING: TableState.ValueType  # 3
+"""It was dropped, truncated or renamed away; its last rows are being read."""
+TABLE_STATE_REPAIRING: TableState.ValueType  # 4
+"""Rows of it were damaged here; it is pulled again from its checkpoint."""
+Global___TableState: _TypeAlias = TableState  # noqa: Y015
+
 @_typing.final
 class Table(_message.Message):
-    """One table of a changefeed: its schema is TiDB's TableInfo JSON."""
+    """One table of a changefeed: its schema is TiDB's TableInfo JSON, or what another source has in its place."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -72,10 +99,15 @@ class TableStatus(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     RESOLVED_TS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SCHEMA_TS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
     resolved_ts: _builtins.int
     checkpoint_ts: _builtins.int
+    state: Global___TableState.ValueType
+    schema_ts: _builtins.int
+    """The commit_ts of the DDL that gave its schema; the start of the changefeed for the first one."""
     def __init__(
         self,
         *,
@@ -83,14 +115,90 @@ class TableStatus(_message.Message):
         table_id: _builtins.int = ...,
         resolved_ts: _builtins.int = ...,
         checkpoint_ts: _builtins.int = ...,
+        state: Global___TableState.ValueType = ...,
+        schema_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TableStatus: _TypeAlias = TableStatus  # noqa: Y015
+
+@_typing.final
+class SchemaChange(_message.Message):
+    """What one DDL did to the tables of a changefeed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_TS_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    commit_ts: _builtins.int
+    query: _builtins.str
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def truncated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        commit_ts: _builtins.int = ...,
+        query: _builtins.str = ...,
+        tables: _abc.Iterable[_builtins.str] | None = ...,
+        dropped: _abc.Iterable[_builtins.str] | None = ...,
+        truncated: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ts", b"commit_ts", "dropped", b"dropped", "query", b"query", "tables", b"tables", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchemaChange: _TypeAlias = SchemaChange  # noqa: Y015
+
+@_typing.final
+class Holding(_message.Message):
+    """What a running changefeed holds at this moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGIONS_FIELD_NUMBER: _builtins.int
+    STAGED_BYTES_FIELD_NUMBER: _builtins.int
+    SORTER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SORTER_DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_ERROR_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    regions: _builtins.int
+    staged_bytes: _builtins.int
+    sorter_memory_bytes: _builtins.int
+    sorter_disk_bytes: _builtins.int
+    disk_error: _builtins.str
+    """What the sorter's disk said when it last refused rows; empty while it takes them."""
+    waiting: _builtins.int
+    """How many calls wait until it does."""
+    def __init__(
+        self,
+        *,
+        regions: _builtins.int = ...,
+        staged_bytes: _builtins.int = ...,
+        sorter_memory_bytes: _builtins.int = ...,
+        sorter_disk_bytes: _builtins.int = ...,
+        disk_error: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_error", b"disk_error", "regions", b"regions", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
 class RunningError(_message.Message):
@@ -131,6 +239,11 @@ class Changefeed(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SOURCE_URI_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    IGNORED_TABLES_FIELD_NUMBER: _builtins.int
+    SCHEMA_CHANGES_FIELD_NUMBER: _builtins.int
+    HOLDING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -139,10 +252,24 @@ class Changefeed(_message.Message):
     checkpoint_ts: _builtins.int
     resolved_ts: _builtins.int
     create_time: _builtins.str
+    source_uri: _builtins.str
+    """Empty: the change feed of the cluster."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
     def error(self) -> Global___RunningError: ...
+    @_builtins.property
+    def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ignored_tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tables that match the filter, but cannot be replicated."""
+
+    @_builtins.property
+    def schema_changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchemaChange]:
+        """The last ones."""
+
+    @_builtins.property
+    def holding(self) -> Global___Holding: ...
     def __init__(
         self,
         *,
@@ -156,10 +283,15 @@ class Changefeed(_message.Message):
         create_time: _builtins.str = ...,
         tables: _abc.Iterable[Global___TableStatus] | None = ...,
         error: Global___RunningError | None = ...,
+        source_uri: _builtins.str = ...,
+        filter: _abc.Iterable[_builtins.str] | None = ...,
+        ignored_tables: _abc.Iterable[_builtins.str] | None = ...,
+        schema_changes: _abc.Iterable[Global___SchemaChange] | None = ...,
+        holding: Global___Holding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "create_time", b"create_time", "error", b"error", "id", b"id", "resolved_ts", b"resolved_ts", "sink_uri", b"sink_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,12 +306,21 @@ class CreateChangefeedRequest(_message.Message):
     START_TS_FIELD_NUMBER: _builtins.int
     TARGET_TS_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
+    SOURCE_URI_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    IGNORE_INELIGIBLE_TABLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
     target_ts: _builtins.int
+    source_uri: _builtins.str
+    ignore_ineligible_table: _builtins.bool
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
+    @_builtins.property
+    def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """TiDB's table-filter rules; the tables are those that the source has at the start."""
+
     def __init__(
         self,
         *,
@@ -188,10 +329,13 @@ class CreateChangefeedRequest(_message.Message):
         start_ts: _builtins.int = ...,
         target_ts: _builtins.int = ...,
         tables: _abc.Iterable[Global___Table] | None = ...,
+        source_uri: _builtins.str = ...,
+        filter: _abc.Iterable[_builtins.str] | None = ...,
+        ignore_ineligible_table: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "sink_uri", b"sink_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

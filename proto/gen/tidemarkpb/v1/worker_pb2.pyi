@@ -65,6 +65,8 @@ class ShareProgress(_message.Message):
     STAGED_BYTES_FIELD_NUMBER: _builtins.int
     SORTER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     SORTER_DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_ERROR_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     resolved_ts: _builtins.int
     """The least of all tables of the share."""
     checkpoint_ts: _builtins.int
@@ -72,6 +74,9 @@ class ShareProgress(_message.Message):
     staged_bytes: _builtins.int
     sorter_memory_bytes: _builtins.int
     sorter_disk_bytes: _builtins.int
+    disk_error: _builtins.str
+    """Empty while the sorter's disk takes rows, and how many calls wait until it does."""
+    waiting: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.TableStatus]: ...
     def __init__(
@@ -84,10 +89,12 @@ class ShareProgress(_message.Message):
         staged_bytes: _builtins.int = ...,
         sorter_memory_bytes: _builtins.int = ...,
         sorter_disk_bytes: _builtins.int = ...,
+        disk_error: _builtins.str = ...,
+        waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,9 +293,15 @@ class PlanTablesRequest(_message.Message):
     TABLE_IDS_FIELD_NUMBER: _builtins.int
     START_TS_FIELD_NUMBER: _builtins.int
     END_TS_FIELD_NUMBER: _builtins.int
+    ALL_TABLES_FIELD_NUMBER: _builtins.int
+    SLICE_BYTES_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
     start_ts: _builtins.int
     end_ts: _builtins.int
+    all_tables: _builtins.bool
+    """Instead of table_ids."""
+    slice_bytes: _builtins.int
+    """Slices of about that size; one for each table, if it is missing."""
     @_builtins.property
     def table_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -298,18 +311,22 @@ class PlanTablesRequest(_message.Message):
         table_ids: _abc.Iterable[_builtins.int] | None = ...,
         start_ts: _builtins.int = ...,
         end_ts: _builtins.int = ...,
+        all_tables: _builtins.bool = ...,
+        slice_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes", "slice_bytes", b"slice_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "end_ts", b"end_ts", "start_ts", b"start_ts", "table_ids", b"table_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes", "all_tables", b"all_tables", "changefeed", b"changefeed", "end_ts", b"end_ts", "slice_bytes", b"slice_bytes", "start_ts", b"start_ts", "table_ids", b"table_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__slice_bytes: _TypeAlias = _typing.Literal["slice_bytes"]  # noqa: Y015
+    _WhichOneofArgType__slice_bytes: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slice_bytes) -> _WhichOneofReturnType__slice_bytes | None: ...
 
 Global___PlanTablesRequest: _TypeAlias = PlanTablesRequest  # noqa: Y015
 
 @_typing.final
 class PlanTablesResponse(_message.Message):
-    """In the order of the request."""
+    """Tables without rows are left out."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,17 +352,26 @@ class TablePlan(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    START_TS_FIELD_NUMBER: _builtins.int
+    END_TS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     bytes: _builtins.int
+    table_id: _builtins.int
+    start_ts: _builtins.int
+    end_ts: _builtins.int
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        table_id: _builtins.int = ...,
+        start_ts: _builtins.int = ...,
+        end_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_ts", b"end_ts", "rows", b"rows", "start_ts", b"start_ts", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,7 +104,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanTables(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The slices that hold the rows of a range.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -44,6 +44,7 @@ class WorkerServiceStub:
     CutTable: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CutTableRequest, _worker_pb2.CutTableResponse]
     """The end of a cut of one table."""
     PlanTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlanTablesRequest, _worker_pb2.PlanTablesResponse]
+    """The slices that hold the rows of a range."""
     AckShare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]
     GetTableBlockers: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetTableBlockersRequest, _worker_pb2.GetTableBlockersResponse]
 
@@ -61,6 +62,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     CutTable: _aio.UnaryUnaryMultiCallable[_worker_pb2.CutTableRequest, _worker_pb2.CutTableResponse]  # type: ignore[assignment]
     """The end of a cut of one table."""
     PlanTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlanTablesRequest, _worker_pb2.PlanTablesResponse]  # type: ignore[assignment]
+    """The slices that hold the rows of a range."""
     AckShare: _aio.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]  # type: ignore[assignment]
     GetTableBlockers: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetTableBlockersRequest, _worker_pb2.GetTableBlockersResponse]  # type: ignore[assignment]
 
@@ -104,7 +106,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _worker_pb2.PlanTablesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.PlanTablesResponse, _abc.Awaitable[_worker_pb2.PlanTablesResponse]]: ...
+    ) -> _typing.Union[_worker_pb2.PlanTablesResponse, _abc.Awaitable[_worker_pb2.PlanTablesResponse]]:
+        """The slices that hold the rows of a range."""
 
     @_abc_1.abstractmethod
     def AckShare(

@@ -9,9 +9,13 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import metapb_pb2 as metapb
 
 from server.capture import keys
+from server.capture.creation import NewChangefeed
+from server.capture.feed import Workshop
 from server.capture.local import LocalProcessor, Resources
 from server.capture.owner import Owner
 from server.capture.records import Records
+from server.capture.source.registry import sources
+from server.puller.source import SourceContext
 from server.puller.tikv.fault import Fault
 from server.rpc.pd import MinSafePoint, RegionRoute
 from storage.kv import MemoryKV
@@ -90,6 +94,13 @@ class Upstream:
         subscription.inbox.put_now((subscription, cdcpb.Event(entries=cdcpb.Event.Entries(entries=rows))))
 
 
+def new(changefeed="feed", sink_uri="delta:///lake", start_ts=0, target_ts=0, tables=(), **members):
+    """What is asked for when a changefeed is made."""
+    return NewChangefeed(
+        id=changefeed, sink_uri=sink_uri, start_ts=start_ts, target_ts=target_ts, tables=tables, **members
+    )
+
+
 @pytest.fixture
 def upstream():
     return Upstream()
@@ -109,13 +120,15 @@ async def meta():
 @pytest.fixture
 async def capture(upstream, meta, tmp_path):
     """Runs owners one after the other, as restarts of a capture do."""
-    resources = Resources(upstream, upstream, None, tmp_path / "sorter", 64 << 20)
+    context = SourceContext(upstream, upstream, None)
+    resources = Resources(context, tmp_path / "sorter", 64 << 20)
     running = []
 
     async def start():
         records = Records(meta)
         records.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
-        owner, started = Owner(records, upstream, partial(LocalProcessor, resources)), asyncio.Event()
+        workshop = Workshop(records, sources(context), partial(LocalProcessor, resources))
+        owner, started = Owner(workshop, upstream), asyncio.Event()
         running.append(asyncio.get_running_loop().create_task(owner.run(started.set)))
         await started.wait()
         return owner

@@ -77,8 +77,21 @@ def test_lost_history_does_not_hold_gc_back_any_more():
     assert not info.moved_to(State.FAILED, RunningError("ErrSnapshotLostByGC", "", "")).blocks_gc
 
 
-def test_records_of_version_0_1_0_stay_readable_and_are_written_alike():
-    info = (GOLDEN / "info.json").read_bytes().strip()
+def test_records_of_version_0_1_0_stay_readable_and_their_tables_become_the_first_schema_change():
     status = (GOLDEN / "status.json").read_bytes().strip()
-    assert ChangefeedInfo.from_json(info).to_json() == info
     assert status_json(checkpoint_of(status)) == status
+    old = ChangefeedInfo.from_json((GOLDEN / "info.json").read_bytes())
+    assert (old.source_uri, old.rules, old.state, [table.name for table in old.tables]) == (
+        "",
+        (),
+        State.WARNING,
+        ["bank.accounts"],
+    )
+    moved = old.without_tables()
+    assert (moved.tables, moved.rules, moved.from_snapshot) == ((), ('"bank"."accounts"',), False)
+    assert (moved.start_ts, moved.error, moved.creator_version) == (old.start_ts, old.error, "0.2.0")
+
+
+def test_records_are_written_as_ever():
+    info = (GOLDEN / "info-0.2.0.json").read_bytes().strip()
+    assert ChangefeedInfo.from_json(info).to_json() == info

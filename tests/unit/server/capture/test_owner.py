@@ -22,6 +22,7 @@ from storage.model.errors import UnavailableError
 from storage.model.ts import compose
 from storage.tidb.mysql import Type
 from storage.tidb.schema import Column, TableInfo
+from tests.unit.server.capture.conftest import new
 
 URI = "delta:///lake"
 SAFEPOINT = "ticdc-default-feed"
@@ -44,7 +45,7 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
     owner = await capture.start()
     feeds = OwnerFeeds(owner)
     upstream.commit(900, 1, 5)
-    feed = await owner.create("feed", URI, 1000, 0, [capture.table])
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     upstream.commit(1010, 1, 7)
     upstream.commit(1020, 2, 8)
@@ -66,7 +67,7 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
 async def test_while_nothing_changes_readers_are_moved_on_every_few_seconds_only(capture, upstream):
     owner = await capture.start()
     feeds = OwnerFeeds(owner)
-    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     second = compose(1000)
     upstream.resolve(1000 + 2 * second)
@@ -77,7 +78,7 @@ async def test_while_nothing_changes_readers_are_moved_on_every_few_seconds_only
 
 async def test_a_new_owner_goes_on_at_the_checkpoint_and_gives_the_same_rows(capture, upstream):
     owner = await capture.start()
-    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     for ts in (1010, 1020, 1030):
         upstream.commit(ts, ts, ts)
@@ -98,7 +99,7 @@ async def test_a_new_owner_goes_on_at_the_checkpoint_and_gives_the_same_rows(cap
 
 async def test_a_paused_changefeed_holds_gc_back_and_goes_on_where_it_was(capture, upstream):
     owner = await capture.start()
-    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     assert (await owner.pause("feed")).info.state == "stopped"
     assert not upstream.subscriptions
@@ -118,7 +119,7 @@ async def test_a_paused_changefeed_holds_gc_back_and_goes_on_where_it_was(captur
 async def test_who_does_not_run_is_not_renewed_so_that_its_safepoint_ends(capture, upstream):
     owner = await capture.start()
     for name in ("feed", "other"):
-        await owner.create(name, URI, 1000, 0, [capture.table])
+        await owner.create(new(name, URI, 1000, 0, [capture.table]))
     await owner.pause("feed")
     await capture.stop()
     upstream.safepoints = {"gc_worker": 0}
@@ -129,7 +130,7 @@ async def test_who_does_not_run_is_not_renewed_so_that_its_safepoint_ends(captur
 
 async def test_a_resume_may_overwrite_the_checkpoint(capture, upstream):
     owner = await capture.start()
-    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await owner.pause("feed")
     upstream.now_ts = 2000
     feed = await owner.resume("feed", 1500)
@@ -141,7 +142,7 @@ async def test_a_resume_may_overwrite_the_checkpoint(capture, upstream):
 
 async def test_a_removed_changefeed_is_forgotten_and_lets_gc_go_on(capture, upstream, tmp_path):
     owner = await capture.start()
-    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     await owner.remove("feed")
     assert await capture.records.load() == []
@@ -161,7 +162,7 @@ async def test_no_history_is_unprotected_while_a_changefeed_is_made(capture, ups
         return await update(service_id, ttl_s, safe_point)
 
     upstream.update_service_gc_safe_point = recorded
-    feed = await owner.create("feed", URI, 0, 0, [capture.table])
+    feed = await owner.create(new("feed", URI, 0, 0, [capture.table]))
     start_ts = feed.info.start_ts
     assert start_ts == 1001
     assert seen[:3] == [
@@ -176,14 +177,14 @@ async def test_a_start_before_gc_is_refused_and_leaves_nothing(capture, upstream
     upstream.safepoints["gc_worker"], upstream.gc_ts = gc_worker, gc_ts
     owner = await capture.start()
     with pytest.raises(StartTsBeforeGcError):
-        await owner.create("feed", URI, 1000, 0, [capture.table])
+        await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     assert await capture.records.load() == []
     assert upstream.safepoints == {"gc_worker": gc_worker}
 
 
 async def test_lost_history_fails_the_changefeed(capture, upstream):
     owner = await capture.start()
-    feed = await owner.create("feed", URI, 1000, 0, [capture.table])
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     await capture.stop()
     upstream.safepoints = {"gc_worker": 2000}
@@ -196,7 +197,7 @@ async def test_lost_history_fails_the_changefeed(capture, upstream):
 
 async def test_a_passing_error_is_a_warning_and_the_changefeed_recovers(capture, upstream):
     owner = await capture.start()
-    feed = await owner.create("feed", URI, 1000, 0, [capture.table])
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await until(lambda: upstream.subscriptions)
     upstream.fail(UnavailableError("no luck"))
     await until(lambda: feed.info.state == "warning")
@@ -208,7 +209,7 @@ async def test_a_passing_error_is_a_warning_and_the_changefeed_recovers(capture,
 
 async def test_nothing_beyond_the_target_is_handed_out(capture, upstream):
     owner = await capture.start()
-    feed = await owner.create("feed", URI, 1000, 1015, [capture.table])
+    feed = await owner.create(new("feed", URI, 1000, 1015, [capture.table]))
     await until(lambda: upstream.subscriptions)
     upstream.commit(1010, 1, 1)
     upstream.commit(1020, 1, 2)
@@ -230,18 +231,18 @@ async def test_parameters_that_cannot_be_used_are_refused(capture, upstream):
         (TableIneligibleError, ("feed", URI, 0, 0, [(name, keyless.to_json())])),
     ):
         with pytest.raises(error):
-            await owner.create(*arguments)
-    await owner.create("feed", URI, 0, 0, [(name, accounts)])
+            await owner.create(new(*arguments))
+    await owner.create(new("feed", URI, 0, 0, [(name, accounts)]))
     with pytest.raises(ChangefeedExistsError):
-        await owner.create("feed", URI, 0, 0, [(name, accounts)])
+        await owner.create(new("feed", URI, 0, 0, [(name, accounts)]))
 
 
 async def test_a_deposed_owner_writes_nothing(capture, upstream, meta):
     owner = await capture.start()
-    await owner.create("feed", URI, 1000, 0, [capture.table])
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     await meta.delete(b"/tidemark/default/owner")
     with pytest.raises(NotOwnerError):
-        await owner.create("other", URI, 1000, 0, [capture.table])
+        await owner.create(new("other", URI, 1000, 0, [capture.table]))
     with pytest.raises(NotOwnerError):
         await owner.remove("feed")
     assert [info.id for info, _ in await capture.records.load()] == ["feed"]
@@ -258,7 +259,7 @@ async def test_a_change_is_carried_out_when_whoever_asked_goes_away(capture, ups
         return await take(count)
 
     upstream.tso = slow_tso
-    change = owner.carry_out(owner.create("feed", URI, 0, 0, [capture.table]))
+    change = owner.carry_out(owner.create(new("feed", URI, 0, 0, [capture.table])))
     asking = asyncio.get_running_loop().create_task(change)
     await asked.wait()
     asking.cancel()
@@ -269,9 +270,9 @@ async def test_a_change_is_carried_out_when_whoever_asked_goes_away(capture, ups
 
 async def test_a_change_that_fails_tells_why_and_stops_nothing(capture, upstream):
     owner = await capture.start()
-    await owner.carry_out(owner.create("feed", URI, 0, 0, [capture.table]))
+    await owner.carry_out(owner.create(new("feed", URI, 0, 0, [capture.table])))
     with pytest.raises(ChangefeedExistsError):
-        await owner.carry_out(owner.create("feed", URI, 0, 0, [capture.table]))
+        await owner.carry_out(owner.create(new("feed", URI, 0, 0, [capture.table])))
     await until(lambda: upstream.subscriptions)
     assert owner.is_active
 

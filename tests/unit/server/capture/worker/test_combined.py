@@ -50,7 +50,7 @@ class Side:
         for share in sorted(set(dealt)):
             spans = [span for span, owner in zip(SPANS, dealt, strict=True) if owner == share]
             sorter = Sorter(directory / str(share), block_bytes=400, shards=1)
-            sink = Overheard(sorter, spans, memory_quota_bytes=1 << 20)
+            sink = Overheard(sorter, memory_quota_bytes=1 << 20)
             for span in spans:
                 sorter.add_table(span, 0)
                 sink.add_table(span, 0, lambda raw: raw)
@@ -102,7 +102,7 @@ def carry_out(sink, operation):
             limit = None if max_bytes is None else max_bytes + NEVER_A_SUM_BYTES
             return outcome(lambda: sink.cut(start_ts, max_rows, limit, span))
         case ("plan", start_ts, end_ts):
-            return outcome(lambda: sink.plan_tables(SPANS, start_ts, end_ts))
+            return outcome(lambda: sorted(sink.plan_tables(SPANS, start_ts, end_ts), key=lambda part: part.span))
         case ("ack", ts, span):
             return outcome(lambda: sink.ack(ts, span))
 

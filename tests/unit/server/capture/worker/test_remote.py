@@ -15,21 +15,23 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 from server.capture.errors import SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
-from server.capture.table import source_tables
+from server.capture.source.registry import sources
+from server.capture.table import tidb_table
 from server.capture.worker import remote
 from server.capture.worker.errors import WorkerLostError
 from server.capture.worker.host import Host
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
+from server.puller.source import SourceContext
 from server.puller.table import TableRecord
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
 from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import TABLE
 
-TABLES = source_tables((TableRecord("bank", json.loads(TABLE.to_json())),))
-[ACCOUNTS] = TABLES
+ACCOUNTS = tidb_table(TableRecord("bank", json.loads(TABLE.to_json())))
+TABLES = (ACCOUNTS,)
 
 
 class Worker:
@@ -63,10 +65,11 @@ async def serving(service, worker):
 async def worker(upstream, tmp_path):
     """One that works."""
     seen = Worker(tmp_path)
-    resources = Resources(upstream, upstream, None, tmp_path / "sorter", 64 << 20)
+    context = SourceContext(upstream, upstream, None)
+    resources = Resources(context, tmp_path / "sorter", 64 << 20)
     async with asyncio.TaskGroup() as tasks:
         host = Host(tasks, partial(LocalProcessor, resources))
-        async with serving(WorkerService(host), seen), serving_flight(Rows(host), seen.rows):
+        async with serving(WorkerService(host, sources(context)), seen), serving_flight(Rows(host), seen.rows):
             yield seen
             seen.close()
         host.close()

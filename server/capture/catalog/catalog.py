@@ -1,0 +1,164 @@
+"""The tables of one changefeed on this capture: what a source asks, and how its schema changes come in force.
+
+Order: a change is durable in the metadata, then readers see it, then whoever runs the changefeed opens its tables, and
+only then the source goes on. A crash anywhere before the source goes on repeats the change, which changes nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import structlog
+
+from server.capture.catalog.filter import TableFilter
+from server.capture.catalog.history import History, SchemaChange, shortened
+from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
+from server.puller.source import Source, TableChange
+from server.puller.table import SourceTable, TableRecord
+from sink.ddl import Ddl
+from sink.versions import Version, Versions
+
+_log = structlog.get_logger(__name__)
+
+Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
+"""Makes a change durable; raises NotOwnerError, UnavailableError."""
+
+
+class Listener(Protocol):
+    """Who runs the changefeed."""
+
+    async def changed(self, ddl: Ddl) -> None:
+        """A change is in force: open the tables it brings, let those end that it ends."""
+        ...
+
+    def resolved(self, ts: int) -> None:
+        """There is no unknown change up to `ts`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a changefeed takes."""
+
+    changefeed: str
+    filter: TableFilter
+    ignore_ineligible: bool = False
+
+
+class FeedCatalog:
+    """Implements `server.puller.source.Catalog`; its tables are those in force from `start_ts` on."""
+
+    def __init__(self, terms: Terms, source: Source, history: History, start_ts: int, save: Save) -> None:
+        """Raises InvalidError, TableIneligibleError: a table of the history cannot be read."""
+        self.listener: Listener | None = None
+        self.history = history
+        self._terms = terms
+        self._source = source
+        self._save = save
+        self._tables: dict[tuple[str, int], SourceTable] = {}
+        began = {name: self._read(table, ts) for name, (ts, table) in history.at(start_ts).items()}
+        schema_ts = {name: ts for name, (ts, _) in history.at(start_ts).items()}
+        self.versions = Versions(start_ts, began.values(), schema_ts)
+        for change in history.after(start_ts):
+            tables = tuple(self._read(table, change.commit_ts) for table in change.tables)
+            self.versions.change(TableChange(change.commit_ts, change.query, tables, change.dropped, change.truncated))
+
+    @property
+    def tables(self) -> tuple[SourceTable, ...]:
+        """Those in force after all that is known."""
+        return self.at(self._newest_ts)
+
+    def at(self, ts: int) -> tuple[SourceTable, ...]:
+        """Those in force for rows above `ts`; raises RangeCleanedError."""
+        return tuple(map(self.of, self.versions.at(ts)))
+
+    def of(self, version: Version) -> SourceTable:
+        """The table of a version."""
+        return self._tables[version.name, version.from_ts]
+
+    def wants(self, schema_name: str, table_name: str) -> bool:
+        """See `Catalog.wants`."""
+        return self._terms.filter.takes(schema_name, table_name)
+
+    def table(self, record: TableRecord) -> SourceTable | None:
+        """See `Catalog.table`."""
+        if not self.wants(record.schema_name, record.table_name):
+            return None
+        try:
+            return self._source.table(record)
+        except TableIneligibleError as err:
+            if not self._terms.ignore_ineligible or record.name in self._in_force():
+                raise
+            _log.warning("table left out", changefeed=self._terms.changefeed, table=record.name, error=err.message)
+            return None
+
+    async def change(self, change: TableChange) -> None:
+        """See `Catalog.change`."""
+        change = replace(change, query=shortened(change.query))
+        if self.versions.is_known(change) or change.commit_ts <= self.history.last_ts:
+            return
+        taken = self._taken(change)
+        if not (taken.tables or taken.dropped or taken.truncated):
+            return
+        stored = SchemaChange(
+            taken.commit_ts, taken.query, tuple(each.record for each in taken.tables), taken.dropped, taken.truncated
+        )
+        await self._save(stored)
+        self.history.append(stored)
+        self._tables |= {(table.name, taken.commit_ts): table for table in taken.tables}
+        ddl = self.versions.change(taken)
+        assert ddl is not None, "a change that concerns a table of ours"
+        _log.info("schema changed", changefeed=self._terms.changefeed, commit_ts=ddl.ts, tables=len(ddl.names))
+        if self.listener is not None:
+            await self.listener.changed(ddl)
+
+    def resolve(self, ts: int) -> None:
+        """See `Catalog.resolve`."""
+        if self.listener is not None:
+            self.listener.resolved(ts)
+
+    def forget(self, ts: int) -> None:
+        """Nobody asks about a ts below this one any more."""
+        self.versions.forget(ts)
+        kept_ts = self.versions.start_ts - 1
+        known = {(version.name, version.from_ts) for each in self.versions.spans(kept_ts) for version in each}
+        for key in self._tables.keys() - known:
+            del self._tables[key]
+
+    def _taken(self, change: TableChange) -> TableChange:
+        """The part of a change that concerns the changefeed."""
+        before = self._in_force()
+        tables = tuple(each for each in change.tables if self.wants(each.record.schema_name, each.record.table_name))
+        self._check_renamed(change, tables, before)
+        names = {table.name for table in tables}
+        return replace(
+            change,
+            tables=tables,
+            dropped=tuple(name for name in change.dropped if name in before and name not in names),
+            truncated=tuple(name for name in change.truncated if name in before or name in names),
+        )
+
+    def _check_renamed(self, change: TableChange, tables: Sequence[SourceTable], before: set[str]) -> None:
+        """A table that was not taken under its old name has rows that the target does not have."""
+        foreign = [name for name in change.dropped if name not in before]
+        new = [table.name for table in tables if table.name not in before]
+        spans = {version.span for version in self.versions.at(self._newest_ts)}
+        brought = [table.name for table in tables if table.name in new and table.span not in spans]
+        if foreign and brought:
+            raise RenamedIntoFilterError(
+                f"{change.query!r} at {change.commit_ts} makes {', '.join(brought)}, which the filter takes, of a "
+                f"table that it did not take as {', '.join(foreign)}: its earlier rows are not at the target. Create a "
+                f"changefeed for it, or this one anew from {change.commit_ts}, with a full copy"
+            )
+
+    def _in_force(self) -> set[str]:
+        return {version.name for version in self.versions.at(self._newest_ts)}
+
+    @property
+    def _newest_ts(self) -> int:
+        return max(self.history.last_ts, self.versions.start_ts)
+
+    def _read(self, record: TableRecord, ts: int) -> SourceTable:
+        table = self._source.table(record)
+        self._tables[table.name, ts] = table
+        return table

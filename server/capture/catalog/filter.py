@@ -1,0 +1,172 @@
+r"""Which tables a changefeed takes: TiDB's table-filter rules, of which the last one that matches decides. Pure.
+
+A rule is `schema.table`, with `!` before it to leave tables out. In names `*` is any text, `?` one character, `[a-z]`
+and `[!a-z]` one of a set, `\` takes the next character as it is; a name in `"…"` or `` `…` `` has no such characters,
+and `/…/` is a regular expression. Case does not matter. Source: pingcap/tidb pkg/util/table-filter (README), whose
+`@file` is left out: a rule is kept in the metadata, the file would be another one on each capture.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storage.model.errors import InvalidError
+
+RULES_MAX: Final = 1024
+RULE_CHARACTERS_MAX: Final = 1024
+_PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
+_SET_SPECIAL: Final = re.compile(r"[\\^\[&~|]")
+_ESCAPED: Final = r"\\\g<0>"
+_QUOTES: Final = '"`'
+_SYSTEM: Final = frozenset(
+    {"mysql", "information_schema", "performance_schema", "sys", "metrics_schema", "inspection_schema", "tidb_cdc"}
+    | {"changefeed_dump"}
+)
+
+
+class FilterRuleError(InvalidError):
+    """A rule of a table filter cannot be used."""
+
+    code = "ErrFilterRuleInvalid"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    schema: re.Pattern[str]
+    table: re.Pattern[str]
+    takes: bool
+
+    def matches(self, schema_name: str, table_name: str) -> bool:
+        return bool(self.schema.fullmatch(schema_name) and self.table.fullmatch(table_name))
+
+
+class TableFilter:
+    """The rules of one changefeed; system schemas are never taken."""
+
+    def __init__(self, rules: Sequence[str]) -> None:
+        """Read the rules.
+
+        Raises:
+            FilterRuleError: one cannot be read, or there are too many.
+        """
+        if len(rules) > RULES_MAX:
+            raise FilterRuleError(f"a table filter has at most {RULES_MAX} rules, not {len(rules)}")
+        self._rules = [_rule(text) for text in reversed(rules)]
+
+    def takes(self, schema_name: str, table_name: str) -> bool:
+        """Whether the table is to be replicated."""
+        if schema_name.lower() in _SYSTEM:
+            return False
+        return next((rule.takes for rule in self._rules if rule.matches(schema_name, table_name)), False)
+
+
+def exact_rule(schema_name: str, table_name: str) -> str:
+    """The rule that takes just this table."""
+    return f"{_quoted(schema_name)}.{_quoted(table_name)}"
+
+
+def exact_rules(names: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The rules that take just these tables."""
+    return tuple(exact_rule(*name) for name in names)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _rule(text: str) -> _Rule:
+    if len(text) > RULE_CHARACTERS_MAX:
+        raise FilterRuleError(f"a filter rule has at most {RULE_CHARACTERS_MAX} characters, not {len(text)}")
+    parser = _Parser(text.strip())
+    try:
+        return parser.rule()
+    except re.error as err:
+        raise FilterRuleError(f"the regular expression in the filter rule {text!r} cannot be read: {err}") from err
+
+
+class _Parser:
+    """Reads one rule from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def rule(self) -> _Rule:
+        takes = not self._skip("!")
+        schema = self._pattern()
+        if not self._skip("."):
+            raise self._error("it needs a dot between schema and table, as in shop.orders or shop.*")
+        table = self._pattern()
+        if self._at < len(self._text):
+            raise self._error(f"{self._text[self._at :]!r} follows the table")
+        return _Rule(schema, table, takes)
+
+    def _pattern(self) -> re.Pattern[str]:
+        first = self._text[self._at : self._at + 1]
+        if first == "/":
+            return _compiled(self._regex())
+        if first and first in _QUOTES:
+            return _compiled(re.escape(self._quoted(first)))
+        pattern = ""
+        while part := self._wildcard():
+            pattern += part
+        if not pattern:
+            raise self._error("a name is missing, or has a character that must be quoted")
+        return _compiled(pattern)
+
+    def _wildcard(self) -> str:
+        character = self._text[self._at : self._at + 1]
+        if character == "\\" and self._at + 1 < len(self._text):
+            self._at += 2
+            return re.escape(self._text[self._at - 1])
+        if character == "[":
+            return self._set()
+        if character in ("*", "?"):
+            self._at += 1
+            return ".*" if character == "*" else "."
+        if character and _PLAIN.fullmatch(character):
+            self._at += 1
+            return re.escape(character)
+        return ""
+
+    def _set(self) -> str:
+        end = self._text.find("]", self._at + 2)
+        if end < 0:
+            raise self._error("a [ is not closed")
+        inside, self._at = self._text[self._at + 1 : end], end + 1
+        negated = "^" if inside.startswith("!") else ""
+        return f"[{negated}{_SET_SPECIAL.sub(_ESCAPED, inside.removeprefix('!'))}]"
+
+    def _quoted(self, quote: str) -> str:
+        name = ""
+        self._at += 1
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            self._at += 1
+            if character != quote:
+                name += character
+            elif not self._skip(quote):
+                return name
+            else:
+                name += quote
+        raise self._error(f"a {quote} is not closed")
+
+    def _regex(self) -> str:
+        found = re.compile(r"/((?:[^/\\]|\\.)+)/").match(self._text, self._at)
+        if found is None:
+            raise self._error("a / is not closed")
+        self._at = found.end()
+        return f".*(?:{found[1]}).*"
+
+    def _skip(self, character: str) -> bool:
+        found = self._text.startswith(character, self._at)
+        self._at += found
+        return found
+
+    def _error(self, why: str) -> FilterRuleError:
+        return FilterRuleError(f"the filter rule {self._text!r} cannot be read: {why}")
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.DOTALL)

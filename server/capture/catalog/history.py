@@ -1,0 +1,135 @@
+"""The schema changes of one changefeed as the metadata holds them: from its start, or from its checkpoint on. Pure.
+
+The first one has the tables that it begins with, and no query. Invariants:
+1. What `at(ts)` says for a ts at or above the checkpoint does not depend on what was collected behind the checkpoint.
+2. A change is repeated without effect: at most one has a commit_ts, and a log repeats only those above the checkpoint.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from server.puller.table import TableRecord
+from storage.model.errors import CorruptError
+
+QUERY_CHARACTERS_MAX = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """What one DDL did to the tables that the changefeed takes; the members are those of `TableChange`."""
+
+    commit_ts: int
+    query: str = ""
+    tables: tuple[TableRecord, ...] = ()
+    dropped: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+
+    def head_json(self) -> bytes:
+        """Everything but the tables."""
+        head = {"query": self.query, "dropped": self.dropped, "truncated": self.truncated}
+        return json.dumps(head, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, commit_ts: int, head: bytes, tables: Iterable[bytes]) -> Self:
+        """Read what `head_json` and `table_json` wrote.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            doc = json.loads(head)
+            names = {member: tuple(map(str, doc[member])) for member in ("dropped", "truncated")}
+            return cls(commit_ts, str(doc["query"]), tuple(map(_table, tables)), **names)
+        except (ValueError, KeyError, TypeError) as err:
+            raise CorruptError(f"a schema change at {commit_ts} in the metadata cannot be read: {err!r}") from err
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Records that no ts at or above the checkpoint needs; the tables (commit_ts, name) are to be deleted first."""
+
+    tables: tuple[tuple[int, TableRecord], ...]
+    changes: tuple[int, ...]
+
+
+class History:
+    """The changes of a changefeed in the order of their commit_ts."""
+
+    def __init__(self, changes: Iterable[SchemaChange] = ()) -> None:
+        self._changes = {change.commit_ts: change for change in sorted(changes, key=lambda change: change.commit_ts)}
+
+    def __iter__(self) -> Iterator[SchemaChange]:
+        return iter(self._changes.values())
+
+    @property
+    def last_ts(self) -> int:
+        """The commit_ts of the last change; 0 without any."""
+        return max(self._changes, default=0)
+
+    def last(self, most: int) -> list[SchemaChange]:
+        """The newest ones, ascending."""
+        return list(self._changes.values())[-most:]
+
+    def append(self, change: SchemaChange) -> None:
+        """Take the next change."""
+        assert change.commit_ts > self.last_ts, "changes come in the order of their commit_ts"
+        self._changes[change.commit_ts] = change
+
+    def at(self, ts: int) -> dict[str, tuple[int, TableRecord]]:
+        """The tables in force for rows above `ts`, by name, with the commit_ts of the change that gave their schema."""
+        found: dict[str, tuple[int, TableRecord]] = {}
+        for change in self._changes.values():
+            if change.commit_ts > ts:
+                break
+            for name in change.dropped:
+                found.pop(name, None)
+            for table in change.tables:
+                found[table.name] = change.commit_ts, table
+        return found
+
+    def after(self, ts: int) -> list[SchemaChange]:
+        """The changes above `ts`."""
+        return [change for change in self._changes.values() if change.commit_ts > ts]
+
+    def garbage(self, checkpoint_ts: int) -> Garbage:
+        """What can be forgotten once everything up to `checkpoint_ts` is at the target."""
+        needed = {(ts, name) for name, (ts, _) in self.at(checkpoint_ts).items()}
+        passed = [change for change in self._changes.values() if change.commit_ts <= checkpoint_ts]
+        tables = tuple(
+            (change.commit_ts, table)
+            for change in passed
+            for table in change.tables
+            if (change.commit_ts, table.name) not in needed
+        )
+        kept = {ts for ts, _ in needed}
+        return Garbage(tables, tuple(change.commit_ts for change in passed if change.commit_ts not in kept))
+
+    def forget(self, garbage: Garbage) -> None:
+        """Leave out what was collected."""
+        gone: dict[int, set[str]] = {}
+        for ts, table in garbage.tables:
+            gone.setdefault(ts, set()).add(table.name)
+        for ts, names in gone.items():
+            change = self._changes[ts]
+            kept = tuple(table for table in change.tables if table.name not in names)
+            self._changes[ts] = replace(change, tables=kept)
+        for ts in garbage.changes:
+            del self._changes[ts]
+
+
+def shortened(query: str) -> str:
+    """A statement as it is kept: a very long one is cut."""
+    return query if len(query) <= QUERY_CHARACTERS_MAX else query[:QUERY_CHARACTERS_MAX] + " …"
+
+
+def table_json(table: TableRecord) -> bytes:
+    """The value of a table's record."""
+    doc = {"schema_name": table.schema_name, "table_info": table.table_info}
+    return json.dumps(doc, separators=(",", ":")).encode()
+
+
+def _table(value: bytes) -> TableRecord:
+    doc = json.loads(value)
+    return TableRecord(str(doc["schema_name"]), dict(doc["table_info"]))

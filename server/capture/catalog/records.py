@@ -1,0 +1,112 @@
+"""Schema changes in the metadata, written by the owner only (docs/format/changefeed.md).
+
+`schema/<changefeed>/<commit_ts>` is a change, `schema/<changefeed>/<commit_ts>/<table id>` a table of it. A change is
+there when its head is: tables are written before it, in as many transactions as they need, and those without a head
+are of a writer that died.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from server.capture import keys
+from server.capture.catalog.history import Garbage, SchemaChange, table_json
+from server.puller.table import TableRecord
+from storage.codec import prefix_end
+from storage.meta.meta import Delete, KeyValue, Meta, Op, Put
+from storage.model.errors import CorruptError
+
+OPS_MAX: Final = 100
+"""etcd takes 128 in a transaction, comparisons apart."""
+OPS_BYTES_MAX: Final = 1 << 20
+"""etcd takes requests of 1.5 MiB."""
+
+Write: TypeAlias = Callable[[Sequence[Op]], Awaitable[None]]
+"""A fenced transaction; raises NotOwnerError."""
+
+
+class SchemaRecords:
+    """Of all changefeeds; `write` is fenced by the owner key."""
+
+    def __init__(self, meta: Meta, write: Write) -> None:
+        self._meta = meta
+        self._write = write
+
+    async def load(self, changefeed: str) -> list[SchemaChange]:
+        """The changes of a changefeed, ascending.
+
+        Raises:
+            CorruptError: one cannot be read.
+        """
+        pairs = await self._meta.get_prefix(keys.schemas(changefeed))
+        heads, tables = _sorted_out(pairs, len(keys.schemas(changefeed)))
+        return [SchemaChange.from_json(ts, head, tables.get(ts, ())) for ts, head in sorted(heads.items())]
+
+    async def append(self, changefeed: str, change: SchemaChange) -> None:
+        """Write a change. Durable when it returns; one that is interrupted is as if it had not begun."""
+        await self.write_tables(changefeed, change)
+        await self._write([head_put(changefeed, change)])
+
+    async def write_tables(self, changefeed: str, change: SchemaChange) -> None:
+        """Write the tables of a change whose head is to follow."""
+        ts = change.commit_ts
+        puts = [Put(_table_key(changefeed, ts, table), table_json(table)) for table in change.tables]
+        for part in parts(puts):
+            await self._write(part)
+
+    async def collect(self, changefeed: str, garbage: Garbage) -> None:
+        """Delete what is needed no more."""
+        for part in parts(Delete(_table_key(changefeed, ts, table)) for ts, table in garbage.tables):
+            await self._write(part)
+        for part in parts(Delete(keys.schema_change(changefeed, ts)) for ts in garbage.changes):
+            await self._write(part)
+
+
+def head_put(changefeed: str, change: SchemaChange) -> Put:
+    """What makes a change valid, when its tables are written."""
+    return Put(keys.schema_change(changefeed, change.commit_ts), change.head_json())
+
+
+def delete_all(changefeed: str) -> Delete:
+    """Deletes all changes of a changefeed."""
+    prefix = keys.schemas(changefeed)
+    return Delete(prefix, prefix_end(prefix))
+
+
+def delete_others(changefeed: str, commit_ts: int) -> list[Delete]:
+    """Delete all changes of a changefeed but one."""
+    prefix, kept = keys.schemas(changefeed), keys.schema_change(changefeed, commit_ts)
+    return [Delete(prefix, kept), Delete(prefix_end(kept + b"/"), prefix_end(prefix))]
+
+
+def parts(ops: Iterable[Op]) -> Iterator[list[Op]]:
+    """The same writes in transactions that fit."""
+    part: list[Op] = []
+    size = 0
+    for op in ops:
+        weight = len(op.key) + (len(op.value) if isinstance(op, Put) else 0)
+        if part and (len(part) == OPS_MAX or size + weight > OPS_BYTES_MAX):
+            yield part
+            part, size = [], 0
+        part.append(op)
+        size += weight
+    if part:
+        yield part
+
+
+def _sorted_out(pairs: Sequence[KeyValue], prefix: int) -> tuple[dict[int, bytes], dict[int, list[bytes]]]:
+    """Heads and tables by commit_ts."""
+    heads: dict[int, bytes] = {}
+    tables: dict[int, list[bytes]] = {}
+    for pair in pairs:
+        ts, slash, _ = pair.key[prefix:].partition(b"/")
+        if not ts.isdigit():
+            raise CorruptError(f"{pair.key!r} in the metadata is no schema change's key")
+        if slash:
+            tables.setdefault(int(ts), []).append(pair.value)
+        else:
+            heads[int(ts)] = pair.value
+    return heads, tables
+
+
+def _table_key(changefeed: str, commit_ts: int, table: TableRecord) -> bytes:
+    return keys.schema_table(changefeed, commit_ts, int(table.table_info["id"]))

@@ -1,0 +1,67 @@
+"""The tables that a new changefeed begins with: those given, and those its filter finds in the source.
+
+None is skipped silently.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.capture.catalog.filter import TableFilter
+from server.capture.errors import ParameterError, TableIneligibleError
+from server.puller.source import Source
+from server.puller.table import SourceTable, TableRecord
+
+_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """`ignored` are the names of tables that match, but cannot be replicated."""
+
+    tables: tuple[TableRecord, ...]
+    ignored: tuple[str, ...] = ()
+
+
+async def chosen_tables(
+    source: Source, table_filter: TableFilter, ts: int, given: Sequence[TableRecord] = (), *, ignore_ineligible: bool
+) -> Chosen:
+    """The tables in `source` as of `ts` that the filter takes, and those given, which take the place of found ones.
+
+    Raises:
+        ParameterError: there is none, or one twice.
+        TableIneligibleError: some cannot be replicated, by name.
+    """
+    names = {table.name for table in given}
+    found = [
+        table
+        for table in await source.snapshot(ts)
+        if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
+    ]
+    return eligible(source, (*given, *found), ignore_ineligible=ignore_ineligible)
+
+
+def eligible(source: Source, records: Sequence[TableRecord], *, ignore_ineligible: bool) -> Chosen:
+    """Those that can be replicated; raises as `chosen_tables`."""
+    tables: list[SourceTable] = []
+    refused: dict[str, str] = {}
+    for record in records:
+        try:
+            tables.append(source.table(record))
+        except TableIneligibleError as err:
+            refused[record.name] = err.message
+    if refused and not ignore_ineligible:
+        shown = "; ".join(list(refused.values())[:_NAMED])
+        more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        raise TableIneligibleError(f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table")
+    _check_distinct(tables)
+    return Chosen(tuple(table.record for table in tables), tuple(sorted(refused)))
+
+
+def _check_distinct(tables: Sequence[SourceTable]) -> None:
+    if not tables:
+        raise ParameterError("a changefeed needs at least one table: none is given, or the filter takes none")
+    twice = [key for key, count in Counter(table.name for table in tables).items() if count > 1]
+    twice += [f"id {key}" for key, count in Counter(table.span.table_id for table in tables).items() if count > 1]
+    if twice:
+        raise ParameterError(f"tables given twice: {', '.join(twice)}")

@@ -1,0 +1,87 @@
+"""A changefeed that is asked for: its parameters, and the record and tables they give."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.capture.catalog.filter import TableFilter, exact_rules
+from server.capture.catalog.tables import Chosen, chosen_tables, eligible
+from server.capture.changefeed import ChangefeedInfo, check_id, check_sink_uri
+from server.capture.errors import ParameterError, StartTsInFutureError, TargetTsError
+from server.capture.runner import utc_now
+from server.puller.source import Source
+from server.puller.table import TableRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChangefeed:
+    """`start_ts` 0: now; `target_ts` 0: no end; `tables` are (schema name, table_info JSON), `rules` a table filter."""
+
+    id: str
+    sink_uri: str
+    source_uri: str = ""
+    start_ts: int = 0
+    target_ts: int = 0
+    tables: Sequence[tuple[str, str]] = ()
+    rules: Sequence[str] = ()
+    ignore_ineligible: bool = False
+
+    def records(self) -> tuple[TableRecord, ...]:
+        """The given tables, after a look at all that can be looked at without the source.
+
+        Raises:
+            InvalidError: a parameter cannot be used; its subclass says which.
+        """
+        check_id(self.id)
+        check_sink_uri(self.sink_uri)
+        TableFilter(self.rules)
+        if not (self.tables or self.rules):
+            raise ParameterError("a changefeed needs tables: name them by --filter, or give their schemas by --tables")
+        return tuple(TableRecord(schema_name, _document(text)) for schema_name, text in self.tables)
+
+    async def chosen(self, source: Source, start_ts: int) -> Chosen:
+        """Its tables as of `start_ts`; raises as `chosen_tables`."""
+        given, ignore = self.records(), self.ignore_ineligible
+        if not self.rules:
+            return eligible(source, given, ignore_ineligible=ignore)
+        return await chosen_tables(source, TableFilter(self.rules), start_ts, given, ignore_ineligible=ignore)
+
+    def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
+        """Its record."""
+        given = {table.name: (table.schema_name, table.table_name) for table in self.records()}
+        taken = [given[table.name] for table in chosen.tables if table.name in given]
+        return ChangefeedInfo(
+            id=self.id,
+            sink_uri=self.sink_uri,
+            source_uri=self.source_uri,
+            start_ts=start_ts,
+            target_ts=self.target_ts,
+            create_time=utc_now(),
+            rules=(*self.rules, *exact_rules(taken)),
+            from_snapshot=bool(self.rules),
+            ignore_ineligible=self.ignore_ineligible,
+            ignored=chosen.ignored,
+        )
+
+
+def check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
+    """Refuse what has no beginning or no length.
+
+    Raises:
+        StartTsInFutureError, TargetTsError: it cannot be replicated.
+    """
+    if start_ts > now_ts:
+        raise StartTsInFutureError(f"the start {start_ts} is after the present {now_ts}; see `tidemark cli tso query`")
+    if target_ts and target_ts <= start_ts:
+        raise TargetTsError(f"target_ts {target_ts} is not after the start {start_ts}")
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        doc = json.loads(text)
+    except ValueError as err:
+        raise ParameterError(f"a table_info is not JSON: {err}") from err
+    if not isinstance(doc, dict):
+        raise ParameterError("a table_info must be a JSON object: TiDB's model.TableInfo")
+    return doc

@@ -1,0 +1,118 @@
+"""Changefeeds as the API takes and shows them. Pure."""
+
+from typing import Final
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+
+from server.capture.changefeed import State
+from server.capture.creation import NewChangefeed
+from server.capture.feed import Feed
+from server.capture.processor import Sink
+from sink.errors import TableNotFoundError
+from sink.versions import Version
+from storage.model.ts import MAX_TS
+
+_CHANGES_SHOWN: Final = 20
+_STATES: Final = {
+    State.NORMAL: pb.CHANGEFEED_STATE_NORMAL,
+    State.STOPPED: pb.CHANGEFEED_STATE_STOPPED,
+    State.WARNING: pb.CHANGEFEED_STATE_WARNING,
+    State.FAILED: pb.CHANGEFEED_STATE_FAILED,
+}
+
+
+def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
+    """What a request asks for."""
+    return NewChangefeed(
+        id=request.id,
+        sink_uri=request.sink_uri,
+        source_uri=request.source_uri,
+        start_ts=request.start_ts,
+        target_ts=request.target_ts,
+        tables=[(table.schema_name, table.table_info_json) for table in request.tables],
+        rules=list(request.filter),
+        ignore_ineligible=request.ignore_ineligible_table,
+    )
+
+
+def message(feed: Feed) -> pb.Changefeed:
+    """A changefeed as it is now."""
+    info, processor = feed.info, feed.processor
+    error = info.error
+    return pb.Changefeed(
+        id=info.id,
+        state=_STATES[info.state],
+        sink_uri=info.sink_uri,
+        start_ts=info.start_ts,
+        target_ts=info.target_ts,
+        checkpoint_ts=processor.checkpoint_ts,
+        resolved_ts=processor.resolved_ts,
+        create_time=info.create_time,
+        error=pb.RunningError(code=error.code, message=error.message, time=error.time) if error else None,
+        tables=_tables(feed),
+        source_uri=info.source_uri,
+        filter=info.rules,
+        ignored_tables=info.ignored,
+        schema_changes=_changes(feed),
+        holding=_holding(feed),
+    )
+
+
+def _tables(feed: Feed) -> list[pb.TableStatus]:
+    """The tables that have rows above the checkpoint, in each of their spans the newest."""
+    versions = [of_span[-1] for of_span in feed.catalog.versions.spans(feed.processor.checkpoint_ts)]
+    return [_table(feed, version) for version in versions]
+
+
+def _table(feed: Feed, version: Version) -> pb.TableStatus:
+    sink, start_ts = feed.processor.sink, feed.processor.start_ts
+    resolved_ts, checkpoint_ts = _position(sink, version) if sink else (start_ts, start_ts)
+    return pb.TableStatus(
+        name=version.name,
+        table_id=version.span.table_id,
+        resolved_ts=resolved_ts,
+        checkpoint_ts=checkpoint_ts,
+        schema_ts=version.from_ts,
+        state=_table_state(feed, version),
+    )
+
+
+def _position(sink: Sink, version: Version) -> tuple[int, int]:
+    try:
+        return sink.resolved_ts(version.span), sink.checkpoint_ts(version.span)
+    except TableNotFoundError:  # it is coming or going
+        return version.from_ts, version.from_ts
+
+
+def _table_state(feed: Feed, version: Version) -> pb.TableState.ValueType:
+    if feed.processor.sink is None:
+        return pb.TABLE_STATE_STOPPED
+    if version.span in feed.processor.repairing:
+        return pb.TABLE_STATE_REPAIRING
+    return pb.TABLE_STATE_REPLICATING if version.to_ts == MAX_TS else pb.TABLE_STATE_ENDING
+
+
+def _changes(feed: Feed) -> list[pb.SchemaChange]:
+    return [
+        pb.SchemaChange(
+            commit_ts=change.commit_ts,
+            query=change.query,
+            tables=[table.name for table in change.tables],
+            dropped=change.dropped,
+            truncated=change.truncated,
+        )
+        for change in feed.catalog.history.last(_CHANGES_SHOWN)
+        if change.query
+    ]
+
+
+def _holding(feed: Feed) -> pb.Holding:
+    held = feed.processor.stats()
+    return pb.Holding(
+        regions=held.regions,
+        staged_bytes=held.staged_bytes,
+        sorter_memory_bytes=held.sorter_memory_bytes,
+        sorter_disk_bytes=held.sorter_disk_bytes,
+        disk_error=held.disk_error,
+        waiting=held.waiting,
+    )

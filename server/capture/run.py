@@ -1,0 +1,134 @@
+"""One run of a changefeed in this process, from its checkpoint to its end: who pulls and serves which table when.
+
+Invariants:
+1. The sorter and the sink have a table before anything is added to it, and until its last row is acknowledged.
+2. A table that ends at a schema change is resolved up to there: by us where its source is a log, which goes on to other
+   tables, by its own puller elsewhere.
+3. Readers go no further than the schema changes are known.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import pyarrow as pa
+import structlog
+
+from server.capture.processor import Assignment
+from server.capture.pulling import Intake, Pulling
+from server.capture.sink import LocalSink
+from sink.ddl import Ddl
+from sink.versions import Version
+from sorter import Sorter
+from sorter.errors import TableNotFoundError
+from storage.model.span import Span
+from storage.model.ts import MAX_TS
+
+_LOOK_EVERY_S = 1.0
+_log = structlog.get_logger(__name__)
+
+
+class SorterRows:
+    """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not ours."""
+
+    def __init__(self, sorter: Sorter, executor: Executor) -> None:
+        self.sorter = sorter
+        self.executor = executor
+        self.ended: dict[Span, int] = {}
+        """Tables that end, and where."""
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`."""
+        try:
+            self.sorter.add(span, batch)
+        except TableNotFoundError:
+            if span not in self.ended:
+                raise
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`."""
+        try:
+            self.sorter.resolve(span, ts)
+        except TableNotFoundError:
+            if span not in self.ended:
+                raise
+
+
+class Run:
+    """Implements `server.capture.catalog.catalog.Listener`."""
+
+    def __init__(self, assignment: Assignment, start_ts: int, rows: SorterRows, sink: LocalSink) -> None:
+        self.sink = sink
+        self.rows = rows
+        self.pulling: Pulling | None = None
+        self.repairing: frozenset[Span] = frozenset()
+        self._assignment = assignment
+        self._start_ts = start_ts
+
+    def open(self) -> None:
+        """Open all tables that have rows above the start; blocks."""
+        assignment = self._assignment
+        if assignment.target_ts:
+            self.sink.limit_ts(assignment.target_ts)
+        for versions in assignment.catalog.versions.spans(self._start_ts):
+            self._follow(versions)
+        self.sink.start()
+
+    async def keep(self) -> None:
+        """Pull until cancelled.
+
+        Raises:
+            TidemarkError: in a group; the changefeed cannot go on as it is.
+        """
+        assignment, catalog = self._assignment, self._assignment.catalog
+        intake = Intake(assignment.changefeed, assignment.source, catalog, self.rows)
+        async with asyncio.TaskGroup() as tasks:
+            self.pulling = Pulling(intake, tasks)
+            catalog.listener = self
+            try:
+                self._begin(self.pulling)
+                while True:
+                    await asyncio.sleep(_LOOK_EVERY_S)
+                    await self.pulling.end_passed(self.rows.ended)
+            finally:
+                catalog.listener = None
+
+    def close(self) -> None:
+        """Give everything up; blocks."""
+        self.sink.stop()
+        for versions in self._assignment.catalog.versions.spans(self._start_ts):
+            self.sink.remove_table(versions[0].span)
+        self.rows.sorter.close()
+
+    async def changed(self, ddl: Ddl) -> None:
+        """See `Listener.changed`."""
+        assert self.pulling is not None, "changes come from pullers"
+        catalog, loop = self._assignment.catalog, asyncio.get_running_loop()
+        for versions in catalog.versions.spans_of(ddl):
+            await loop.run_in_executor(self.rows.executor, self._change, versions, ddl.ts)
+            if versions[0].from_ts == ddl.ts:
+                self.pulling.add([catalog.of(versions[0])], ddl.ts)
+
+    def resolved(self, ts: int) -> None:
+        """See `Listener.resolved`."""
+        self.sink.update_barrier_ts(ts)
+
+    def _begin(self, pulling: Pulling) -> None:
+        start_ts, catalog = self._start_ts, self._assignment.catalog
+        if pulling.begin(catalog.at(start_ts), start_ts):
+            self.resolved(start_ts)
+        for versions in catalog.versions.spans(start_ts):
+            if versions[0].from_ts > start_ts:
+                pulling.add([catalog.of(versions[0])], versions[0].from_ts)
+
+    def _change(self, versions: Sequence[Version], ts: int) -> None:
+        """Let a DDL at `ts` come in force for one span."""
+        self._follow(versions)
+        if versions[-1].to_ts == ts and not self._assignment.source.per_table:
+            self.rows.resolve(versions[-1].span, ts)
+
+    def _follow(self, versions: Sequence[Version]) -> None:
+        last = versions[-1]
+        if last.to_ts != MAX_TS:
+            self.rows.ended[last.span] = last.to_ts
+        self.sink.follow(versions, self._start_ts)
