@@ -5,6 +5,7 @@ balance in every cut, and how long transfers after SINCE_TS took to become visib
 knows the lake only by its manifest and its tables, as any reader would.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.session import open_session
 
 from server.demo.bank import ACCOUNTS_NAME, TRANSFERS_NAME
 from storage.model.ts import physical_ms
 
-_CUTS = "_tidemark_cuts"
 _META = ("_op", "_commit_ts", "_start_ts", "_seq", "cut")
 
 
@@ -30,8 +31,7 @@ class LakeReader:
         self._spark = spark
         self._format = lake_format
         self._root = root
-        documents = sorted((root / _CUTS).glob("*.json"))
-        self.cuts: list[dict[str, Any]] = [json.loads(path.read_text()) for path in documents]
+        self.cuts: list[dict[str, Any]] = [dataclasses.asdict(cut) for cut in read_cuts(root / DIRECTORY)]
 
     def versions(self, table: str) -> list[int]:
         """The version of `table` that each cut shows; a cut without changes shows the one before it."""
@@ -80,9 +80,7 @@ def _replayed(changes: pa.Table) -> pa.Table:
 def main(arguments: Sequence[str]) -> None:
     """Read the lake; see the module."""
     lake_format, root, since_ts, out = arguments[0], Path(arguments[1]), int(arguments[2]), Path(arguments[3])
-    spark = open_session(
-        master="local[2]", driver_memory="1g", directory=out / "spark", delta=lake_format == "delta", extra={}
-    )
+    spark = open_session(master="local[2]", driver_memory="1g", directory=out / "spark", lake=lake_format, extra={})
     reader = LakeReader(spark, lake_format, root)
     tables = {name: reader.rows(name, reader.versions(name)[-1]) for name in (ACCOUNTS_NAME, TRANSFERS_NAME)}
     for name, table in tables.items():

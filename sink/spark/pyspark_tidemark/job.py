@@ -22,12 +22,12 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.delta import DeltaTarget
-from pyspark_tidemark.lake.manifest import CutRecord, Manifest
+from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.kept import Keeper
+from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
 
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
@@ -40,10 +40,10 @@ class _StoppedError(Exception):
 class Job:
     """The query, from the first cut to the stop."""
 
-    def __init__(self, arguments: Arguments, applier: CutApplier, target: Target, out: IO[str]) -> None:
+    def __init__(self, arguments: Arguments, applier: CutApplier, keeper: Keeper, out: IO[str]) -> None:
         self._arguments = arguments
         self._applier = applier
-        self._target = target
+        self._keeper = keeper
         self._out = out
         self._stop = threading.Event()
         self._in_batch = threading.Lock()
@@ -112,7 +112,8 @@ class Job:
         rows = {} if replayed else {item.table: item.rows for item in record.tables}
         checkpoint_ts = self._applier.acknowledge()
         self._report(record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts)
-        self._target.maintain()
+        if (found := self._keeper.maintain()) is not None:
+            self._say({"maintenance": found})
 
     def _report(
         self, record: CutRecord, batch: int, rows: dict[str, int], *, seconds: float, checkpoint_ts: int
@@ -151,33 +152,29 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(arguments: Arguments, out: IO[str]) -> int:
     changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
-    root = arguments.target.path
-    with Manifest.opened(root, arguments.changefeed) as manifest:
+    with opened_manifest(arguments) as manifest:
         start_ts = _start_ts(changefeed, manifest)
         if arguments.until_ts is not None and start_ts >= arguments.until_ts:
             return EXIT_OK
-        delta = arguments.target.format == "delta"
         spark = open_session(
             master=arguments.master,
             driver_memory=arguments.driver_memory,
             directory=arguments.checkpoint_dir,
-            delta=delta,
+            lake=arguments.target.format,
             extra=arguments.conf,
         )
-        target: Target = (
-            DeltaTarget(spark, root, arguments.changefeed, compact_every=arguments.compact_every)
-            if delta
-            else ChangelogTarget(spark, root)
-        )
+        target = open_target(arguments, spark)
         applier = CutApplier(
             changefeed,
             arguments.changefeed,
             target,
             manifest,
+            policy=arguments.policy,
             source_options=arguments.source_options,
             parallel=arguments.parallel,
         )
-        job = Job(arguments, applier, target, out)
+        keeper = Keeper(target, manifest, arguments.keep_hours)
+        job = Job(arguments, applier, keeper, out)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
         job.run(spark, start_ts)

@@ -38,6 +38,6 @@ def spark(tmp_path_factory):
     os.environ["TZ"] = "UTC"  # collect() gives timestamps in the local zone
     time.tzset()
     directory = Path(tmp_path_factory.mktemp("spark"))
-    session = open_session(master="local[2]", driver_memory="1g", directory=directory, delta=True, extra={})
+    session = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra={})
     yield session
     session.stop()

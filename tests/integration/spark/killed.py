@@ -13,8 +13,8 @@ from typing import Any
 from pyspark_tidemark import job
 from pyspark_tidemark.lake import changes, mirror
 from pyspark_tidemark.lake.cut import CutApplier
-from pyspark_tidemark.lake.delta import DeltaTarget
-from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.manifest import FileManifest
 
 
 class Kill:
@@ -34,7 +34,7 @@ class Kill:
 
         CutApplier.apply = apply  # type: ignore[method-assign]
         self._after(DeltaTarget, "apply", "tables")
-        self._before(Manifest, "commit", "manifest")
+        self._before(FileManifest, "commit", "manifest")
         self._before(CutApplier, "acknowledge", "ack")
         self._after(job.Job, "_report", "commit")
 

@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.barrier import DROP, EVOLUTIONS, KEEP, Policy
+from pyspark_tidemark.lake.target import TARGETS, TargetUri
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,9 @@ class Arguments:
     until_ts: int | None
     parallel: int
     compact_every: int
+    keep_hours: float
+    mode: str
+    policy: Policy
     follow_parent: bool
     tls: dict[str, str]
     conf: dict[str, str]
@@ -38,11 +43,12 @@ class Arguments:
         """Read the command line.
 
         Raises:
-            SourceError: ErrTargetInvalid.
+            SourceError: ErrTargetInvalid, ErrModeUnsupported.
             SystemExit: bad usage.
         """
         given = _parser().parse_args(list(argv))
         target = TargetUri.parse(given.target)
+        mode = target.mode(given.mode)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         return cls(
             endpoint=given.endpoint,
@@ -56,6 +62,9 @@ class Arguments:
             until_ts=given.until_ts,
             parallel=given.parallel_tables,
             compact_every=given.compact_every,
+            keep_hours=given.keep_cuts_hours,
+            mode=mode,
+            policy=Policy(mode, given.schema_evolution, given.on_drop),
             follow_parent=given.follow_parent,
             tls={name: value for name, value in tls.items() if value},
             conf=dict(item.split("=", 1) for item in given.conf),
@@ -63,6 +72,8 @@ class Arguments:
 
 
 def _default_checkpoint(target: TargetUri, changefeed: str) -> Path:
+    if target.is_database:
+        raise SourceError("ErrTargetInvalid", "a database target needs --checkpoint-dir, for Spark's own files")
     return Path(target.path) / "_tidemark_checkpoint" / hashlib.sha256(changefeed.encode()).hexdigest()[:12]
 
 
@@ -77,7 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--endpoint", required=True, help="Flight addresses of captures, grpc://host:port, separated by commas")
     add("--changefeed", required=True, help="the changefeed's id")
-    add("--target", required=True, help="delta:///directory or parquet:///directory")
+    add("--target", required=True, help=TARGETS)
+    add("--mode", default="", help="upsert, append or scd2 (default: upsert; of parquet: append)")
+    add("--schema-evolution", default=EVOLUTIONS[0], choices=EVOLUTIONS, help="at a DDL (default: %(default)s)")
+    add("--on-drop", default=KEEP, choices=(KEEP, DROP), help="what happens to a dropped table (default: %(default)s)")
     add("--checkpoint-dir", type=Path, help="Spark's checkpoint and scratch files (default: under the target)")
     add("--master", default="local[2]", help="Spark master (default: %(default)s)")
     add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
@@ -85,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-rows-per-trigger", type=int, default=250_000, help="rows of one cut at most (default: %(default)s)")
     add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
     add("--parallel-tables", type=int, default=4, help="tables written at the same time (default: %(default)s)")
-    add("--compact-every", type=int, default=64, help="commits of a Delta table between compactions; 0 is never")
+    add("--compact-every", type=int, default=64, help="commits of a table between compactions; 0: no maintenance")
+    add("--keep-cuts-hours", type=float, default=48.0, help="how far back readers may go (default: %(default)s)")
     add("--conf", action="append", default=[], type=_setting, help="a Spark setting, NAME=VALUE; may be repeated")
     add("--ca-path", default="", help="PEM file of the CA that captures are checked against")
     add("--cert-path", default="", help="PEM file of our certificate")

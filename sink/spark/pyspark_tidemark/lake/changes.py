@@ -1,19 +1,34 @@
 """The row changes of one table in one cut, read on the driver when few, by the executors when many."""
 
 import dataclasses
+import json
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.schema import fitted
 
-ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 DELETE, INSERT = "delete", "insert"
 FEW_ROWS = 20_000
 """Up to here a cut's rows of one table go through the driver: starting Python workers costs more than reading them."""
+_COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What a cut holds of a table, counted from its rows: how many, and their checksum."""
+
+    rows: int
+    checksum: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,41 +41,68 @@ class Changes:
     slices: tuple[Slice, ...]
     changefeed: Changefeed
     source_options: dict[str, str]
+    read_schema: Any = None
+    """What the captures send, where it is not the schema of `table`: rows are then fitted to the latter."""
 
     @property
-    def rows(self) -> int:
-        """How many, as planned by the captures."""
+    def planned_rows(self) -> int:
+        """How many, as estimated by the captures."""
         return sum(part.rows for part in self.slices)
 
     @property
     def few(self) -> bool:
         """Whether the driver reads them."""
-        return self.rows <= FEW_ROWS
+        return self.planned_rows <= FEW_ROWS
 
     @property
     def spark_schema(self) -> StructType:
         """The Spark schema of the changes, envelope included."""
         return from_arrow_schema(self.table.schema)
 
+    @cached_property
     def arrow(self) -> Any:
         """All of them as a pyarrow.Table in this process."""
-        found = [batch for part in self.slices for batch in self.changefeed.read(part)]
-        return pa.Table.from_batches(found, schema=self.table.schema)
+        return pa.Table.from_batches(list(self.batches()), schema=self.table.schema)
+
+    def batches(self) -> Iterator[Any]:
+        """All of them in commit order, batch by batch, in this process."""
+        for part in sorted(self.slices, key=_start_ts):
+            for batch in self.changefeed.read(part):
+                if self.read_schema is None:
+                    yield batch
+                else:
+                    yield from fitted(pa.Table.from_batches([batch]), self.table.schema).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
         """All of them as a DataFrame, read when it runs: by tasks, or from this process if they are few."""
         if self.few:
-            return session.createDataFrame(self.arrow(), schema=self.spark_schema).coalesce(1)
+            return session.createDataFrame(self.arrow, schema=self.spark_schema).coalesce(1)
         reader = session.read.format("tidemark").options(**self.source_options)
         bounds = {"table": self.table.name, "startTs": str(self.start_ts), "endTs": str(self.end_ts)}
-        return reader.options(**bounds).load()
+        frame = reader.options(**bounds).load()
+        return frame if self.read_schema is None else frame.select(*_fitted(frame.schema, self.spark_schema))
+
+    def counted(self, session: SparkSession) -> Counted:
+        """Rows and checksum; many rows are read once more for it, by the executors."""
+        if self.few:
+            rows, total = checksum([self.arrow])
+            return Counted(rows, hexadecimal(total))
+        parts = self.frame(session).mapInArrow(_counted, from_arrow_schema(_COUNTED)).collect()
+        total = sum(int(part.checksum, 16) for part in parts)
+        return Counted(sum(part.rows for part in parts), hexadecimal(total))
 
 
-def lake_columns(table: TableMeta) -> list[str]:
-    """What an upserted table holds: the upstream's columns, then the commit_ts of each row's last change."""
-    return [name for name in table.schema.names if name not in ENVELOPE] + ["_commit_ts"]
+def _counted(batches: Iterator[Any]) -> Iterator[Any]:
+    rows, total = checksum(batches)
+    yield pa.RecordBatch.from_arrays([[rows], [hexadecimal(total)]], schema=_COUNTED)
 
 
-def lake_schema(table: TableMeta) -> Any:
-    """The pyarrow.Schema of `lake_columns`."""
-    return pa.schema([table.schema.field(name) for name in lake_columns(table)])
+def _fitted(read: StructType, wanted: StructType) -> list[Column]:
+    return [
+        (F.col(quoted(field.name)) if field.name in read.names else F.lit(None)).cast(field.dataType).alias(field.name)
+        for field in wanted
+    ]
+
+
+def _start_ts(part: Slice) -> int:
+    return int(json.loads(part.ticket)["start"])

@@ -1,4 +1,4 @@
-"""One cut after another: plan, all tables in parallel, manifest, acknowledgement; in this order nothing is lost.
+"""One cut after another: barrier, plan, all tables in parallel, manifest, acknowledgement; so nothing is ever lost.
 
 A crash may come between any two steps. The cut is then replayed: tables that hold it already say so by their position,
 a cut that stands in the manifest is only acknowledged again.
@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.lake.barrier import Barrier, Crossed, Policy
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.manifest import CutRecord, Manifest, TableCut
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.target import Target
 
 
@@ -36,6 +38,7 @@ class CutApplier:
         target: Target,
         manifest: Manifest,
         *,
+        policy: Policy,
         source_options: dict[str, str],
         parallel: int,
     ) -> None:
@@ -43,9 +46,11 @@ class CutApplier:
         self._name = name
         self._target = target
         self._manifest = manifest
+        self._policy = policy
+        self._barrier = Barrier(changefeed, target, policy)
         self._source_options = source_options
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="table")
-        self._tables: dict[str, TableMeta] = {}
+        self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}
         self._positions: dict[str, int] = {}
 
     @property
@@ -62,17 +67,21 @@ class CutApplier:
         last = self._manifest.last
         if last is not None and cut.end_ts <= last.end_ts:
             return last
-        if last is None and cut.batch > 0:
-            raise SourceError(
-                "ErrCutGap",
-                "the lake is gone, but Spark's checkpoint is not; start with a new changefeed and checkpoint",
-            )
-        start_ts = cut.start_ts if last is None else last.end_ts
-        if cut.start_ts > start_ts:
-            raise SourceError("ErrCutGap", f"the lake ends at {start_ts}, Spark's checkpoint at {cut.start_ts}")
-        applied = tuple(self._apply_tables(start_ts, cut.end_ts))
-        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = CutRecord(self._name, start_ts, cut.end_ts, cut.batch, moment, applied)
+        start_ts = self._start_ts(cut, last)
+        crossed = self._barrier.cross(start_ts, first=last is None)
+        self._forget(crossed)
+        applied = tuple(self._apply_tables(crossed, start_ts, cut.end_ts))
+        record = CutRecord(
+            changefeed=self._name,
+            start_ts=start_ts,
+            end_ts=cut.end_ts,
+            batch=cut.batch,
+            applied_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            tables=applied,
+            mode=self._policy.mode,
+            dropped=crossed.dropped,
+            renamed=crossed.renamed,
+        )
         self._manifest.commit(record)
         return record
 
@@ -81,15 +90,32 @@ class CutApplier:
         assert self._manifest.last is not None
         return self._changefeed.ack(self._manifest.last.end_ts)
 
-    def _apply_tables(self, start_ts: int, end_ts: int) -> Sequence[TableCut]:
+    @staticmethod
+    def _start_ts(cut: Cut, last: CutRecord | None) -> int:
+        if last is None and cut.batch > 0:
+            raise SourceError(
+                "ErrCutGap",
+                "the lake is gone, but Spark's checkpoint is not; start with a new changefeed and checkpoint",
+            )
+        start_ts = cut.start_ts if last is None else last.end_ts
+        if cut.start_ts > start_ts:
+            raise SourceError("ErrCutGap", f"the lake ends at {start_ts}, Spark's checkpoint at {cut.start_ts}")
+        return start_ts
+
+    def _forget(self, crossed: Crossed) -> None:
+        """Names that mean another table from here on."""
+        for name in (*crossed.dropped, *(name for pair in crossed.renamed for name in pair)):
+            self._positions.pop(name, None)
+            self._fitted.pop(name, None)
+
+    def _apply_tables(self, crossed: Crossed, start_ts: int, end_ts: int) -> Sequence[TableCut]:
         slices: dict[str, list[Slice]] = defaultdict(list)
         for part in self._changefeed.plan(start_ts, end_ts):
             slices[part.table].append(part)
-        if not self._tables or slices.keys() - self._tables.keys():
-            self._tables = self._changefeed.describe().tables
+        tables = crossed.tables
         first = self._manifest.last is None
-        names = sorted(self._tables if first else slices)
-        work = [(self._tables[name], start_ts, end_ts, slices.get(name, [])) for name in names]
+        names = sorted(tables if first else slices)
+        work = [(tables[name], start_ts, end_ts, slices.get(name, [])) for name in names]
         return list(self._pool.map(lambda arguments: self._apply_table(*arguments), work))
 
     def _apply_table(self, table: TableMeta, start_ts: int, end_ts: int, slices: list[Slice]) -> TableCut:
@@ -97,10 +123,25 @@ class CutApplier:
         if position is None:
             position = self._target.position(table)
         if position is not None and position >= end_ts:
-            return TableCut(table.name, sum(part.rows for part in slices), self._target.version(table))
+            self._positions[table.name] = position
+            changes = self._changes(table, table, start_ts, end_ts, slices)
+            return TableCut(table.name, changes.planned_rows, self._target.version(table))
         if position is not None and position > start_ts:
             start_ts, slices = position, self._changefeed.plan(position, end_ts, [table.name])
-        changes = Changes(table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options)
+        changes = self._changes(self._fitting(table, position), table, start_ts, end_ts, slices)
         applied = self._target.create(changes) if position is None else self._target.apply(changes)
         self._positions[table.name] = end_ts
-        return TableCut(table.name, applied.rows, applied.version)
+        return TableCut(table.name, applied.rows, applied.version, applied.checksum)
+
+    def _fitting(self, table: TableMeta, position: int | None) -> TableMeta:
+        """The table as the target is written to; compared once for each of its schemas."""
+        if position is None:
+            return table
+        known = self._fitted.get(table.name)
+        if known is None or not known[0].schema.equals(table.schema):
+            known = self._fitted[table.name] = (table, self._barrier.fitting(table))
+        return known[1]
+
+    def _changes(self, table: TableMeta, read: TableMeta, start_ts: int, end_ts: int, slices: list[Slice]) -> Changes:
+        schema = None if table is read else read.schema
+        return Changes(table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options, schema)

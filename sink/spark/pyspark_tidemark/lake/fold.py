@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
+from pyspark_tidemark.lake.predicate import quoted
 
 _ORDER = [("_commit_ts", "ascending"), ("_seq", "ascending")]
 
@@ -44,13 +45,10 @@ def fold(changes: Any, key: Sequence[str]) -> Folded:
 
 
 def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The last change of each key, computed by the executors."""
+    """The last change of each key and the `_first_op` of its changes, computed by the executors."""
     order = F.struct("_commit_ts", "_seq")
-    last = changes.groupBy(*[F.col(_quoted(name)) for name in key]).agg(
-        F.max_by(F.struct(*[F.col(_quoted(name)) for name in changes.columns]), order).alias("_last")
+    last = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(
+        F.max_by(F.struct(*[F.col(quoted(name)) for name in changes.columns]), order).alias("_last"),
+        F.min_by("_op", order).alias("_first_op"),
     )
-    return last.select("_last.*")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return last.select("_last.*", "_first_op")

@@ -1,78 +1,60 @@
-"""The manifest of a lake: one JSON document a cut in `<root>/_tidemark_cuts`; a cut is visible when it stands there.
+"""The manifest of a lake in files, `<root>/_tidemark_cuts`: one JSON line a cut; a cut is visible when it stands there.
 
 Invariants:
 1. A cut is committed after every table holds it, and before it is acknowledged to the changefeed.
 2. Cuts follow each other without gap or overlap: each starts where the one before it ended.
 3. One writer: the directory is locked as long as the manifest is open.
-Format: docs/format/lake-manifest.md.
+4. A roll-up is written before the files that it replaces are removed; readers take a cut that they see twice once.
+Format: docs/format/lake-manifest.md. Renames make cuts visible, and a lock keeps out a second writer: the directory
+must be on a file system that has both, not in an object store.
 """
 
-import dataclasses
 import fcntl
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.cuts import CutRecord, records, rolled
 
-FORMAT = 1
 DIRECTORY = "_tidemark_cuts"
+ROLL_UP_FILES = 256
+_SINGLE, _ROLLED = "[0-9]*.json", "[0-9]*-[0-9]*.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class TableCut:
-    """One table in a cut: changes applied, and the version (Delta) or cut (Parquet) that holds them."""
+class Manifest(Protocol):
+    """The cuts of one target, in order, and the right to write to it."""
 
-    table: str
-    rows: int
-    version: int
+    last: CutRecord | None
 
-
-@dataclasses.dataclass(frozen=True)
-class CutRecord:
-    """One committed cut `(start_ts, end_ts]`."""
-
-    changefeed: str
-    start_ts: int
-    end_ts: int
-    batch: int
-    applied_at: str
-    tables: tuple[TableCut, ...]
-
-    def to_json(self) -> str:
-        """The document, in one line."""
-        return json.dumps({"format": FORMAT} | dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "CutRecord":
-        """Read a document.
+    def commit(self, record: CutRecord) -> None:
+        """Make a cut visible; durable when it returns.
 
         Raises:
-            SourceError: ErrManifestCorrupt, not a document of this format.
+            SourceError: ErrCutGap, the cut does not start where the last one ended.
         """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            if fields.pop("format") != FORMAT:
-                raise SourceError("ErrManifestCorrupt", f"the manifest has another format than {FORMAT}: {text[:80]}")
-            tables = tuple(TableCut(**item) for item in fields.pop("tables"))
-            return cls(tables=tables, **fields)
-        except (ValueError, KeyError, TypeError) as err:
-            raise SourceError("ErrManifestCorrupt", f"the manifest cannot be read: {err} in {text[:80]!r}") from None
+
+    def cuts(self) -> list[CutRecord]:
+        """All kept cuts."""
+
+    def tidy(self, horizon: datetime) -> None:
+        """Now and then: keep it small. Cuts from before `horizon` may go, but never the one that shows that time."""
 
 
-class Manifest:
-    """The cuts of one lake, in order."""
+class FileManifest:
+    """The manifest of a lake that is a directory."""
 
     def __init__(self, directory: Path, last: CutRecord | None) -> None:
         self._directory = directory
+        self._since_tidied = ROLL_UP_FILES  # files may have been left by an earlier life
         self.last = last
 
     @classmethod
     @contextmanager
-    def opened(cls, root: str, changefeed: str) -> Iterator["Manifest"]:
+    def opened(cls, root: str, changefeed: str) -> Iterator["FileManifest"]:
         """The manifest for the block, created if there is none.
 
         Raises:
@@ -96,24 +78,88 @@ class Manifest:
             os.close(descriptor)
 
     def commit(self, record: CutRecord) -> None:
-        """Make a cut visible; durable when it returns.
-
-        Raises:
-            SourceError: ErrCutGap, the cut does not start where the last one ended.
-        """
-        if self.last is not None and record.start_ts != self.last.end_ts:
-            raise SourceError(
-                "ErrCutGap", f"the lake ends at {self.last.end_ts}, but the next cut starts at {record.start_ts}"
-            )
-        final = self._directory / f"{record.end_ts:020d}.json"
-        staged = self._directory / ".staged"
-        with staged.open("w", encoding="utf-8") as file:
-            file.write(record.to_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        staged.rename(final)
-        _sync(self._directory)
+        """See `Manifest`."""
+        check_follows(self.last, record)
+        self._write(f"{record.end_ts:020d}.json", [record])
         self.last = record
+
+    def cuts(self) -> list[CutRecord]:
+        """See `Manifest`."""
+        return read_cuts(self._directory)
+
+    def tidy(self, horizon: datetime) -> None:
+        """Once for so many cuts, roll their files up, and forget whole roll-ups from before `horizon`."""
+        self._since_tidied += 1
+        if self._since_tidied >= ROLL_UP_FILES:
+            self._since_tidied = 0
+            self.roll_up()
+            self.forget(horizon)
+
+    def roll_up(self) -> None:
+        """Put the files of many cuts into one, when there are many; a crash in between repeats it."""
+        single = sorted(path for path in self._directory.glob(_SINGLE) if "-" not in path.stem)
+        if len(single) < ROLL_UP_FILES:
+            return
+        chosen = single[:ROLL_UP_FILES]
+        new = _read(chosen)
+        before = [cut for cut in self.cuts() if cut.end_ts < new[0].end_ts]
+        self._write(f"{chosen[0].stem}-{chosen[-1].stem}.json", rolled(before, new))
+        self._remove(chosen)
+
+    def forget(self, before: datetime) -> None:
+        """Drop roll-ups of cuts that were all applied before a time, but for the last of these: it shows that time."""
+        gone = []
+        for path in sorted(self._directory.glob(_ROLLED)):
+            if datetime.fromisoformat(_read([path])[-1].applied_at) >= before:
+                break
+            gone.append(path)
+        self._remove(gone[:-1])
+
+    def _write(self, name: str, cuts: Sequence[CutRecord]) -> None:
+        staged = self._directory / ".staged"
+        try:
+            with staged.open("w", encoding="utf-8") as file:
+                file.writelines(cut.to_json() + "\n" for cut in cuts)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.rename(self._directory / name)
+            _sync(self._directory)
+        except OSError as err:
+            raise SourceError(
+                "ErrTargetFull", f"cannot write to {self._directory} ({err.strerror}); make room", retryable=True
+            ) from None
+
+    def _remove(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            path.unlink()
+
+
+def read_cuts(directory: Path, read: Callable[[Path], str] = Path.read_text) -> list[CutRecord]:
+    """All cuts of a manifest's directory, also while it is being written.
+
+    Raises:
+        SourceError: ErrManifestCorrupt.
+    """
+    for _ in range(3):
+        try:
+            return records(line for path in sorted(directory.glob(_SINGLE)) for line in read(path).splitlines())
+        except FileNotFoundError:  # rolled up between the listing and the reading
+            continue
+    raise SourceError("ErrManifestCorrupt", f"{directory} changes too fast to be read; try again", retryable=True)
+
+
+def check_follows(last: CutRecord | None, record: CutRecord) -> None:
+    """See that a cut starts where the last one ended.
+
+    Raises:
+        SourceError: ErrCutGap.
+    """
+    if last is not None and record.start_ts != last.end_ts:
+        raise SourceError("ErrCutGap", f"the lake ends at {last.end_ts}, but the next cut starts at {record.start_ts}")
+
+
+def _read(paths: Sequence[Path]) -> list[CutRecord]:
+    return records(line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
 
 
 def _lock(descriptor: int, directory: Path) -> None:
@@ -124,8 +170,14 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 
 def _newest(directory: Path) -> CutRecord | None:
-    newest = max(directory.glob("*.json"), default=None)
-    return None if newest is None else CutRecord.from_json(newest.read_text(encoding="utf-8"))
+    """The newest cut: the last line of the file whose name ends with the largest end_ts."""
+    path = max(directory.glob(_SINGLE), key=lambda found: found.stem.rpartition("-")[2], default=None)
+    if path is None:
+        return None
+    found = _read([path])
+    if not found:
+        raise SourceError("ErrManifestCorrupt", f"{path} is empty; remove it if the cut before it is the newest")
+    return found[-1]
 
 
 def _sync(directory: Path) -> None:

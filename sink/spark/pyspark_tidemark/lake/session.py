@@ -1,4 +1,4 @@
-"""The Spark session of the lake job: bound to loopback, no UI, modest memory, Delta from local jars."""
+"""The Spark session of the lake job: bound to loopback, no UI, modest memory, Delta and Iceberg from local jars."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.jars import default_directory, install, present
+from pyspark_tidemark.jars import JARS, default_directory, install, present
 
 _BASE = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -20,6 +20,7 @@ _BASE = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",  # plans of a few thousand rows: asking again between stages costs more
     "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A cut is many short jobs, each with code of its own: compiling it lightly halves the first cuts on two cores.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -33,10 +34,8 @@ _DELTA = {
 }
 
 
-def open_session(
-    *, master: str, driver_memory: str, directory: Path, delta: bool, extra: dict[str, str]
-) -> SparkSession:
-    """Start the JVM; what Spark spills goes under `directory`.
+def open_session(*, master: str, driver_memory: str, directory: Path, lake: str, extra: dict[str, str]) -> SparkSession:
+    """Start the JVM with what the format `lake` needs; what Spark spills goes under `directory`.
 
     Raises:
         SourceError: ErrJarsUnavailable, or ErrSparkStart.
@@ -49,9 +48,9 @@ def open_session(
         "spark.local.dir": str(local),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
     }
-    if delta:
-        jars = present(default_directory()) or install(default_directory())
-        settings |= _DELTA | {"spark.jars": ",".join(str(jar) for jar in jars)}
+    if lake in JARS:
+        jars = present(default_directory(), lake) or install(default_directory(), lake)
+        settings |= {"spark.jars": ",".join(str(jar) for jar in jars)} | (_DELTA if lake == "delta" else {})
     builder = SparkSession.builder.master(master).appName("tidemark")
     for name, value in (settings | extra).items():
         builder = builder.config(name, value)

@@ -4,11 +4,14 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Slice, TableMeta
+from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.mode import lake_schema
 from pyspark_tidemark.lake.target import Applied, TargetUri
 
-TABLES = {name: TableMeta(name, ("id",), pa.schema([])) for name in ("d.a", "d.b")}
+SCHEMA = pa.schema([("_op", pa.string()), *((name, pa.int64()) for name in ("_commit_ts", "_start_ts", "_seq", "id"))])
+TABLES = {name: TableMeta(name, ("id",), SCHEMA) for name in ("d.a", "d.b")}
 
 
 class Feed:
@@ -16,7 +19,7 @@ class Feed:
         self.changed = changed  # table -> commit timestamps
         self.acked = []
 
-    def describe(self):
+    def describe(self, ts=None):
         return ChangefeedMeta(0, 0, TABLES)
 
     def plan(self, start_ts, end_ts, tables=None):
@@ -41,6 +44,12 @@ class Lake:
     def version(self, table):
         return len(self.ranges[table.name])
 
+    def schema(self, table):
+        return lake_schema(table)
+
+    def storable(self, schema):
+        return schema
+
     def create(self, changes):
         return self.apply(changes)
 
@@ -48,19 +57,19 @@ class Lake:
         if self.fail_at == changes.table.name:
             raise OSError("crash")
         self.ranges.setdefault(changes.table.name, []).append((changes.start_ts, changes.end_ts))
-        return Applied(changes.rows, len(self.ranges[changes.table.name]))
+        return Applied(changes.planned_rows, len(self.ranges[changes.table.name]))
 
-    def maintain(self):
+    def maintain(self, kept):
         pass
 
 
 def applier(feed, lake, manifest):
-    return CutApplier(feed, "feed", lake, manifest, source_options={}, parallel=1)
+    return CutApplier(feed, "feed", lake, manifest, policy=Policy("upsert"), source_options={}, parallel=1)
 
 
 @pytest.fixture
 def manifest(tmp_path):
-    with Manifest.opened(str(tmp_path), "feed") as opened:
+    with FileManifest.opened(str(tmp_path), "feed") as opened:
         yield opened
 
 
@@ -117,6 +126,6 @@ def test_a_cut_beyond_the_end_of_the_lake_is_refused(manifest):
 
 def test_targets_are_absolute_local_directories():
     assert TargetUri.parse("delta:///lake/x/") == TargetUri("delta", "/lake/x")
-    for text in ("delta://host/lake", "iceberg:///lake", "/lake", "parquet:lake"):
+    for text in ("delta://host/lake", "hudi:///lake", "/lake", "parquet:lake"):
         with pytest.raises(SourceError, match="ErrTargetInvalid"):
             TargetUri.parse(text)

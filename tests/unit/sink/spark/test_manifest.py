@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.manifest import DIRECTORY, CutRecord, Manifest, TableCut
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_v1.json"
 RECORD = CutRecord(
@@ -17,17 +18,17 @@ def test_the_document_is_as_written_down():
 
 
 def test_a_committed_cut_is_found_again(tmp_path):
-    with Manifest.opened(str(tmp_path), "bank") as manifest:
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
         assert manifest.last is None
         manifest.commit(RECORD)
         manifest.commit(dataclasses.replace(RECORD, start_ts=450, end_ts=1000))
-    with Manifest.opened(str(tmp_path), "bank") as manifest:
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
         assert manifest.last is not None
         assert manifest.last.end_ts == 1000
 
 
 def test_cuts_leave_no_gap(tmp_path):
-    with Manifest.opened(str(tmp_path), "bank") as manifest:
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
         manifest.commit(RECORD)
         with pytest.raises(SourceError, match="ErrCutGap"):
             manifest.commit(dataclasses.replace(RECORD, start_ts=451, end_ts=500))
@@ -35,17 +36,17 @@ def test_cuts_leave_no_gap(tmp_path):
 
 def test_a_lake_has_one_writer(tmp_path):
     with (
-        Manifest.opened(str(tmp_path), "bank"),
+        FileManifest.opened(str(tmp_path), "bank"),
         pytest.raises(SourceError, match="ErrTargetBusy"),
-        Manifest.opened(str(tmp_path), "bank"),
+        FileManifest.opened(str(tmp_path), "bank"),
     ):
         pass
 
 
 def test_a_lake_belongs_to_one_changefeed(tmp_path):
-    with Manifest.opened(str(tmp_path), "bank") as manifest:
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
         manifest.commit(RECORD)
-    with pytest.raises(SourceError, match="ErrTargetForeign"), Manifest.opened(str(tmp_path), "other"):
+    with pytest.raises(SourceError, match="ErrTargetForeign"), FileManifest.opened(str(tmp_path), "other"):
         pass
 
 
@@ -53,5 +54,5 @@ def test_a_lake_belongs_to_one_changefeed(tmp_path):
 def test_a_broken_manifest_is_told(tmp_path, text):
     (tmp_path / DIRECTORY).mkdir()
     (tmp_path / DIRECTORY / f"{5:020d}.json").write_text(text, encoding="utf-8")
-    with pytest.raises(SourceError, match="ErrManifestCorrupt"), Manifest.opened(str(tmp_path), "bank"):
+    with pytest.raises(SourceError, match="ErrManifestCorrupt"), FileManifest.opened(str(tmp_path), "bank"):
         pass

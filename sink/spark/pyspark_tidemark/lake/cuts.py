@@ -1,0 +1,113 @@
+"""Cuts as the manifest keeps them: records, their JSON lines, and what they say about a table at a commit_ts. Pure.
+
+Format: docs/format/lake-manifest.md. Members that a record does not have are left out, so that the lines of older and
+newer jobs read the same.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pyspark_tidemark.errors import SourceError
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCut:
+    """One table in a cut: changes applied, and the version (Delta), snapshot (Iceberg) or cut that holds them."""
+
+    table: str
+    rows: int
+    version: int
+    checksum: str | None = None
+    """Of the changes in this cut (`lake.checksum`); None in a record that only carries the version on."""
+
+    def to_document(self) -> dict[str, Any]:
+        """Members for JSON."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class CutRecord:
+    """One committed cut `(start_ts, end_ts]`."""
+
+    changefeed: str
+    start_ts: int
+    end_ts: int
+    batch: int
+    applied_at: str
+    tables: tuple[TableCut, ...]
+    mode: str | None = None
+    dropped: tuple[str, ...] = ()
+    """Tables that end with the DDL at start_ts, and are not part of this cut or later ones."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Tables' (old, new) names, from the DDL at start_ts on."""
+
+    def to_json(self) -> str:
+        """The document, in one line."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        fields["tables"] = [item.to_document() for item in self.tables]
+        for name in ("dropped", "renamed"):
+            if not fields[name]:
+                del fields[name]
+        return json.dumps({"format": FORMAT} | fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> "CutRecord":
+        """Read a document.
+
+        Raises:
+            SourceError: ErrManifestCorrupt, not a document of this format.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            if fields.pop("format") != FORMAT:
+                raise SourceError("ErrManifestCorrupt", f"the manifest has another format than {FORMAT}: {text[:80]}")
+            tables = tuple(TableCut(**item) for item in fields.pop("tables"))
+            dropped = tuple(fields.pop("dropped", ()))
+            renamed = tuple((old, new) for old, new in fields.pop("renamed", ()))
+            return cls(tables=tables, dropped=dropped, renamed=renamed, **fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise SourceError("ErrManifestCorrupt", f"the manifest cannot be read: {err} in {text[:80]!r}") from None
+
+
+def records(lines: Iterable[str]) -> list[CutRecord]:
+    """The records of many lines, by end_ts; a cut that stands in two files, as after a crash, is one."""
+    found = {record.end_ts: record for record in (CutRecord.from_json(line) for line in lines if line.strip())}
+    return [found[ts] for ts in sorted(found)]
+
+
+def versions_at(cuts: Sequence[CutRecord], ts: int) -> dict[str, int]:
+    """The version of each table that shows it at the newest cut with end_ts <= ts.
+
+    Raises:
+        SourceError: ErrCutNotFound, the lake begins later.
+    """
+    return {name: item.version for name, item in _tables_at(cuts, ts).items()}
+
+
+def rolled(before: Sequence[CutRecord], cuts: Sequence[CutRecord]) -> list[CutRecord]:
+    """`cuts`, of which the first also names the tables that only `before` knows, with their version and no rows."""
+    known = _tables_at([*before, cuts[0]], cuts[0].end_ts)
+    own = {item.table for item in cuts[0].tables}
+    old = [TableCut(name, 0, item.version) for name, item in sorted(known.items()) if name not in own]
+    return [dataclasses.replace(cuts[0], tables=(*cuts[0].tables, *old)), *cuts[1:]]
+
+
+def _tables_at(cuts: Sequence[CutRecord], ts: int) -> dict[str, TableCut]:
+    if not cuts or cuts[0].end_ts > ts:
+        begins = f"the first cut ends at {cuts[0].end_ts}" if cuts else "it has no cut yet"
+        raise SourceError("ErrCutNotFound", f"the lake does not go back to {ts}: {begins}")
+    known: dict[str, TableCut] = {}
+    for cut in cuts:
+        if cut.end_ts > ts:
+            break
+        for name in cut.dropped:
+            known.pop(name, None)
+        for old, new in cut.renamed:
+            if old in known:
+                known[new] = dataclasses.replace(known.pop(old), table=new)
+        known |= {item.table: item for item in cut.tables}
+    return known

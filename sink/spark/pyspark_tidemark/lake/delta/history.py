@@ -1,0 +1,88 @@
+"""Modes `append` (every change is a row) and `scd2` (every version of a row, with the time in which it was valid)."""
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.delta.tables import PROPERTIES, DeltaTables
+from pyspark_tidemark.lake.mode import IS_CURRENT, SCD2, VALID_FROM, VALID_TO, lake_columns
+from pyspark_tidemark.lake.predicate import quoted
+
+
+class Append:
+    """A changelog: one append a cut, without a search for anything."""
+
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+
+    def forget(self, name: str) -> None:
+        """Nothing is remembered."""
+
+    def create(self, changes: Changes) -> bool:
+        """Append the first cut, also one without rows."""
+        rows = changes.arrow if changes.few else changes.frame(self._tables.session(changes.table.name))
+        self._tables.write(changes, rows, mode="append", **PROPERTIES)
+        return True
+
+    def apply(self, changes: Changes) -> bool:
+        """Append a cut."""
+        return self.create(changes)
+
+
+class History:
+    """Versions of rows: a change ends its key's current version and begins the next; a delete only ends."""
+
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+
+    def forget(self, name: str) -> None:
+        """Nothing is remembered."""
+
+    def create(self, changes: Changes) -> bool:
+        """Append the first cut's versions."""
+        frame = changes.frame(self._tables.session(changes.table.name))
+        self._tables.write(
+            changes, versions(frame, changes.table.key, self._columns(changes)), mode="append", **PROPERTIES
+        )
+        return True
+
+    def apply(self, changes: Changes) -> bool:
+        """One MERGE: rows with a null for `_ends` match nothing and are inserted, the others end a version."""
+        name, key, columns = changes.table.name, changes.table.key, self._columns(changes)
+        frame = changes.frame(self._tables.session(name))
+        new = versions(frame, key, columns).withColumn("_ends", F.lit(None).cast("long"))
+        new.unionByName(endings(frame, key), allowMissingColumns=True).createOrReplaceTempView("changes")
+        match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
+        names = [quoted(column) for column in columns]
+        with self._tables.fenced(changes) as session:
+            session.sql(
+                f"MERGE INTO {self._tables.sql_name(name)} t USING changes s "  # noqa: S608 - quoted
+                f"ON {match} AND t.{IS_CURRENT} AND s._ends IS NOT NULL "
+                f"WHEN MATCHED THEN UPDATE SET {VALID_TO} = s._ends, {IS_CURRENT} = false "
+                f"WHEN NOT MATCHED AND s._ends IS NULL THEN INSERT ({', '.join(names)}) "
+                f"VALUES ({', '.join(f's.{column}' for column in names)})"
+            )
+        return True
+
+    @staticmethod
+    def _columns(changes: Changes) -> list[str]:
+        return lake_columns(changes.table, SCD2)
+
+
+def versions(changes: DataFrame, key: tuple[str, ...], columns: list[str]) -> DataFrame:
+    """The versions that changes begin; those that end at the commit_ts of their begin are left out."""
+    order = Window.partitionBy(*[F.col(quoted(name)) for name in key]).orderBy("_commit_ts", "_seq")
+    timed = (
+        changes.withColumn(VALID_TO, F.lead("_commit_ts").over(order))
+        .withColumn(VALID_FROM, F.col("_commit_ts"))
+        .withColumn(IS_CURRENT, F.col(VALID_TO).isNull())
+    )
+    lasting = timed.where(f"_op <> '{DELETE}' AND ({VALID_TO} IS NULL OR {VALID_TO} > {VALID_FROM})")
+    return lasting.select(*[F.col(quoted(name)) for name in columns])
+
+
+def endings(changes: DataFrame, key: tuple[str, ...]) -> DataFrame:
+    """For each key that was there before, when its version ended."""
+    first = F.min(F.struct("_commit_ts", "_seq", "_op")).alias("_first")
+    ended = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(first).where(f"_first._op <> '{INSERT}'")
+    return ended.select(*[F.col(quoted(name)) for name in key], F.col("_first._commit_ts").alias("_ends"))

@@ -1,0 +1,78 @@
+"""What Delta tables need between cuts: compaction after some commits, removal of old files once in a while.
+
+Both are bounded in what they do at a time: OPTIMIZE leaves files alone that are large already, and a table is vacuumed
+at most once an hour. Only the tables that need it are touched, and one each time, so that no cut waits for long.
+"""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark_tidemark.lake.delta.tables import DeltaTables
+from pyspark_tidemark.lake.target import Health, Kept
+
+SMALL_FILE_BYTES = 16 << 20
+VACUUM_EVERY_S = 3600.0
+_SETTINGS = {
+    "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
+    "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # the manifest says what is kept
+    "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # else listing is ten thousand tasks
+}
+
+
+class Maintenance:
+    """Counts commits that added files, and does the most urgent table's work."""
+
+    def __init__(self, tables: DeltaTables, compact_every: int) -> None:
+        self._tables = tables
+        self._compact_every = compact_every
+        self._commits: dict[str, int] = {}
+        self._vacuumed: dict[str, float] = {}
+
+    def committed(self, name: str, *, grown: bool) -> None:
+        """A commit to a table; one that rewrote it whole begins the count anew."""
+        self._commits[name] = self._commits.get(name, 0) + 1 if grown else 0
+        self._vacuumed.setdefault(name, time.monotonic())
+
+    def forget(self, name: str) -> None:
+        """The table is gone."""
+        self._commits.pop(name, None)
+        self._vacuumed.pop(name, None)
+
+    def run(self, kept: Kept) -> Health | None:
+        """One table's compaction, and else one table's vacuum, if any is due."""
+        name = max(self._commits, key=lambda found: self._commits[found], default=None)
+        if name is not None and 0 < self._compact_every <= self._commits[name]:
+            self._commits[name] = 0
+            self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
+            return health(self._tables, name)
+        name = min(self._vacuumed, key=lambda found: self._vacuumed[found], default=None)
+        if name is None or not self._compact_every or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S:
+            return None
+        self._vacuumed[name] = time.monotonic()
+        self.vacuum(name, kept.horizon)
+        return health(self._tables, name)
+
+    def vacuum(self, name: str, horizon: datetime) -> None:
+        """Remove files that no version since `horizon` shows: Delta counts from when a file was taken out."""
+        hours = (datetime.now(UTC) - horizon).total_seconds() / 3600
+        self._sql(name, f"VACUUM {self._tables.sql_name(name)} RETAIN {int(hours) + 1} HOURS")
+
+    def _sql(self, name: str, statement: str) -> None:
+        session = self._tables.session(name)
+        for setting, value in _SETTINGS.items():
+            session.conf.set(setting, value)
+        session.sql(statement)
+
+
+def health(tables: DeltaTables, name: str) -> Health:
+    """Files, and rows that deletion vectors mask, of the newest version."""
+    snapshot = tables.snapshot(name)
+    files: Any = snapshot.allFiles().toDF()
+    small = files.filter(f"size < {SMALL_FILE_BYTES}").count()
+    counts = files.selectExpr(
+        ["coalesce(sum(get_json_object(stats, '$.numRecords')), 0)", "coalesce(sum(deletionVector.cardinality), 0)"]
+    ).first()
+    return Health(int(snapshot.numOfFiles()), int(small), int(float(str(counts.get(0)))), int(str(counts.get(1))))

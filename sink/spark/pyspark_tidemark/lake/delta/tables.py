@@ -1,0 +1,111 @@
+"""The Delta tables under one directory: their sessions, their snapshots, and commits that carry the fence."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.target import table_path
+
+PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "50"}
+_FEW = {  # plans over a few thousand rows: compiling them costs more than interpreting them
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+_FENCE = "spark.databricks.delta.write."
+
+
+class DeltaTables:
+    """The way to Delta of one changefeed's lake, by table name."""
+
+    def __init__(self, spark: SparkSession, root: str, changefeed: str) -> None:
+        self._spark = spark
+        self._root = root
+        self._app_id = f"tidemark:{changefeed}"
+        self._sessions: dict[str, SparkSession] = {}
+        self._lock = threading.Lock()
+
+    def path(self, name: str) -> str:
+        """The table's directory."""
+        return table_path(self._root, name)
+
+    def sql_name(self, name: str) -> str:
+        """The table in a statement."""
+        return f"delta.{quoted(self.path(name))}"
+
+    def session(self, name: str) -> SparkSession:
+        """A table's own session: the fence is session configuration, and tables are written in parallel."""
+        with self._lock:
+            if name not in self._sessions:
+                self._sessions[name] = self._spark.newSession()
+            return self._sessions[name]
+
+    def snapshot(self, name: str) -> Any:
+        """Delta's own snapshot object, after all commits of this driver."""
+        session = self._spark._jsparkSession  # noqa: SLF001 - see _log
+        return self._log.forTable(session, self.path(name)).unsafeVolatileSnapshot()
+
+    def forget(self) -> None:
+        """Directories were moved or removed behind Delta's back."""
+        self._log.clearCache()
+
+    @property
+    def _log(self) -> Any:
+        jvm: Any = self._spark._jvm  # noqa: SLF001 - Delta has no Python call for a table's transactions
+        return jvm.org.apache.spark.sql.delta.DeltaLog
+
+    def version(self, name: str) -> int:
+        """The newest Delta version; -1 if there is no table."""
+        return int(self.snapshot(name).version())
+
+    def schema(self, name: str) -> Any:
+        """The pyarrow.Schema of the newest version."""
+        found = StructType.fromJson(json.loads(self.snapshot(name).schema().json()))
+        return to_arrow_schema(found, timezone="UTC")
+
+    def position(self, name: str) -> int | None:
+        """The end_ts in the table's transactions; None if there is no table.
+
+        Raises:
+            SourceError: ErrTargetForeign, the table was not written by this changefeed.
+        """
+        snapshot = self.snapshot(name)
+        if snapshot.version() < 0:
+            return None
+        found = snapshot.transactions().get(self._app_id)
+        if not found.isDefined():
+            raise SourceError(
+                "ErrTargetForeign", f"{self.path(name)} exists, but not by this changefeed; choose another --target"
+            )
+        return int(found.get())
+
+    def write(self, changes: Changes, rows: Any, *, mode: str, **options: str) -> None:
+        """Commit rows (pyarrow.Table or DataFrame), fenced by the cut's end."""
+        name = changes.table.name
+        if isinstance(rows, pa.Table):
+            rows = self.session(name).createDataFrame(rows, from_arrow_schema(rows.schema)).coalesce(1)
+        with self.fenced(changes):
+            rows.write.format("delta").mode(mode).options(**options).save(self.path(name))
+
+    @contextmanager
+    def fenced(self, changes: Changes) -> Iterator[SparkSession]:
+        """The table's session, in which commits are Delta's transaction of this cut."""
+        session = self.session(changes.table.name)
+        settings = {f"{_FENCE}txnAppId": self._app_id, f"{_FENCE}txnVersion": str(changes.end_ts)}
+        settings |= _FEW if changes.few else {}
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        try:
+            yield session
+        finally:
+            for name in settings:
+                session.conf.unset(name)

@@ -1,0 +1,115 @@
+"""The Delta lake as a target: the mode's way of writing, schemas, and what may wait between cuts."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.delta import evolution
+from pyspark_tidemark.lake.delta.history import Append, History
+from pyspark_tidemark.lake.delta.maintenance import Maintenance
+from pyspark_tidemark.lake.delta.tables import DeltaTables
+from pyspark_tidemark.lake.delta.upsert import Upsert
+from pyspark_tidemark.lake.directory import move, remove
+from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key
+from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.target import Applied, Health, Kept
+
+
+class Way(Protocol):
+    """How a mode writes; each call returns whether the table has more files than before."""
+
+    def create(self, changes: Changes) -> bool:
+        """Apply a table's first cut."""
+
+    def apply(self, changes: Changes) -> bool:
+        """Apply a later one."""
+
+    def forget(self, name: str) -> None:
+        """The table was changed otherwise."""
+
+
+_WAYS: dict[str, Callable[[DeltaTables], Way]] = {UPSERT: Upsert, APPEND: Append, SCD2: History}
+
+
+class DeltaTarget:
+    """The Delta tables under one directory, `<root>/<database>/<table>`."""
+
+    def __init__(
+        self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
+    ) -> None:
+        self._spark = spark
+        self._tables = DeltaTables(spark, root, changefeed)
+        self._mode = mode
+        self._way: Way = _WAYS[mode](self._tables)
+        self._maintenance = Maintenance(self._tables, compact_every)
+
+    def position(self, table: TableMeta) -> int | None:
+        """The end_ts up to which `table` is applied; None if it does not exist yet.
+
+        Raises:
+            SourceError: ErrTargetForeign, the table was not written by this changefeed; ErrTableNoKey.
+        """
+        check_key(table, self._mode)
+        return self._tables.position(table.name)
+
+    def version(self, table: TableMeta) -> int:
+        """The newest Delta version."""
+        return self._tables.version(table.name)
+
+    def schema(self, table: TableMeta) -> Any:
+        """The columns of the newest version."""
+        return self._tables.schema(table.name)
+
+    def storable(self, schema: Any) -> Any:
+        """The format keeps all types of the captures."""
+        return schema
+
+    def create(self, changes: Changes) -> Applied:
+        """Apply the first cut of a table."""
+        return self._applied(changes, grown=self._way.create(changes))
+
+    def apply(self, changes: Changes) -> Applied:
+        """Apply one cut to a table."""
+        return self._applied(changes, grown=self._way.apply(changes))
+
+    def alter(self, table: TableMeta, change: SchemaChange) -> None:
+        """Change the columns."""
+        evolution.alter(self._tables, table.name, change)
+        self._way.forget(table.name)
+
+    def truncate(self, table: TableMeta, ts: int) -> None:
+        """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
+        if self._mode == UPSERT:
+            evolution.empty(self._tables, table.name)
+        elif self._mode == SCD2:
+            evolution.end_current(self._tables, table.name, ts)
+        self._way.forget(table.name)
+
+    def drop(self, table: TableMeta) -> None:
+        """Remove the table's directory."""
+        remove(self._spark, self._tables.path(table.name))
+        self._forget(table.name)
+
+    def rename(self, old: TableMeta, new: TableMeta) -> None:
+        """Rename the table's directory: Delta's paths are relative to it."""
+        move(self._spark, self._tables.path(old.name), self._tables.path(new.name))
+        self._forget(old.name)
+
+    def maintain(self, kept: Kept) -> Health | None:
+        """Compact, and remove files that no kept cut needs: Delta goes by time, not by version."""
+        return self._maintenance.run(kept)
+
+    def _forget(self, name: str) -> None:
+        """A directory is gone: neither we nor Delta's cache of logs may know it any more."""
+        self._way.forget(name)
+        self._maintenance.forget(name)
+        self._tables.forget()
+
+    def _applied(self, changes: Changes, *, grown: bool) -> Applied:
+        name = changes.table.name
+        self._maintenance.committed(name, grown=grown)
+        counted = changes.counted(self._tables.session(name))
+        return Applied(counted.rows, self._tables.version(name), counted.checksum)

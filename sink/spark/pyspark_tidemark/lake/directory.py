@@ -1,0 +1,29 @@
+"""Directories of tables on whatever file system Hadoop knows, moved and removed by Spark's own JVM."""
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def move(spark: SparkSession, old: str, new: str) -> None:
+    """Rename a directory; nothing if it is done already. Atomic where the file system's rename is."""
+    source, target = _path(spark, old), _path(spark, new)
+    system = _system(spark, source)
+    if system.exists(source) and not system.exists(target):
+        system.mkdirs(target.getParent())
+        system.rename(source, target)
+
+
+def remove(spark: SparkSession, path: str) -> None:
+    """Remove a directory and what is in it; nothing if it is not there."""
+    found = _path(spark, path)
+    _system(spark, found).delete(found, True)  # noqa: FBT003 - Java's signature: recursive
+
+
+def _path(spark: SparkSession, path: str) -> Any:
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no call for file systems
+    return jvm.org.apache.hadoop.fs.Path(path)
+
+
+def _system(spark: SparkSession, path: Any) -> Any:
+    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001 - see above

@@ -1,0 +1,161 @@
+"""Iceberg's Java table library, called by py4j: tables by name, commits with the fence, positions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.iceberg.files import Layout, Written
+from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
+
+APP, CUT = "cdc.app", "cdc.cut"
+PROPERTIES = {
+    "format-version": "3",
+    "commit.retry.num-retries": "0",  # a commit that lost a race must not be repeated: see the package, invariant 2
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+class Catalog:
+    """The tables of one changefeed under one warehouse directory."""
+
+    def __init__(self, spark: SparkSession, root: str, changefeed: str) -> None:
+        jvm: Any = spark._jvm  # noqa: SLF001 - there is no Python API for what is on the JVM's class path
+        self._jvm = jvm
+        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - see above
+        self._iceberg = jvm.org.apache.iceberg
+        self._lists = self._iceberg.relocated.com.google.common.collect.Lists
+        self._java = self._iceberg.hadoop.HadoopCatalog(spark.sparkContext._jsc.hadoopConfiguration(), root)  # noqa: SLF001
+        self._app = f"tidemark:{changefeed}"
+
+    def load(self, name: str) -> Any:
+        """Iceberg's table object, current; None if there is none."""
+        found = self._name(name)
+        return self._java.loadTable(found) if self._java.tableExists(found) else None
+
+    def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
+        """A table without rows, marked as this changefeed's."""
+        properties = self._jvm.java.util.HashMap()
+        for setting, value in (PROPERTIES | {APP: self._app}).items():
+            properties.put(setting, value)
+        parsed = self._iceberg.SchemaParser.fromJson(schema_json(schema, key))
+        return self._java.createTable(self._name(name), parsed, self._iceberg.PartitionSpec.unpartitioned(), properties)
+
+    def drop(self, name: str) -> None:
+        """Remove a table with its files."""
+        self._java.dropTable(self._name(name), True)  # noqa: FBT003 - Java's signature: purge
+
+    def position(self, table: Any, name: str) -> int | None:
+        """The cut that the current snapshot holds; None if no cut was ever applied.
+
+        Raises:
+            SourceError: ErrTargetForeign, the table was not made by this changefeed.
+        """
+        if table.properties().get(APP) != self._app:
+            raise SourceError(
+                "ErrTargetForeign",
+                f"the Iceberg table {name} is there, but not by this changefeed; choose another --target",
+            )
+        snapshot = table.currentSnapshot()
+        while snapshot is not None:
+            cut = snapshot.summary().get(CUT)
+            if cut is not None:
+                return int(cut)
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        return None
+
+    def layout(self, table: Any, key: Sequence[str]) -> Layout:
+        """What is needed to write files of a table."""
+        schema = self.schema(table)
+        return Layout(f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key))
+
+    def schema(self, table: Any) -> Any:
+        """The current pyarrow.Schema, with field ids."""
+        return arrow_schema(self._iceberg.SchemaParser.toJson(table.schema()))
+
+    def commit(self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int) -> None:
+        """One snapshot with the files, fenced by the cut.
+
+        Raises:
+            SourceError: ErrTargetBusy, somebody else has committed in between.
+        """
+        delta = table.newRowDelta()
+        for file in written:
+            if file.deletes:
+                delta.addDeletes(self.delete_file(table, file.path, key))
+            else:
+                delta.addRows(self.data_file(table, file.path))
+        self.fenced(delta, cut)
+
+    def fenced(self, update: Any, cut: int) -> None:
+        """Commit an update whose snapshot says which cut the table holds.
+
+        Raises:
+            SourceError: ErrTargetBusy.
+        """
+        update.set(APP, self._app)
+        update.set(CUT, str(cut))
+        try:
+            update.commit()
+        except Py4JJavaError as err:
+            if "CommitFailedException" not in str(err.java_exception):
+                raise
+            raise SourceError(
+                "ErrTargetBusy", f"somebody else writes to this Iceberg table: {err.java_exception}", retryable=True
+            ) from None
+
+    def data_file(self, table: Any, path: str) -> Any:
+        """A data file as commits name it, with the column statistics of its footer."""
+        builder = self._iceberg.DataFiles.builder(table.spec())
+        return self._described(table, builder, path).build()
+
+    def delete_file(self, table: Any, path: str, key: Sequence[str]) -> Any:
+        """An equality-delete file as commits name it."""
+        ids = field_ids(self.schema(table))
+        numbers = self._gateway.new_array(self._jvm.int, len(key))
+        for at, column in enumerate(key):
+            numbers[at] = ids[column]
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(numbers)
+        return self._described(table, builder, path).build()
+
+    def listed(self, iterable: Any) -> list[Any]:
+        """A Java Iterable as a list."""
+        try:
+            return list(self._lists.newArrayList(iterable))
+        finally:
+            iterable.close()
+
+    def java_set(self, items: Sequence[Any]) -> Any:
+        """A Java HashSet."""
+        found = self._jvm.java.util.HashSet()
+        for item in items:
+            found.add(item)
+        return found
+
+    def java_type(self, name: str) -> Any:
+        """Iceberg's type of that name."""
+        return self._iceberg.types.Types.fromPrimitiveString(name)
+
+    @property
+    def always_true(self) -> Any:
+        """The filter that lets all rows through."""
+        return self._iceberg.expressions.Expressions.alwaysTrue()
+
+    def _described(self, table: Any, builder: Any, path: str) -> Any:
+        file = table.io().newInputFile(path)
+        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(file, self._iceberg.MetricsConfig.forTable(table))
+        return builder.withInputFile(file).withFormat("parquet").withMetrics(metrics)
+
+    def _name(self, name: str) -> Any:
+        database, _, table = name.partition(".")
+        return self._iceberg.catalog.TableIdentifier.of(self._gateway_strings(database, table))
+
+    def _gateway_strings(self, *parts: str) -> Any:
+        array = self._gateway.new_array(self._jvm.java.lang.String, len(parts))
+        for at, part in enumerate(parts):
+            array[at] = part
+        return array

@@ -1,0 +1,130 @@
+"""Parquet files of an Iceberg table, written by pyarrow to any file system that it knows, on the driver or by tasks."""
+
+import dataclasses
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from pyspark_tidemark.lake.changes import DELETE, INSERT
+
+WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where a table's files go and what is in them; can be pickled."""
+
+    data: str
+    """The directory for files, a path or URI."""
+    schema: bytes
+    """The table's schema with field ids, serialized."""
+    key: tuple[str, ...]
+    """What equality deletes name; empty: nothing is ever deleted."""
+
+    @property
+    def arrow(self) -> Any:
+        """The schema of data files."""
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+    @property
+    def deletes(self) -> Any:
+        """The schema of equality-delete files."""
+        return pa.schema([self.arrow.field(name) for name in self.key])
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A complete file."""
+
+    path: str
+    deletes: bool
+
+
+class _File:
+    """One Parquet file, made at its first row."""
+
+    def __init__(self, layout: Layout, *, deletes: bool) -> None:
+        self._layout = layout
+        self._deletes = deletes
+        self._schema = layout.deletes if deletes else layout.arrow
+        self._path = f"{layout.data}/{uuid.uuid4()}{'-deletes' if deletes else ''}.parquet"
+        self._writer: Any = None
+
+    def add(self, rows: Any) -> None:
+        if not len(rows):
+            return
+        if self._writer is None:
+            system, path = file_system(self._path)
+            system.create_dir(path.rpartition("/")[0], recursive=True)
+            self._writer = pq.ParquetWriter(path, self._schema, filesystem=system, compression="zstd")
+        self._writer.write_table(rows.select(self._schema.names).cast(self._schema))
+
+    def close(self) -> list[Written]:
+        if self._writer is None:
+            return []
+        self._writer.close()
+        return [Written(self._path, self._deletes)]
+
+
+def write(layout: Layout, live: Any, gone: Any) -> list[Written]:
+    """One file of rows and one of keys (pyarrow.Tables), where there are any."""
+    return _write(layout, [(live, gone)])
+
+
+def write_rows(layout: Layout, batches: Iterator[Any]) -> list[Written]:
+    """One file of rows."""
+    return _write(layout, ((pa.Table.from_batches([batch]), layout.deletes.empty_table()) for batch in batches))
+
+
+def written_by_task(layout: Layout) -> Any:
+    """For mapInArrow over the folded changes with `_first_op`: writes a task's files and yields their names."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        yield _names(_write(layout, (_parted(pa.Table.from_batches([batch])) for batch in batches)))
+
+    return run
+
+
+def rows_by_task(layout: Layout) -> Any:
+    """For mapInArrow over rows: writes a task's file and yields its name."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        yield _names(write_rows(layout, batches))
+
+    return run
+
+
+def _parted(last: Any) -> tuple[Any, Any]:
+    """The rows that live, and those whose keys were there before."""
+    return last.filter(pc.not_equal(last["_op"], DELETE)), last.filter(pc.not_equal(last["_first_op"], INSERT))
+
+
+def _write(layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]]) -> list[Written]:
+    rows, keys = _File(layout, deletes=False), _File(layout, deletes=True)
+    for live, gone in parts:
+        rows.add(live)
+        if layout.key:
+            keys.add(gone)
+    return rows.close() + keys.close()
+
+
+def _names(written: Sequence[Written]) -> Any:
+    columns = [[found.path for found in written], [found.deletes for found in written]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[0], pa.string()), pa.array(columns[1], pa.bool_())], schema=WRITTEN
+    )
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Pyarrow's file system for a path or URI, and the path in it."""
+    if "://" not in path and not path.startswith("file:"):
+        return pafs.LocalFileSystem(), path
+    if path.startswith("file:"):
+        return pafs.LocalFileSystem(), "/" + path.removeprefix("file:").lstrip("/")
+    system, inside = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
+    return system, inside

@@ -1,0 +1,121 @@
+"""What Iceberg tables need beside the cuts: live rows rewritten without their deletes, old snapshots expired.
+
+A rewrite runs in a thread of its own while cuts go on. Its files get the sequence number of the snapshot that it read,
+so deletes of later cuts apply to them as they would have to the files that they replace. Only its commit excludes
+others, for the time that takes.
+"""
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
+from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.target import Health, Kept
+
+SMALL_FILE_BYTES = 16 << 20
+_EXPIRE_EVERY_COMMITS = 16
+_REST = 5.0
+"""A rewrite begins no sooner than so many times the last one's duration after it."""
+
+
+class Maintenance:
+    """Counts commits, and does the most urgent table's work in the background."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, committing: threading.Lock, compact_every: int) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self._committing = committing
+        self._compact_every = compact_every
+        self._deletes: dict[str, int] = {}
+        self._commits: dict[str, int] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="iceberg-maintenance")
+        self._running: Future[Health] | None = None
+        self._not_before = 0.0
+
+    def committed(self, name: str, *, deletes: bool) -> None:
+        """A cut was committed to a table."""
+        self._commits[name] = self._commits.get(name, 0) + 1
+        self._deletes[name] = self._deletes.get(name, 0) + deletes
+
+    def forget(self, name: str) -> None:
+        """The table is gone."""
+        self._commits.pop(name, None)
+        self._deletes.pop(name, None)
+
+    def run(self, kept: Kept) -> Health | None:
+        """Begin the next piece of work if none is under way; the result of one that has ended."""
+        if self._running is not None:
+            if not self._running.done():
+                return None
+            done, self._running = self._running, None
+            return done.result()
+        if not self._compact_every or time.monotonic() < self._not_before:
+            return None
+        name = max(self._commits, key=lambda found: self._commits[found], default=None)
+        if name is not None and self._commits[name] >= self._compact_every:
+            self._running = self._pool.submit(self._work, name, kept)
+        return None
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._pool.shutdown(wait=True)
+
+    def _work(self, name: str, kept: Kept) -> Health:
+        began = time.monotonic()
+        if self._deletes.get(name, 0):
+            self.rewrite(name)
+        self._commits[name] = self._deletes[name] = 0
+        self.expire(name, kept.versions(name))
+        self._not_before = time.monotonic() + _REST * (time.monotonic() - began)
+        return self.health(name)
+
+    def rewrite(self, name: str) -> None:
+        """Replace all files by ones with the rows that live, and no deletes."""
+        table = self._catalog.load(name)
+        start = table.currentSnapshot()
+        snapshot = Snapshot(self._spark.newSession(), self._catalog, table, start.snapshotId())
+        if not snapshot.deletes and len(snapshot.data) < 2:
+            return
+        layout = self._catalog.layout(table, ())
+        rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
+        paths = [row.path for row in rows.mapInArrow(rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()]
+        with self._committing:
+            table.refresh()
+            update = table.newRewrite().validateFromSnapshot(start.snapshotId())
+            update.dataSequenceNumber(start.sequenceNumber())
+            for file in snapshot.data:
+                update.deleteFile(file)
+            for file in snapshot.deletes:
+                update.deleteFile(file)
+            for path in paths:
+                update.addFile(self._catalog.data_file(table, path))
+            self._catalog.fenced(update, self._catalog.position(table, name) or 0)
+
+    def expire(self, name: str, needed: frozenset[int]) -> None:
+        """Forget the snapshots that no kept cut shows, with the files that only they need."""
+        with self._committing:
+            table = self._catalog.load(name)
+            current = table.currentSnapshot().snapshotId()
+            old = [int(found.snapshotId()) for found in table.snapshots()]
+            gone = [found for found in old if found not in needed and found != current]
+            if len(gone) < _EXPIRE_EVERY_COMMITS:
+                return
+            update = table.expireSnapshots()
+            for found in gone:
+                update.expireSnapshotId(found)
+            update.commit()
+
+    def health(self, name: str) -> Health:
+        """Files, and rows that equality deletes mask, of the current snapshot."""
+        table = self._catalog.load(name)
+        summary: Any = table.currentSnapshot().summary()
+        tasks = self._catalog.listed(table.newScan().planFiles())
+        small = sum(task.file().fileSizeInBytes() < SMALL_FILE_BYTES for task in tasks)
+        deleted = int(summary.get("total-equality-deletes") or 0)
+        return Health(len(tasks), small, int(summary.get("total-records") or 0), deleted)

@@ -1,0 +1,74 @@
+"""Iceberg's schemas as JSON, from and to Arrow; columns are known by field ids, in files, too. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+_NAMES = {
+    pa.bool_(): "boolean",
+    pa.int8(): "int",
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+}
+_TYPES = {name: found for found, name in _NAMES.items()}  # of those with one name the last: int is int32
+_FIELD_ID = b"PARQUET:field_id"
+
+
+def type_name(found: Any) -> str:
+    """Iceberg's name of an Arrow type."""
+    if pa.types.is_decimal(found):
+        return f"decimal({found.precision}, {found.scale})"
+    return _NAMES[found]
+
+
+def schema_json(schema: Any, key: Sequence[str]) -> str:
+    """A new table's schema: field ids from 1, the key's columns required and its identifier."""
+    ids = {name: number for number, name in enumerate(schema.names, 1)}
+    fields = [
+        {"id": ids[field.name], "name": field.name, "required": field.name in key, "type": type_name(field.type)}
+        for field in schema
+    ]
+    identifier = [ids[name] for name in key]
+    return json.dumps({"type": "struct", "schema-id": 0, "identifier-field-ids": identifier, "fields": fields})
+
+
+def storable(schema: Any) -> Any:
+    """With Iceberg's types: its smallest integer has 32 bits."""
+    return pa.schema([pa.field(field.name, _arrow_type(type_name(field.type))) for field in schema])
+
+
+def arrow_schema(text: str) -> Any:
+    """The pyarrow.Schema of Iceberg's JSON, with field ids as Parquet files carry them."""
+    return pa.schema(
+        [
+            pa.field(
+                field["name"],
+                _arrow_type(field["type"]),
+                nullable=not field["required"],
+                metadata={_FIELD_ID: str(field["id"]).encode()},
+            )
+            for field in json.loads(text)["fields"]
+        ]
+    )
+
+
+def field_ids(schema: Any) -> Mapping[str, int]:
+    """The ids in a schema of `arrow_schema`."""
+    return {field.name: int(field.metadata[_FIELD_ID]) for field in schema}
+
+
+def _arrow_type(name: str) -> Any:
+    if name.startswith("decimal("):
+        precision, scale = name.removeprefix("decimal(").removesuffix(")").split(",")
+        return pa.decimal128(int(precision), int(scale))
+    return _TYPES[name]

@@ -1,0 +1,63 @@
+"""Which cuts readers may still ask for: those of the last hours, and the one that was newest when these began."""
+
+import dataclasses
+import time
+from datetime import UTC, datetime, timedelta
+
+from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.target import Health, Target
+
+
+class KeptCuts:
+    """The kept cuts of a manifest, as they are when asked."""
+
+    def __init__(self, manifest: Manifest, hours: float) -> None:
+        self._manifest = manifest
+        self._hours = hours
+
+    @property
+    def horizon(self) -> datetime:
+        """When the oldest kept cut may have been applied."""
+        return datetime.now(UTC) - timedelta(hours=self._hours)
+
+    def versions(self, table: str) -> frozenset[int]:
+        """The versions of `table` that kept cuts show."""
+        return versions_since(self._manifest.cuts(), self.horizon, table)
+
+
+def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> frozenset[int]:
+    """The versions of a table at any cut that was applied at or after `horizon`, or was the newest then. Pure."""
+    found: list[int] = []
+    for cut in cuts:
+        own = [item.version for item in cut.tables if item.table == table]
+        if datetime.fromisoformat(cut.applied_at) < horizon:
+            found = own or found
+        else:
+            found += own
+    return frozenset(found)
+
+
+class Keeper:
+    """What is done between cuts: the target's tables and the manifest, a little at a time."""
+
+    def __init__(self, target: Target, manifest: Manifest, hours: float) -> None:
+        self._target = target
+        self._manifest = manifest
+        self._kept = KeptCuts(manifest, hours)
+
+    def maintain(self) -> dict[str, float] | None:
+        """Do what is due; returns what it found and how long it held up the cuts, for the job's line."""
+        began = time.monotonic()
+        self._manifest.tidy(self._kept.horizon)
+        found = self._target.maintain(self._kept)
+        if found is None:
+            return None
+        return dataclasses.asdict(found) | _ratios(found) | {"seconds": round(time.monotonic() - began, 3)}
+
+
+def _ratios(found: Health) -> dict[str, float]:
+    return {
+        "small_file_ratio": round(found.small_files / max(found.files, 1), 3),
+        "deleted_row_ratio": round(found.deleted_rows / max(found.rows, 1), 3),
+    }
