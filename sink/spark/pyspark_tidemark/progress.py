@@ -1,0 +1,85 @@
+"""How far queries over `format("tidemark")` are behind, from the progress that Spark reports after each batch.
+
+    spark.streams.addListener(LagListener(print))
+
+Lag has two parts: what the changefeed is behind the clock, and what the query is behind the changefeed.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+_LOGICAL_BITS = 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Lag:
+    """One source of one query after a batch; times in seconds, never below 0."""
+
+    query: str
+    changefeed: str
+    batch: int
+    rows: int
+    end_ts: int
+    """The query holds everything up to this TSO."""
+    resolved_ts: int
+    """The captures hold everything up to this TSO."""
+    query_s: float
+    """What the query is behind the changefeed."""
+    total_s: float
+    """What the query is behind the clock of this machine."""
+
+
+def lags(progress: Any, now_s: float) -> Iterator[Lag]:
+    """The lag of each of our sources in a `StreamingQueryProgress`; sources without a position yet are left out."""
+    for source in progress.sources:
+        end = _offset(source.endOffset)
+        if end is None:
+            continue
+        end_ts, latest = int(end["ts"]), _offset(source.latestOffset)
+        resolved_ts = max(int(latest["ts"]) if latest else 0, end_ts)  # before Spark 4.2 nobody tells
+        yield Lag(
+            query=progress.name or str(progress.id),
+            changefeed=end["changefeed"],
+            batch=progress.batchId,
+            rows=source.numInputRows,
+            end_ts=end_ts,
+            resolved_ts=resolved_ts,
+            query_s=_seconds(resolved_ts) - _seconds(end_ts),
+            total_s=max(0.0, now_s - _seconds(end_ts)),
+        )
+
+
+class LagListener(StreamingQueryListener):
+    """Calls `report` with the lag of each tidemark source after each batch."""
+
+    def __init__(self, report: Callable[[Lag], None]) -> None:
+        self._report = report
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Report."""
+        for lag in lags(event.progress, time.time()):
+            self._report(lag)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Nothing has changed."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """It said how by itself."""
+
+
+def _offset(text: str | None) -> dict[str, Any] | None:
+    """A position, if the source is ours: Spark names the classes of sources, not their formats."""
+    found = json.loads(text) if text else None
+    return found if isinstance(found, dict) and found.keys() >= {"ts", "changefeed"} else None
+
+
+def _seconds(ts: int) -> float:
+    return (ts >> _LOGICAL_BITS) / 1000

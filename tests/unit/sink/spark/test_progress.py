@@ -1,0 +1,39 @@
+from types import SimpleNamespace
+
+from pyspark_tidemark.progress import Lag, LagListener, lags
+
+SECOND = 1000 << 18
+
+
+def source(end, latest):
+    return SimpleNamespace(endOffset=end, latestOffset=latest, numInputRows=7)
+
+
+def offset(seconds):
+    return f'{{"ts": {seconds * SECOND}, "changefeed": "shop"}}'
+
+
+def progress(*sources):
+    return SimpleNamespace(name="orders", id="1-2", batchId=3, sources=list(sources))
+
+
+def test_lag_is_told_in_both_parts():
+    [lag] = lags(progress(source(offset(100), offset(103))), now_s=105.0)
+    assert lag == Lag("orders", "shop", 3, 7, 100 * SECOND, 103 * SECOND, 3.0, 5.0)
+
+
+def test_without_the_newest_offset_only_the_clock_tells():
+    [lag] = lags(progress(source(offset(100), None)), now_s=99.0)
+    assert (lag.query_s, lag.total_s) == (0.0, 0.0)
+
+
+def test_other_sources_and_sources_without_a_position_are_left_out():
+    others = [source(None, offset(1)), source('{"0": 5}', None), source('"7"', None), source('{"ts": 1}', None)]
+    assert not list(lags(progress(*others), now_s=1.0))
+
+
+def test_a_listener_reports_each_source():
+    seen = []
+    event = SimpleNamespace(progress=progress(source(offset(1), offset(1)), source(offset(2), offset(2))))
+    LagListener(seen.append).onQueryProgress(event)
+    assert [lag.end_ts for lag in seen] == [SECOND, 2 * SECOND]
