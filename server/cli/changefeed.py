@@ -10,6 +10,7 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.cli.changefeed_view import detail, summary
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
@@ -46,7 +47,23 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     create = verbs.add_parser("create", help="start to replicate tables", parents=[shared])
     create.add_argument("-c", "--changefeed-id", required=True, help="letters, digits and single hyphens")
     create.add_argument("--sink-uri", required=True, help="where the rows go, such as delta:///path")
-    create.add_argument("--tables", required=True, help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
+    create.add_argument(
+        "--source-uri",
+        default="",
+        help="what is replicated, such as mysql://user@host:3306?password-file=/path; default: the cluster",
+    )
+    create.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="TiDB's table filter, such as 'shop.*' or "
+        "'!shop.tmp_*'; the last rule that matches a table decides; may be given several times",
+    )
+    create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
+    create.add_argument(
+        "--ignore-ineligible-table", action="store_true", help="leave out tables that match, but cannot be replicated"
+    )
     create.add_argument("--start-ts", type=int, default=0, help="replicate what is committed after it (default: now)")
     create.add_argument("--target-ts", type=int, default=0, help="replicate up to it (default: without end)")
     create.add_argument("--no-confirm", action="store_true", help="do not ask when the start lies more than a day back")
@@ -74,7 +91,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 
 async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Make a changefeed from a file of table schemas."""
+    """Make a changefeed of the tables that the filter takes, or whose schemas are in a file."""
     if arguments.start_ts and time.time() - physical_ms(arguments.start_ts) / 1e3 > _LARGE_GAP_S:
         _confirm(arguments, f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all since?")
     request = pb.CreateChangefeedRequest(
@@ -82,7 +99,10 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         sink_uri=arguments.sink_uri,
         start_ts=arguments.start_ts,
         target_ts=arguments.target_ts,
-        tables=read_tables(arguments.tables),
+        tables=read_tables(arguments.tables) if arguments.tables else [],
+        source_uri=arguments.source_uri,
+        filter=arguments.filter,
+        ignore_ineligible_table=arguments.ignore_ineligible_table,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
@@ -93,7 +113,7 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
     """All changefeeds, in short."""
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).ListChangefeeds(pb.ListChangefeedsRequest(), timeout=CALL_S)
-    return Output([_summary(changefeed) for changefeed in answer.changefeeds], _COLUMNS)
+    return Output([summary(changefeed) for changefeed in answer.changefeeds], _COLUMNS)
 
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -161,53 +181,6 @@ def read_tables(path: str) -> list[pb.Table]:
         raise TablesFileError(
             f'{path} must hold a JSON list of {{"schema_name": …, "table_info": {{…}}}}: {err!r}'
         ) from err
-
-
-def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
-    """A changefeed as `query` shows it; names as TiCDC's."""
-    return {
-        "id": changefeed.id,
-        "namespace": "default",
-        "sink_uri": changefeed.sink_uri,
-        "create_time": changefeed.create_time,
-        "start_ts": changefeed.start_ts,
-        "resolved_ts": changefeed.resolved_ts,
-        "target_ts": changefeed.target_ts,
-        "checkpoint_tso": changefeed.checkpoint_ts,
-        "checkpoint_time": time_of(changefeed.checkpoint_ts),
-        "state": _state(changefeed),
-        "error": _error(changefeed),
-        "tables": [
-            {
-                "table": table.name,
-                "table_id": table.table_id,
-                "resolved_ts": table.resolved_ts,
-                "checkpoint_ts": table.checkpoint_ts,
-            }
-            for table in changefeed.tables
-        ],
-    }
-
-
-def _summary(changefeed: pb.Changefeed) -> dict[str, Any]:
-    summary = {
-        "state": _state(changefeed),
-        "tso": changefeed.checkpoint_ts,
-        "checkpoint": time_of(changefeed.checkpoint_ts),
-        "error": _error(changefeed),
-    }
-    return {"id": changefeed.id, "namespace": "default", "summary": summary}
-
-
-def _state(changefeed: pb.Changefeed) -> str:
-    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
-
-
-def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
-    if not changefeed.HasField("error"):
-        return None
-    error = changefeed.error
-    return {"time": error.time, "code": f"TM:{error.code}", "message": error.message}
 
 
 def _confirm(arguments: argparse.Namespace, question: str) -> None:
