@@ -1,0 +1,171 @@
+"""Prepared SELECTs whose rows stay as they arrive: binary-protocol packets in one buffer, no object per row.
+
+    response = columns n, definition * columns, end, row*, end     rows begin with 0, an end with 254, an error with 255
+
+A packet of 16 MB - 1 goes on in the next one; such rows are joined. Source: MySQL's protocol documentation.
+"""
+
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from server.puller.mysql.connection import Session, answers
+from server.puller.mysql.errors import MySqlUnavailableError
+from server.puller.mysql.refusal import of_packet
+from storage.mysql.buffer import PAD_BYTES, Bytes
+from storage.mysql.changes import BINARY_ROW
+
+VAR_STRING: Final = 253
+UNSIGNED: Final = 0x8000
+_PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
+_OK, _END, _ERROR = 0x00, 0xFE, 0xFF
+_END_BYTES_MAX = 9
+_PACKET_BYTES_MAX = 0xFFFFFF
+_RECEIVE_BYTES = 1 << 18
+_HEAD = struct.Struct("<I")
+_PREPARED = struct.Struct("<BIHHxH")
+_EXECUTED = struct.Struct("<BIBI")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A value to bind, in the form a row of the binary protocol has it, its size in front where it has one."""
+
+    type: int
+    """The protocol's field type, with `UNSIGNED` where the number is."""
+    cell: bytes
+
+
+class Statement:
+    """One prepared statement of a session; its thread's only. It lives as long as the session does."""
+
+    def __init__(self, session: Session, query: str) -> None:
+        """Prepare it.
+
+        Raises:
+            MySqlStatementError, MySqlPrivilegeError: the server refuses the query.
+            MySqlUnavailableError: the connection broke.
+        """
+        self._query = query
+        self._packets = _Packets(session.raw_socket())
+        with answers(f"preparing {query[:80]}"):
+            self._packets.send(bytes((_PREPARE,)) + query.encode())
+            head = self._checked()
+            _, self._id, columns, self.parameters, _ = _PREPARED.unpack_from(head)
+            for count in (self.parameters, columns):
+                for _ in range(count + 1 if count else 0):  # definitions, and an end
+                    self._packets.one()
+
+    def rows(self, parameters: Sequence[Parameter] = ()) -> pa.Array:
+        """Run it; its rows, each behind the format byte of docs/format/mysql-rows.md.
+
+        Raises:
+            MySqlStatementError, MySqlPrivilegeError: the server refuses.
+            MySqlUnavailableError: the connection broke.
+        """
+        assert len(parameters) == self.parameters, "each placeholder has its value"
+        with answers(f"running {self._query[:80]}"):
+            self._packets.send(_EXECUTED.pack(_EXECUTE, self._id, 0, 1) + _bound(parameters))
+            columns = self._checked()[0]
+            if columns == _OK:
+                return pa.array([], pa.binary())
+            while not _is_end(self._packets.one()):
+                pass
+            rows, last = self._packets.rows()
+        if last[0] == _ERROR:
+            raise of_packet(last, f"running {self._query[:80]}")
+        return rows
+
+    def close(self) -> None:
+        """Forget it at the server."""
+        with answers("closing a statement"):
+            self._packets.send(struct.pack("<BI", _CLOSE, self._id))
+
+    def _checked(self) -> bytes:
+        packet = self._packets.one()
+        if packet[0] == _ERROR:
+            raise of_packet(packet, f"running {self._query[:80]}")
+        return packet
+
+
+class _Packets:
+    """Commands out, packets in, over a session's socket between PyMySQL's own commands."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._socket = raw
+        self._data = bytearray()
+        self._at = 0
+
+    def send(self, command: bytes) -> None:
+        assert self._at == len(self._data), "a command while an answer is being read"
+        self._data, self._at = bytearray(), 0
+        packets = bytearray()
+        for number, begin in enumerate(range(0, len(command) + 1, _PACKET_BYTES_MAX)):
+            part = command[begin : begin + _PACKET_BYTES_MAX]
+            packets += _HEAD.pack(len(part) | (number & 0xFF) << 24) + part
+        self._socket.sendall(packets)
+
+    def one(self) -> bytes:
+        """The next packet, joined if it is long."""
+        body = b""
+        while True:
+            begin, end = self._next()
+            body += bytes(self._data[begin:end])
+            self._at = end
+            if end - begin < _PACKET_BYTES_MAX:
+                return body
+
+    def rows(self) -> tuple[pa.Array, bytes]:
+        """The packets of rows up to the one that ends them, which is the second."""
+        found: list[int] = []
+        parts: list[pa.Array] = []
+        while True:
+            begin, end = self._next()
+            if self._data[begin] != _OK:
+                parts.append(self._array(found))
+                return pa.concat_arrays(parts), self.one()
+            if end - begin == _PACKET_BYTES_MAX:
+                parts += [self._array(found), _formatted(pa.array([self.one()], pa.binary()))]
+                found = []
+                continue
+            found += (begin, end)
+            self._at = end
+
+    def _array(self, bounds: list[int]) -> pa.Array:
+        pairs = np.array(bounds, np.int64).reshape(-1, 2)
+        return _formatted(Bytes(bytes(self._data) + bytes(PAD_BYTES)).slices(pairs[:, 0], pairs[:, 1]))
+
+    def _next(self) -> tuple[int, int]:
+        """Where the body of the next packet lies."""
+        self._fill(_HEAD.size)
+        size = _HEAD.unpack_from(self._data, self._at)[0] & _PACKET_BYTES_MAX
+        self._fill(_HEAD.size + size)
+        return self._at + _HEAD.size, self._at + _HEAD.size + size
+
+    def _fill(self, size: int) -> None:
+        while len(self._data) - self._at < size:
+            arrived = self._socket.recv(_RECEIVE_BYTES)
+            if not arrived:
+                raise MySqlUnavailableError("the server has closed the connection")
+            self._data += arrived
+
+
+def _formatted(rows: pa.Array) -> pa.Array:
+    return pc.binary_replace_slice(rows, start=0, stop=0, replacement=bytes((BINARY_ROW,)))
+
+
+def _is_end(packet: bytes) -> bool:
+    return packet[0] == _END and len(packet) < _END_BYTES_MAX
+
+
+def _bound(parameters: Sequence[Parameter]) -> bytes:
+    if not parameters:
+        return b""
+    types = b"".join(struct.pack("<H", parameter.type) for parameter in parameters)
+    return bytes((len(parameters) + 7) // 8) + b"\x01" + types + b"".join(each.cell for each in parameters)
