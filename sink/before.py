@@ -17,9 +17,11 @@ BEFORE: Final = "_before"
 _META_FIELDS: Final = 4  # _op, _commit_ts, _start_ts, _seq
 
 
-def schema_with_before(schema: pa.Schema) -> pa.Schema:
-    """The schema of a mounter's rows with one more field: a struct of the table's columns."""
-    return schema.append(pa.field(BEFORE, pa.struct(list(schema)[_META_FIELDS:])))
+def schema_of(mounter: TableMounter, *, before: bool) -> pa.Schema:
+    """The schema of a mounter's rows, with `before` with one more field: a struct of the table's columns."""
+    if not before:
+        return mounter.schema
+    return mounter.schema.append(pa.field(BEFORE, pa.struct(list(mounter.schema)[_META_FIELDS:])))
 
 
 class WithBefore:
@@ -31,7 +33,7 @@ class WithBefore:
     @cached_property
     def schema(self) -> pa.Schema:
         """Of what `mount` gives."""
-        return schema_with_before(self._mounter.schema)
+        return schema_of(self._mounter, before=True)
 
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """See `TableMounter.mount`."""

@@ -190,11 +190,6 @@ class SinkManager:
         """See `Ranges.plan`."""
         return self._ranges.plan(spans, start_ts, end_ts, slice_bytes)
 
-    def plan(self, span: Span, start_ts: int, end_ts: int) -> Slice:
-        """How much `read` of the same range will give, about."""
-        found = self._ranges.plan([span], start_ts, end_ts)
-        return found[0] if found else Slice(span, start_ts, end_ts, 0, 0)
-
     def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """See `Ranges.read`."""
         return self._ranges.read(span, start_ts, end_ts, before=before)

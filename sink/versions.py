@@ -16,6 +16,7 @@ from typing import Final
 from sink.ddl import Change, Ddl, Table
 from sink.errors import DdlOrderError, RangeCleanedError
 from sink.mounted import TableMounter
+from sink.mounts import crosses
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
@@ -98,6 +99,28 @@ class Versions:
         """The table of that name in force right above `ts`; None: there is none then."""
         with self._lock:
             return next((version for version in self._by_name.get(name, ()) if version.holds(ts)), None)
+
+    def of_range(self, name: str, start_ts: int, end_ts: int) -> Version | None:
+        """The table of that name in force in all of `(start_ts, end_ts]`; None: there is none right above `start_ts`.
+
+        Raises:
+            RangeCrossesDdlError: there is a DDL of the table inside of the range.
+            RangeCleanedError: `start_ts` is below all that is known.
+        """
+        self.check_range(start_ts, end_ts, name)
+        return self.version(name, start_ts)
+
+    def check_range(self, start_ts: int, end_ts: int, name: str | None = None) -> None:
+        """Refuse a range that a DDL of the table (None: of any) lies inside of; raises as `of_range`."""
+        self._check_kept(start_ts)
+        ddl_ts = self.next_change(start_ts, name)
+        if ddl_ts < end_ts:
+            raise crosses(name or "the changefeed", start_ts, end_ts, ddl_ts)
+
+    def named(self, name: str) -> tuple[Version, ...]:
+        """The versions of a name that are kept, ascending."""
+        with self._lock:
+            return self._by_name.get(name, ())
 
     def of_span(self, span: Span, ts: int) -> Version | None:
         """The table in force in that span right above `ts`."""

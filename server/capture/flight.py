@@ -2,6 +2,9 @@
 
 A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE: readers wait and ask
 again. After a restart the rows are pulled anew, so ranges above what is resolved so far are waited for.
+
+Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`). No cut, slice or
+read crosses a DDL.
 """
 
 import time
@@ -16,12 +19,14 @@ from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.waiting import READ_WAIT_S, Waiting
-from server.puller.table import SourceTable
+from sink.before import schema_of
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
+from sink.slices import Slice as SinkSlice
+from sink.versions import Version, Versions
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
-from storage.model.ts import physical_ms
+from storage.model.ts import MAX_TS, physical_ms
 
 T = TypeVar("T")
 _CALL_WAIT_S = 20.0
@@ -29,6 +34,7 @@ _START_WAIT_S = 5.0
 _IDLE_CUT_MS = 3_000
 """While nothing changes, readers are moved on, and with them the checkpoint, only this often."""
 _START_STEP_S = 0.02
+_NAMES_TOLD = 20
 
 
 class OwnerFeeds:
@@ -42,22 +48,11 @@ class OwnerFeeds:
         """End all waiting."""
         self._waiting.close()
 
-    def describe(self, changefeed: str) -> FeedDescription:
+    def describe(self, changefeed: str, ts: int | None = None, *, before: bool = False) -> FeedDescription:
         """See `Feeds.describe`; a changefeed that does not run stands at its checkpoint."""
         feed = self._owner.feed(changefeed)
-        processor = feed.processor
-        sink = processor.sink
-        tables = tuple(
-            TableDescription(
-                table=table.name,
-                table_id=table.span.table_id,
-                key=table.mounter.key_columns,
-                schema=table.mounter.schema,
-                resolved_ts=sink.resolved_ts(table.span) if sink else processor.start_ts,
-                checkpoint_ts=sink.checkpoint_ts(table.span) if sink else processor.start_ts,
-            )
-            for table in feed.tables
-        )
+        processor, versions = feed.processor, feed.catalog.versions
+        at_ts = max(processor.checkpoint_ts, versions.start_ts) if ts is None else ts
         return FeedDescription(
             changefeed=feed.id,
             state=feed.info.state.value,
@@ -65,7 +60,8 @@ class OwnerFeeds:
             start_ts=feed.info.start_ts,
             checkpoint_ts=processor.checkpoint_ts,
             resolved_ts=processor.resolved_ts,
-            tables=tables,
+            tables=tuple(_description(feed, version, before=before) for version in versions.at(at_ts)),
+            ddls=tuple(versions.ddls(at_ts)),
         )
 
     def latest(
@@ -79,60 +75,89 @@ class OwnerFeeds:
     ) -> int:
         """See `Feeds.latest`."""
         feed, sink = self._running(changefeed)
-        span = _table(feed, table).span if table else None
+        versions = feed.catalog.versions
+        version = _named(feed, table).version(table, start_ts) if table else None
+        span = version.span if version else None
         deadline = time.monotonic() + wait_s
 
         def cut() -> int:
             end_ts = start_ts
             while self._waiting.resolved(sink, span, end_ts + 1, deadline - time.monotonic()):
-                end_ts = sink.cut(start_ts, max_rows, max_bytes, span)
-                if _worth_a_cut(feed, sink, span, start_ts, end_ts):
+                ddl_ts = versions.next_change(start_ts, table)
+                end_ts = min(sink.cut(start_ts, max_rows, max_bytes, span), ddl_ts)
+                spans = [span] if span else [] if table else None
+                if end_ts == ddl_ts or _worth_a_cut(sink, spans, start_ts, end_ts):
                     return end_ts
             return start_ts
 
         return _while_running(feed, cut)
 
-    def plan(self, changefeed: str, tables: Sequence[str] | None, start_ts: int, end_ts: int) -> list[Slice]:
-        """See `Feeds.plan`."""
+    def plan(
+        self,
+        changefeed: str,
+        tables: Sequence[str] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
+    ) -> list[Slice]:
+        """See `Feeds.plan`; a table that is not there in the range has no slices."""
         feed, sink = self._running(changefeed)
-        wanted = feed.tables if tables is None else tuple(_table(feed, name) for name in tables)
+        versions, locate = feed.catalog.versions, feed.processor.locations
+        if tables is None:
+            versions.check_range(start_ts, end_ts)
+            spans = None
+        else:
+            found = [_named(feed, name).of_range(name, start_ts, end_ts) for name in tables]
+            spans = [version.span for version in found if version]
 
         def plan() -> list[Slice]:
-            for table in wanted:
-                self._waiting.resolved(sink, table.span, end_ts, _CALL_WAIT_S)
-            parts = sink.plan_tables([table.span for table in wanted], start_ts, end_ts)
-            planned = zip(wanted, parts, strict=True)
-            locate = feed.processor.locations
-            return [
-                Slice(table.name, part.rows, part.bytes, locate(table.span)) for table, part in planned if part.rows
-            ]
+            for span in [None] if spans is None else spans:
+                self._waiting.resolved(sink, span, end_ts, _CALL_WAIT_S)
+            parts = sink.plan_tables(spans, start_ts, end_ts, slice_bytes)
+            return [_slice(versions, part, locate(part.span)) for part in parts]
 
         return _while_running(feed, plan)
 
     def read(
-        self, changefeed: str, table: str, start_ts: int, end_ts: int
+        self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See `Feeds.read`."""
         feed, sink = self._running(changefeed)
-        source = _table(feed, table)
+        version = _named(feed, table).of_range(table, start_ts, end_ts)
+        if version is None:
+            raise TableNotExistsError(f"there is no table {table!r} right above {start_ts}; see describe at that ts")
+        span = version.span
 
         def read() -> Iterator[pa.RecordBatch]:
-            self._waiting.resolved(sink, source.span, end_ts, READ_WAIT_S)
-            return sink.read(source.span, start_ts, end_ts)
+            self._waiting.resolved(sink, span, end_ts, READ_WAIT_S)
+            return sink.read(span, start_ts, end_ts, before=before)
 
-        return source.mounter.schema, _while_running(feed, read)
+        return schema_of(version.mounter, before=before), _while_running(feed, read)
 
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:
         """See `Feeds.ack`."""
         feed, sink = self._running(changefeed)
-        span = _table(feed, table).span if table else None
+        versions = [version for version in _named(feed, table).named(table) if version.from_ts < ts] if table else []
 
         def ack() -> int:
-            self._waiting.resolved(sink, span, ts, _CALL_WAIT_S)
-            sink.ack(ts, span)
+            if table is None:
+                self._waiting.resolved(sink, None, ts, _CALL_WAIT_S)
+                sink.ack(ts)
+            for version in versions:
+                self._ack_version(sink, version, min(ts, version.to_ts))
             return sink.checkpoint_ts()
 
         return _while_running(feed, ack)
+
+    def _ack_version(self, sink: Sink, version: Version, ts: int) -> None:
+        """The reader of a name has a version's rows up to `ts`; those of the span's earlier names are not its own."""
+        try:
+            if sink.checkpoint_ts(version.span) >= version.from_ts:
+                self._waiting.resolved(sink, version.span, ts, _CALL_WAIT_S)
+                sink.ack(ts, version.span)
+        except TableNotFoundError:
+            if version.to_ts == MAX_TS:
+                raise
 
     def _running(self, changefeed: str) -> tuple[Feed, Sink]:
         """The changefeed and its sink; one that is starting is waited for."""
@@ -144,20 +169,45 @@ class OwnerFeeds:
         return feed, sink
 
 
-def _worth_a_cut(feed: Feed, sink: Sink, span: Span | None, start_ts: int, end_ts: int) -> bool:
+def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int) -> bool:
     """Whether there are rows to take, or the reader's position has grown old; each cut costs the reader a commit."""
     if physical_ms(end_ts) - physical_ms(start_ts) >= _IDLE_CUT_MS:
         return True
-    spans = [span] if span else [table.span for table in feed.tables]
     return any(part.rows for part in sink.plan_tables(spans, start_ts, end_ts))
 
 
-def _table(feed: Feed, name: str) -> SourceTable:
-    for table in feed.tables:
-        if table.name == name:
-            return table
-    known = ", ".join(table.name for table in feed.tables)
-    raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {known}")
+def _slice(versions: Versions, part: SinkSlice, locations: tuple[str, ...]) -> Slice:
+    version = versions.of_span(part.span, part.start_ts)
+    assert version is not None, "a table with rows in a range is in force there"
+    return Slice(version.name, part.start_ts, part.end_ts, part.rows, part.bytes, locations)
+
+
+def _description(feed: Feed, version: Version, *, before: bool) -> TableDescription:
+    """A table above some ts; one whose end is acknowledged has left the sink."""
+    sink, stands = feed.processor.sink, feed.processor.start_ts
+    try:
+        resolved_ts = sink.resolved_ts(version.span) if sink else stands
+        checkpoint_ts = sink.checkpoint_ts(version.span) if sink else stands
+    except TableNotFoundError:
+        resolved_ts = checkpoint_ts = version.to_ts if version.to_ts < MAX_TS else stands
+    return TableDescription(
+        table=version.name,
+        table_id=version.span.table_id,
+        key=version.mounter.key_columns,
+        schema=schema_of(version.mounter, before=before),
+        schema_ts=version.from_ts,
+        resolved_ts=min(resolved_ts, version.to_ts),
+        checkpoint_ts=min(checkpoint_ts, version.to_ts),
+    )
+
+
+def _named(feed: Feed, name: str) -> Versions:
+    """The versions, among which there is a table of that name at some time."""
+    versions = feed.catalog.versions
+    if not versions.has(name):
+        known = ", ".join(sorted(versions.names())[:_NAMES_TOLD])
+        raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {known}")
+    return versions
 
 
 def _not_running(feed: Feed) -> TidemarkError:
@@ -169,7 +219,7 @@ def _not_running(feed: Feed) -> TidemarkError:
 
 
 def _while_running(feed: Feed, call: Callable[[], T]) -> T:
-    """A changefeed may stop during a call: its sink has no tables then."""
+    """A changefeed may stop during a call: its sink has no tables then. A table may come a moment later, too."""
     try:
         return call()
     except TableNotFoundError as err:

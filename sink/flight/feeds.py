@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from sink.ddl import Ddl
 from storage.model.errors import NotFoundError
 
 
@@ -32,13 +33,15 @@ class TableDescription:
     table_id: int
     key: tuple[str, ...]
     schema: Any
+    schema_ts: int
+    """The commit_ts of the DDL that gave the schema; for the first one, where the changefeed began."""
     resolved_ts: int
     checkpoint_ts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedDescription:
-    """One changefeed; rows in `(checkpoint_ts, resolved_ts]` can be read."""
+    """One changefeed; rows in `(checkpoint_ts, resolved_ts]` can be read. `ddls` are those from the asked ts on."""
 
     changefeed: str
     state: str
@@ -47,13 +50,16 @@ class FeedDescription:
     checkpoint_ts: int
     resolved_ts: int
     tables: tuple[TableDescription, ...]
+    ddls: tuple[Ddl, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The rows of one table in a cut: one DoGet; sizes are estimates, `locations` better than the server's own."""
+    """Rows of one table in `(start_ts, end_ts]`: a DoGet; sizes are estimates, `locations` better than the server's."""
 
     table: str
+    start_ts: int
+    end_ts: int
     rows: int
     bytes: int
     locations: tuple[str, ...] = ()
@@ -66,8 +72,12 @@ class Feeds(Protocol):
     UnavailableError while the changefeed does not run here.
     """
 
-    def describe(self, changefeed: str) -> FeedDescription:
-        """State, positions and tables."""
+    def describe(self, changefeed: str, ts: int | None = None, *, before: bool = False) -> FeedDescription:
+        """State, positions, the tables in force above `ts` (None: the checkpoint_ts), and the DDLs from `ts` on.
+
+        Raises:
+            RangeCleanedError: `ts` is below what is known.
+        """
         ...
 
     def latest(
@@ -79,19 +89,34 @@ class Feeds(Protocol):
         max_bytes: int | None,
         wait_s: float,
     ) -> int:
-        """The end of the next cut after `start_ts` within the limits; `start_ts` if nothing is new within `wait_s`."""
+        """The end of the next cut after `start_ts` within the limits; `start_ts` if nothing is new within `wait_s`.
+
+        It never lies beyond the next DDL of the table, or of any.
+        """
         ...
 
-    def plan(self, changefeed: str, tables: Sequence[str] | None, start_ts: int, end_ts: int) -> list[Slice]:
-        """The slices that hold the rows in `(start_ts, end_ts]`; waits a while for `end_ts` to be resolved."""
+    def plan(
+        self,
+        changefeed: str,
+        tables: Sequence[str] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
+    ) -> list[Slice]:
+        """The slices that hold the rows in `(start_ts, end_ts]`; waits a while for `end_ts` to be resolved.
+
+        Raises:
+            RangeCrossesDdlError: there is a DDL inside of the range.
+        """
         ...
 
     def read(
-        self, changefeed: str, table: str, start_ts: int, end_ts: int
+        self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The mounted rows in `(start_ts, end_ts]`, always the same ones; waits for `end_ts` to be resolved.
 
         Raises:
+            RangeCrossesDdlError: there is a DDL of the table inside of the range.
             RangeCleanedError: `start_ts` was acknowledged too long ago.
             NotResolvedError: `end_ts` is not reached in time.
         """

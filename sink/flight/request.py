@@ -13,6 +13,7 @@ from storage.model.errors import InvalidError
 _MAX_INT64 = (1 << 63) - 1
 _WAIT_MS = 200
 _WAIT_MS_MAX = 20_000
+_BODY_BYTES_MAX = 1 << 20
 
 
 class FlightRequestError(InvalidError):
@@ -26,11 +27,14 @@ class Describe:
     """`describe`."""
 
     changefeed: str
+    ts: int | None
+    before: bool
 
     @classmethod
     def parse(cls, body: bytes) -> "Describe":
         """Read the action's body; raises FlightRequestError."""
-        return cls(_text(_document(body), "changefeed"))
+        doc = _document(body)
+        return cls(_text(doc, "changefeed"), _optional_number(doc, "ts"), _flag(doc, "before"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Plan:
     tables: tuple[str, ...] | None
     start: int
     end: int
+    slice_bytes: int | None
+    before: bool
 
     @classmethod
     def parse(cls, body: bytes) -> "Plan":
@@ -75,8 +81,11 @@ class Plan:
         tables = doc.get("tables")
         if tables is not None and not (isinstance(tables, list) and all(isinstance(name, str) for name in tables)):
             raise FlightRequestError("`tables` must be a list of strings")
-        start, end = _range(doc)
-        return cls(_text(doc, "changefeed"), None if tables is None else tuple(tables), start, end)
+        slice_bytes = _optional_number(doc, "slice_bytes")
+        if slice_bytes == 0:
+            raise FlightRequestError("`slice_bytes` must be above 0")
+        wanted = None if tables is None else tuple(tables)
+        return cls(_text(doc, "changefeed"), wanted, *_range(doc), slice_bytes, _flag(doc, "before"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +105,32 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What DoGet reads: the rows of one table with `start < _commit_ts <= end`."""
+    """What DoGet reads: the rows of one table with `start < _commit_ts <= end`, with `before` also what they were."""
 
     changefeed: str
     table: str
     start: int
     end: int
+    before: bool = False
 
     @classmethod
     def parse(cls, body: bytes) -> "Ticket":
         """Read the ticket; raises FlightRequestError."""
         doc = _document(body)
-        return cls(_text(doc, "changefeed"), _text(doc, "table"), *_range(doc))
+        return cls(_text(doc, "changefeed"), _text(doc, "table"), *_range(doc), _flag(doc, "before"))
 
     def document(self) -> dict[str, Any]:
         """The members, for a plan."""
-        return asdict(self)
+        members = asdict(self)
+        return members if self.before else {name: value for name, value in members.items() if name != "before"}
 
 
 def _document(body: bytes) -> Mapping[str, Any]:
+    if len(body) > _BODY_BYTES_MAX:
+        raise FlightRequestError(f"the body has {len(body)} bytes; at most {_BODY_BYTES_MAX} are read")
     try:
         doc = json.loads(body)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise FlightRequestError(f"the body is not JSON: {err}") from err
     if not isinstance(doc, dict):
         raise FlightRequestError("the body must be a JSON object")
@@ -140,6 +153,13 @@ def _text(doc: Mapping[str, Any], name: str) -> str:
 
 def _optional_text(doc: Mapping[str, Any], name: str) -> str | None:
     return None if doc.get(name) is None else _text(doc, name)
+
+
+def _flag(doc: Mapping[str, Any], name: str) -> bool:
+    value = doc.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise FlightRequestError(f"`{name}` must be true or false")
+    return bool(value)
 
 
 def _number(doc: Mapping[str, Any], name: str) -> int:

@@ -3,23 +3,22 @@
 Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps, else FlightServerError.
 """
 
-import base64
 import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from sink.flight import metrics
-from sink.flight.feeds import FeedDescription, Feeds
+from sink.flight.answer import Answer, described, planned
+from sink.flight.feeds import Feeds
 from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan, Ticket
 from storage.model.errors import Kind, TidemarkError, UnavailableError
 
-Answer: TypeAlias = dict[str, Any]
 _UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
 _ACTIONS = {
@@ -85,11 +84,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         """The rows of one slice."""
         with _errors_cross_the_wire():
             wanted = Ticket.parse(ticket.ticket)
-            schema, batches = self._feeds.read(wanted.changefeed, wanted.table, wanted.start, wanted.end)
+            schema, batches = self._feeds.read(
+                wanted.changefeed, wanted.table, wanted.start, wanted.end, before=wanted.before
+            )
             return fl.GeneratorStream(schema, _streamed(batches))
 
     def _describe(self, body: bytes) -> Answer:
-        return _description(self._feeds.describe(Describe.parse(body).changefeed))
+        asked = Describe.parse(body)
+        return described(self._feeds.describe(asked.changefeed, asked.ts, before=asked.before))
 
     def _latest(self, body: bytes) -> Answer:
         asked = Latest.parse(body)
@@ -100,19 +102,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def _plan(self, body: bytes) -> Answer:
         asked = Plan.parse(body)
-        slices = self._feeds.plan(asked.changefeed, asked.tables, asked.start, asked.end)
-        return {
-            "slices": [
-                {
-                    "table": part.table,
-                    "locations": [*part.locations, self.location],
-                    "ticket": Ticket(asked.changefeed, part.table, asked.start, asked.end).document(),
-                    "rows": part.rows,
-                    "bytes": part.bytes,
-                }
-                for part in slices
-            ]
-        }
+        slices = self._feeds.plan(asked.changefeed, asked.tables, asked.start, asked.end, asked.slice_bytes)
+        return {"slices": [planned(asked, part, self.location) for part in slices]}
 
     def _ack(self, body: bytes) -> Answer:
         asked = Ack.parse(body)
@@ -135,29 +126,6 @@ def open_server(feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTl
 
 def _known(action: str) -> str:
     return action if action in _ACTIONS else "unknown"
-
-
-def _description(feed: FeedDescription) -> Answer:
-    tables = [
-        {
-            "table": table.table,
-            "table_id": table.table_id,
-            "key": list(table.key),
-            "schema": base64.b64encode(table.schema.serialize().to_pybytes()).decode(),
-            "resolved_ts": table.resolved_ts,
-            "checkpoint_ts": table.checkpoint_ts,
-        }
-        for table in feed.tables
-    ]
-    return {
-        "changefeed": feed.changefeed,
-        "state": feed.state,
-        "sink_uri": feed.sink_uri,
-        "start_ts": feed.start_ts,
-        "checkpoint_ts": feed.checkpoint_ts,
-        "resolved_ts": feed.resolved_ts,
-        "tables": tables,
-    }
 
 
 def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from server.capture.waiting import READ_WAIT_S, Waiting
 from server.capture.worker.errors import WorkerRowsOnlyError
 from server.capture.worker.host import Host
+from sink.before import schema_of
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Slice, TableNotExistsError
 
@@ -26,21 +27,22 @@ class Rows:
         self._waiting.close()
 
     def read(
-        self, changefeed: str, table: str, start_ts: int, end_ts: int
+        self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See `Feeds.read`."""
         hosted, sink = self._host.running(changefeed)
-        source = next((each for each in hosted.assignment.catalog.tables if each.name == table), None)
-        if source is None:
+        version = hosted.assignment.catalog.versions.of_range(table, start_ts, end_ts)
+        if version is None:
             raise TableNotExistsError(f"this worker has no table {table!r} of changefeed {changefeed}; plan again")
         try:
-            self._waiting.resolved(sink, source.span, end_ts, READ_WAIT_S)
-            return source.mounter.schema, sink.read(source.span, start_ts, end_ts)
+            self._waiting.resolved(sink, version.span, end_ts, READ_WAIT_S)
+            return schema_of(version.mounter, before=before), sink.read(version.span, start_ts, end_ts, before=before)
         except TableNotFoundError as err:
             raise self._host.not_running(changefeed) from err
 
-    def describe(self, changefeed: str) -> FeedDescription:
+    def describe(self, changefeed: str, ts: int | None = None, *, before: bool = False) -> FeedDescription:
         """Refused."""
+        del ts, before
         raise _rows_only(changefeed)
 
     def latest(
@@ -56,9 +58,16 @@ class Rows:
         del table, start_ts, max_rows, max_bytes, wait_s
         raise _rows_only(changefeed)
 
-    def plan(self, changefeed: str, tables: Sequence[str] | None, start_ts: int, end_ts: int) -> list[Slice]:
+    def plan(
+        self,
+        changefeed: str,
+        tables: Sequence[str] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
+    ) -> list[Slice]:
         """Refused."""
-        del tables, start_ts, end_ts
+        del tables, start_ts, end_ts, slice_bytes
         raise _rows_only(changefeed)
 
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:

@@ -14,15 +14,15 @@ def body(**members):
     return json.dumps(members).encode()
 
 
-@given(NAME, NAME, TS, TS)
-def test_a_ticket_comes_back_as_it_was_planned(changefeed, table, one, other):
-    ticket = Ticket(changefeed, table, min(one, other), max(one, other))
+@given(NAME, NAME, TS, TS, st.booleans())
+def test_a_ticket_comes_back_as_it_was_planned(changefeed, table, one, other, before):
+    ticket = Ticket(changefeed, table, min(one, other), max(one, other), before)
     assert Ticket.parse(json.dumps(ticket.document()).encode()) == ticket
 
 
 def test_what_may_be_left_out_has_a_default():
     assert Latest.parse(body(changefeed="a", start=1)) == Latest("a", None, 1, None, None, 200)
-    assert Plan.parse(body(changefeed="a", start=1, end=2)) == Plan("a", None, 1, 2)
+    assert Plan.parse(body(changefeed="a", start=1, end=2)) == Plan("a", None, 1, 2, None, False)
     assert Ack.parse(body(changefeed="a", ts=3)) == Ack("a", None, 3)
 
 
@@ -31,7 +31,7 @@ def test_waiting_is_bounded():
 
 
 def test_unknown_members_are_ignored():
-    assert Describe.parse(body(changefeed="a", later="x")) == Describe("a")
+    assert Describe.parse(body(changefeed="a", later="x")) == Describe("a", None, False)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,12 @@ def test_unknown_members_are_ignored():
         (Latest.parse, body(changefeed="a", start=1, max_rows=-1), "`max_rows`"),
         (Plan.parse, body(changefeed="a", start=2, end=1), "below"),
         (Plan.parse, body(changefeed="a", start=1, end=2, tables="t"), "`tables`"),
+        (Plan.parse, body(changefeed="a", start=1, end=2, slice_bytes=0), "`slice_bytes`"),
+        (Plan.parse, body(changefeed="a", start=1, end=2, before=1), "`before`"),
+        (Describe.parse, body(changefeed="a", ts=-1), "`ts`"),
         (Ack.parse, body(changefeed="a", ts="1"), "`ts`"),
+        (Ack.parse, b"[" * 100_000, "not JSON"),
+        (Ack.parse, body(changefeed="a" * (1 << 20), ts=1), "at most"),
         (Ticket.parse, body(changefeed="a", start=1, end=2), "`table`"),
     ],
 )

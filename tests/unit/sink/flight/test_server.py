@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from sink.ddl import Ddl
 from sink.errors import NotResolvedError, RangeCleanedError
 from sink.flight.feeds import ChangefeedNotExistsError, FeedDescription, Slice, TableDescription, TableNotExistsError
 from sink.flight.server import FlightPortError, open_server
@@ -21,11 +22,18 @@ class Capture:
         self.calls = []
         self.break_after = None
 
-    def describe(self, changefeed):
+    def describe(self, changefeed, ts=None, *, before=False):
+        self.calls.append((changefeed, ts, before))
         if changefeed != "feed":
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed!r}")
         table = TableDescription(
-            table="bank.accounts", table_id=101, key=("id",), schema=SCHEMA, resolved_ts=9, checkpoint_ts=4
+            table="bank.accounts",
+            table_id=101,
+            key=("id",),
+            schema=SCHEMA,
+            schema_ts=3,
+            resolved_ts=9,
+            checkpoint_ts=4,
         )
         return FeedDescription(
             changefeed=changefeed,
@@ -35,17 +43,21 @@ class Capture:
             checkpoint_ts=4,
             resolved_ts=9,
             tables=(table,),
+            ddls=(Ddl(8, "RENAME TABLE a TO b", ("bank.b",), (), (), (("bank.a", "bank.b"),)),),
         )
 
     def latest(self, *asked):
         self.calls.append(asked)
         return 7
 
-    def plan(self, changefeed, tables, start_ts, end_ts):
-        self.calls.append((changefeed, tables, start_ts, end_ts))
-        return [Slice("bank.accounts", 3, 120)]
+    def plan(self, changefeed, tables, start_ts, end_ts, slice_bytes=None):
+        self.calls.append((changefeed, tables, start_ts, end_ts, slice_bytes))
+        if slice_bytes is None:
+            return [Slice("bank.accounts", start_ts, end_ts, 3, 120)]
+        return [Slice("bank.accounts", start_ts, 5, 1, 40), Slice("bank.accounts", 5, end_ts, 2, 80)]
 
-    def read(self, changefeed, table, start_ts, end_ts):
+    def read(self, changefeed, table, start_ts, end_ts, *, before=False):
+        self.calls.append((changefeed, table, start_ts, end_ts, before))
         if table != "bank.accounts":
             raise TableNotExistsError(f"no table {table}")
         if start_ts < 4:
@@ -94,9 +106,26 @@ def test_describe_carries_positions_and_schemas():
         "start_ts": 1,
         "checkpoint_ts": 4,
         "resolved_ts": 9,
+        "ddls": [
+            {
+                "ts": 8,
+                "query": "RENAME TABLE a TO b",
+                "tables": ["bank.b"],
+                "dropped": [],
+                "truncated": [],
+                "renamed": [["bank.a", "bank.b"]],
+            }
+        ],
     }
     assert pa.ipc.read_schema(pa.py_buffer(base64.b64decode(table.pop("schema")))) == SCHEMA
-    assert table == {"table": "bank.accounts", "table_id": 101, "key": ["id"], "resolved_ts": 9, "checkpoint_ts": 4}
+    assert table == {
+        "table": "bank.accounts",
+        "table_id": 101,
+        "key": ["id"],
+        "schema_ts": 3,
+        "resolved_ts": 9,
+        "checkpoint_ts": 4,
+    }
 
 
 def test_latest_and_ack_pass_their_arguments_on():
@@ -115,6 +144,24 @@ def test_a_planned_ticket_reads_the_rows():
         rows = client.do_get(fl.Ticket(json.dumps(part["ticket"]).encode())).read_all()
     assert rows.schema == SCHEMA
     assert rows["id"].to_pylist() == [0, 1, 2]
+
+
+def test_describe_passes_on_where_the_reader_stands():
+    capture = Capture()
+    with serving(capture) as (_, client):
+        ask(client, "describe", changefeed="feed", ts=8, before=True)
+    assert capture.calls == [("feed", 8, True)]
+
+
+def test_slices_cover_the_range_and_their_tickets_say_what_was_asked_for():
+    capture = Capture()
+    with serving(capture) as (_, client):
+        parts = ask(client, "plan", changefeed="feed", start=4, end=9, slice_bytes=50, before=True)["slices"]
+        tickets = [part["ticket"] for part in parts]
+        client.do_get(fl.Ticket(json.dumps(tickets[0]).encode())).read_all()
+    table = {"changefeed": "feed", "table": "bank.accounts", "before": True}
+    assert tickets == [table | {"start": 4, "end": 5}, table | {"start": 5, "end": 9}]
+    assert capture.calls == [("feed", None, 4, 9, 50), ("feed", "bank.accounts", 4, 5, True)]
 
 
 def test_readers_are_told_the_advertised_address():
