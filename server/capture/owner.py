@@ -12,7 +12,7 @@ import structlog
 
 from server.capture import metrics
 from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import SchemaChange
+from server.capture.catalog.history import SchemaChange, by_id
 from server.capture.catalog.tables import chosen_tables
 from server.capture.changefeed import ChangefeedInfo, RunningError, State
 from server.capture.creation import NewChangefeed, check_range
@@ -180,7 +180,7 @@ class Owner:
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         chosen = await new.chosen(source, start_ts)
         info = new.info(start_ts, chosen)
-        feed = Feed.of(self._workshop, info, start_ts, [SchemaChange(start_ts, tables=chosen.tables)])
+        feed = Feed.of(self._workshop, info, start_ts, [SchemaChange(start_ts, tables=by_id(chosen.tables))])
         await self._records.create(info, chosen.tables)
         return feed
 
@@ -193,7 +193,7 @@ class Owner:
             tables = (await chosen_tables(feed.source, taken, start_ts, ignore_ineligible=ignore)).tables
         else:
             tables = tuple(table.record for table in feed.tables)
-        start = SchemaChange(start_ts, tables=tables)
+        start = SchemaChange(start_ts, tables=by_id(tables))
         await self._records.restart(info, start)
         feed.restart_at(start_ts, [start])
         feed.info, feed.info_saved = info, True

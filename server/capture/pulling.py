@@ -33,8 +33,9 @@ class Pulling:
     @property
     def table_pullers(self) -> list[TablePuller]:
         """Those that pull regions."""
-        found: Iterable[Puller] = (puller for puller, _ in list(self._running.values()))
-        return [puller for puller in found if isinstance(puller, TablePuller)]
+        found: Iterable[Puller] = (*(puller for puller, _ in list(self._running.values())), *self._others)
+        parts: Iterable[Puller] = (part for puller in found for part in getattr(puller, "table_pullers", (puller,)))
+        return [puller for puller in parts if isinstance(puller, TablePuller)]
 
     def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
         """Pull the tables in force at `start_ts`, and the schema changes above it; returns whether these come apart."""

@@ -94,10 +94,9 @@ class FeedCatalog:
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
-        change = replace(change, query=shortened(change.query))
-        if self.versions.is_known(change) or change.commit_ts <= self.history.last_ts:
+        if change.commit_ts <= self._newest_ts:  # known, or of no concern then as now
             return
-        taken = self._taken(change)
+        taken = self._taken(replace(change, query=shortened(change.query)))
         if not (taken.tables or taken.dropped or taken.truncated):
             return
         stored = SchemaChange(
@@ -128,7 +127,8 @@ class FeedCatalog:
     def _taken(self, change: TableChange) -> TableChange:
         """The part of a change that concerns the changefeed."""
         before = self._in_force()
-        tables = tuple(each for each in change.tables if self.wants(each.record.schema_name, each.record.table_name))
+        wanted = [each for each in change.tables if self.wants(each.record.schema_name, each.record.table_name)]
+        tables = tuple(sorted(wanted, key=lambda table: table.span.table_id))
         self._check_renamed(change, tables, before)
         names = {table.name for table in tables}
         return replace(

@@ -23,6 +23,7 @@ class SchemaChange:
     commit_ts: int
     query: str = ""
     tables: tuple[TableRecord, ...] = ()
+    """By table id: before and after a restart in the same order."""
     dropped: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
 
@@ -41,7 +42,7 @@ class SchemaChange:
         try:
             doc = json.loads(head)
             names = {member: tuple(map(str, doc[member])) for member in ("dropped", "truncated")}
-            return cls(commit_ts, str(doc["query"]), tuple(map(_table, tables)), **names)
+            return cls(commit_ts, str(doc["query"]), by_id(map(_table, tables)), **names)
         except (ValueError, KeyError, TypeError) as err:
             raise CorruptError(f"a schema change at {commit_ts} in the metadata cannot be read: {err!r}") from err
 
@@ -117,6 +118,11 @@ class History:
             self._changes[ts] = replace(change, tables=kept)
         for ts in garbage.changes:
             del self._changes[ts]
+
+
+def by_id(tables: Iterable[TableRecord]) -> tuple[TableRecord, ...]:
+    """Tables in the order of a change."""
+    return tuple(sorted(tables, key=lambda table: int(table.table_info["id"])))
 
 
 def shortened(query: str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
-from server.capture.source.tikv import TikvSource
 from server.puller.source import Source, SourceContext, SourceFactory
+from server.puller.tidb.source import TidbSource
 from server.puller.uri import SourceUri, SourceUriError
 
 MakeSource: TypeAlias = Callable[[str, str], Source]
@@ -14,7 +14,7 @@ MakeSource: TypeAlias = Callable[[str, str], Source]
 
 def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
     del changefeed, uri
-    return TikvSource(context)
+    return TidbSource(context)
 
 
 SOURCES: Final[Mapping[str, SourceFactory]] = {"": _cluster}

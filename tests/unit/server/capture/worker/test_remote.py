@@ -16,7 +16,6 @@ from server.capture.errors import SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.source.registry import sources
-from server.capture.table import tidb_table
 from server.capture.worker import remote
 from server.capture.worker.errors import WorkerLostError
 from server.capture.worker.host import Host
@@ -25,6 +24,7 @@ from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
 from server.puller.source import SourceContext
 from server.puller.table import TableRecord
+from server.puller.tidb.table import tidb_table
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
 from storage.model.errors import TidemarkError, UnavailableError

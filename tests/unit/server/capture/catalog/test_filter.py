@@ -1,0 +1,61 @@
+"""The table filter takes what TiDB's takes."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.capture.catalog.filter import FilterRuleError, TableFilter, exact_rule
+
+NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("rules", "taken", "left"),
+    [
+        (["shop.*"], ["shop.a", "SHOP.tmp"], ["shops.a", "x.shop"]),
+        (["shop.*", "!shop.tmp_*"], ["shop.a", "shop.tmp"], ["shop.tmp_1", "shop.TMP_2"]),
+        (["!shop.tmp_*", "shop.*"], ["shop.tmp_1"], ["other.a"]),
+        (["*.*", "!*.b?"], ["x.b", "x.bcd"], ["x.bc", "mysql.user", "changefeed_dump.x", "INFORMATION_SCHEMA.t"]),
+        (["s[a-c].t", "s[!a-c].u"], ["sa.t", "sx.u"], ["sx.t", "sb.u"]),
+        ([r"/^s\d{2,}$/./^t\d+$/"], ["s12.t3"], ["s1.t3", "s12.t", "as12.t3"]),
+        (["/s/.t"], ["usual.t"], ["x.t"]),
+        ([r"a\*.b"], ["a*.b"], ["ax.b"]),
+    ],
+)
+def test_the_last_rule_that_matches_decides(rules, taken, left):
+    table_filter = TableFilter(rules)
+    assert [name for name in taken if not table_filter.takes(*name.split("."))] == []
+    assert [name for name in left if table_filter.takes(*name.split("."))] == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["shop", "shop.", ".t", "!", "", "a.b.c", "[a.b", "[z-a].b", "/(/.x", "/x.y", "sh op.x", '"a.b', "'a'.b", "a.b*!"],
+)
+def test_what_is_no_rule_is_named(rule):
+    with pytest.raises(FilterRuleError) as caught:
+        TableFilter(["ok.*", rule])
+    assert repr(rule) in caught.value.message
+
+
+def test_rules_are_bounded():
+    with pytest.raises(FilterRuleError, match="at most 1024 rules"):
+        TableFilter(["a.b"] * 1025)
+    with pytest.raises(FilterRuleError, match="at most 1024 characters"):
+        TableFilter(["a." + "b" * 1023])
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_an_exact_rule_takes_its_table_and_no_other(schema, table, other_schema, other_table):
+    table_filter = TableFilter([exact_rule(schema, table)])
+    assert table_filter.takes(schema, table)
+    same = (other_schema.lower(), other_table.lower()) == (schema.lower(), table.lower())
+    assert table_filter.takes(other_schema, other_table) == same
+
+
+@given(st.text(alphabet='a.*?[]!-"`\\/^b', max_size=12))
+def test_any_text_is_a_rule_or_a_named_error(text):
+    with suppress(FilterRuleError):
+        TableFilter([text]).takes("a", "b")
