@@ -64,8 +64,10 @@ class Bytes:
 
     def matrix(self, at: Offsets, width: int) -> npt.NDArray[np.uint8]:
         """The `width` bytes at each offset, a line each."""
-        found: npt.NDArray[np.uint8] = np.lib.stride_tricks.sliding_window_view(self.u8s, width)[at]
-        return found
+        windows: npt.NDArray[np.uint8] = np.ndarray(
+            (max(len(self.u8s) - width + 1, 0), width), np.uint8, self.u8s, strides=(1, 1)
+        )
+        return windows[at]
 
     def slices(self, begin: Offsets, end: Offsets, present: Mask | None = None) -> pa.Array:
         """The bytes `[begin, end)` as a new binary array, null where not `present`.

@@ -125,6 +125,8 @@ def _steps(events: Events, images: Images) -> _Steps:
 def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
     """Updates that change the key become a delete and an insert."""
     updates = np.flatnonzero(steps.op == UPDATE)
+    if not len(updates):
+        return steps
     differs = pc.not_equal(keys.take(pa.array(steps.before[updates])), keys.take(pa.array(steps.after[updates])))
     if not pc.any(differs).as_py():
         return steps

@@ -8,7 +8,7 @@ All numbers are little-endian; `size` counts the whole event. Source: MySQL's li
 import enum
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,7 +76,15 @@ WRITE_ROWS: Final = frozenset({EventType.WRITE_ROWS_V1, EventType.WRITE_ROWS})
 UPDATE_ROWS: Final = frozenset({EventType.UPDATE_ROWS_V1, EventType.UPDATE_ROWS})
 DELETE_ROWS: Final = frozenset({EventType.DELETE_ROWS_V1, EventType.DELETE_ROWS})
 ROWS: Final = WRITE_ROWS | UPDATE_ROWS | DELETE_ROWS
-_IS_ROWS = np.isin(np.arange(256), list(ROWS))
+
+
+def _table(types: Iterable[EventType]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(256, np.bool_)
+    found[list(types)] = True
+    return found
+
+
+_IS_ROWS = _table(ROWS)
 
 
 @dataclass(frozen=True, slots=True)

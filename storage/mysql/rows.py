@@ -18,7 +18,7 @@ import numpy.typing as npt
 from storage.model.errors import CorruptError
 from storage.mysql.buffer import Bytes, Mask, Offsets, reading
 from storage.mysql.errors import EventUnsupportedError, RowImageError
-from storage.mysql.event import HEADER_BYTES, Events, EventType
+from storage.mysql.event import HEADER_BYTES, UPDATE_ROWS, Events, EventType
 from storage.mysql.image import Shape
 from storage.mysql.table_map import ID_BYTES, TableMap
 
@@ -26,8 +26,9 @@ WAVE_ROWS_MIN: Final = 24
 """Below this many events that go on, images are cheaper found one by one."""
 _TOO_LONG = "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is damaged"
 _V1_HEAD_BYTES = ID_BYTES + 2
-_V2 = (EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS)
-_UPDATES = (EventType.UPDATE_ROWS_V1, EventType.UPDATE_ROWS)
+_IS_V2, _IS_UPDATE = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
+_IS_V2[[EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS]] = True
+_IS_UPDATE[list(UPDATE_ROWS)] = True
 _DUMMY_TABLE_IDS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFF})  # an event without rows, which only ends a statement
 
 
@@ -176,13 +177,13 @@ def _first_images(events: Events, rows: TableRows) -> Offsets:
     data, columns = events.data, len(rows.table.columns)
     at = events.begin[rows.numbers] + (HEADER_BYTES + _V1_HEAD_BYTES)
     types = events.types[rows.numbers]
-    v2 = np.isin(types, _V2)
+    v2 = _IS_V2[types]
     if bool(v2.any()):
         at = at + np.where(v2, data.number(at, 2), 0)
     if not bool((data.matrix(at, len(_packed(columns))) == np.frombuffer(_packed(columns), np.uint8)).all()):
         raise CorruptError(f"a row event of {rows.table.name} has another number of columns than its TABLE_MAP")
     at = _after_bitmap(data, at + len(_packed(columns)), rows)
-    updates = np.isin(types, _UPDATES)
+    updates = _IS_UPDATE[types]
     if bool(updates.any()):
         at[updates] = _after_bitmap(data, at[updates], rows)
     if bool((at > events.end[rows.numbers]).any()):
