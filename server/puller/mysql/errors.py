@@ -75,6 +75,12 @@ class DdlUnknownError(InvalidError):
     code = "ErrMySQLDDLUnknown"
 
 
+class RowsMovedError(InvalidError):
+    """Rows of a captured table came or went without row events."""
+
+    code = "ErrMySQLRowsMoved"
+
+
 class TornTransactionError(UnavailableError):
     """The server died within a large transaction of which rows were taken already: the log is read again without it."""
 

@@ -131,6 +131,8 @@ def open_stream(
 ) -> LogStream:
     """Turn a session into a stream of its server's log; without `follow` it ends at the end of the log.
 
+    A `server_id` of 0 reads without being registered, as tools do; no other reader is evicted.
+
     Raises:
         LogPurgedError, LogBehindError, ServerIdTakenError, …: the server refuses; also later, by `take`.
     """
@@ -144,8 +146,9 @@ def open_stream(
         request = commands.dump(server_id, place.file, place.position, flags)
     raw = session.raw_socket()
     with answers("asking for the log"):
-        raw.sendall(commands.register(server_id, "tidemark"))
-        _check_answer(raw)
+        if server_id:
+            raw.sendall(commands.register(server_id, "tidemark"))
+            _check_answer(raw)
         raw.sendall(request)
     silent_s = max(_SILENT_S, _SILENT_HEARTBEATS * options.heartbeat_ms / 1000)
     return LogStream(session, Packets(checksums=checksums), silent_s)

@@ -64,6 +64,8 @@ class Commits:
     commit_ts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     """How many of the events each transaction ends after; without its last one where it goes on."""
+    part: int = 0
+    """Of a transaction whose rows are given before its end: which part it is, from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,8 @@ class _Open:
     parts: list[Events] = field(default_factory=list)
     size: int = 0
     stated: list[tuple[Query, Statement]] = field(default_factory=list)
-    given: bool = False
-    """Rows of it were given before its end."""
+    given: int = 0
+    """How many parts of it were given before its end."""
 
 
 class Transactions:
@@ -109,12 +111,11 @@ class Transactions:
         self,
         position: LogPosition,
         *,
-        fold_case: bool = False,
         torn: frozenset[int] = frozenset(),
         held_bytes: int = HELD_BYTES,
     ) -> None:
         self.position = position
-        self._fold_case = fold_case
+        self._fold_case = False
         self._torn = torn
         self._held_bytes = held_bytes
         self._open: _Open | None = None
@@ -146,9 +147,13 @@ class Transactions:
                     yield from self._one(events, mark, int(kinds[mark]))
         yield from self._rest(events)
 
-    def reconnected(self) -> None:
-        """The log is sent again from `position` on; prepared XA transactions go on waiting."""
+    def reconnected(self, *, fold_case: bool) -> None:
+        """The log is sent from `position` on, maybe again; prepared XA transactions go on waiting.
+
+        `fold_case`: the server keeps names of tables in lower case.
+        """
         self._open = None
+        self._fold_case = fold_case
 
     def _many(self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> None:
         """A stretch of GTIDs and XIDs, in turn, all at once; a last GTID without XID begins a transaction."""
@@ -246,11 +251,13 @@ class Transactions:
             yield from self._runs.flush()
             for query, statement in opened.stated:
                 yield Stated(opened.ts - 1, query, statement, self.position.file, self.position.position)
-        if opened.parts and not left_out:
+        if left_out:
+            return
+        if opened.parts:
             yield from self._runs.flush()
-            for part in opened.parts:
-                yield Commits(part, np.full(len(part), opened.ts), np.empty(0, np.int64))
-        if not left_out:
+            whole = _joined([*opened.parts, events[begin : mark + 1]])
+            yield Commits(whole, np.full(len(whole), opened.ts), np.array([len(whole)]))
+        else:
             self._runs.add(np.array([begin]), np.array([mark + 1]), np.array([opened.ts]))
 
     def _prepare(self, events: Events, mark: int, xid: str) -> None:
@@ -258,8 +265,7 @@ class Transactions:
         if opened is None:
             raise LogDamagedError("the log prepares an XA transaction that has not begun")
         self._open = None
-        last = _copy(events[self._runs.close() : mark + 1])
-        parts = [*opened.parts, last]
+        parts = [_joined([*opened.parts, events[self._runs.close() : mark + 1]])]
         self._prepared_bytes += sum(map(_size, parts))
         if self._prepared_bytes > _XA_BYTES_MAX:
             raise XaTooLargeError(
@@ -278,13 +284,13 @@ class Transactions:
         part = events[self._runs.close() :]
         self._runs.open(0)
         if len(part):
-            opened.parts.append(_copy(part))
+            opened.parts.append(_joined([part]))
             opened.size += _size(part)
         prepared = isinstance(opened.gtid, MariaGtid) and opened.gtid.is_prepared
         if opened.size > self._held_bytes and not prepared and opened.ts not in self._torn:
-            opened.given = True
-            for part in opened.parts:
-                yield Commits(part, np.full(len(part), opened.ts), np.empty(0, np.int64))
+            for each in opened.parts:
+                opened.given += 1
+                yield Commits(each, np.full(len(each), opened.ts), np.empty(0, np.int64), opened.given)
             opened.parts.clear()
 
     def _tear(self) -> None:
@@ -376,9 +382,11 @@ def _xid(xid: tuple[bytes, bytes]) -> str:
     return f"{xid[0].hex()},{xid[1].hex()}"
 
 
-def _copy(events: Events) -> Events:
+def _joined(parts: Sequence[Events]) -> Events:
     """The same events in a buffer of their own."""
-    return join_events([events.header(number) + events.body(number) for number in range(len(events))])
+    return join_events(
+        [events.header(number) + events.body(number) for events in parts for number in range(len(events))]
+    )
 
 
 def _size(events: Events) -> int:

@@ -1,0 +1,128 @@
+"""A table's definition in the server's catalogue, as the columns its log will have. Pure.
+
+The types and `meta` are those of TABLE_MAP events, so that a definition can be compared with what the log says.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from server.puller.mysql.ddl import TableName
+from storage.mysql.schema import Column, Table
+from storage.mysql.types import Type
+
+BINARY: Final = 63
+_PLAIN: Final = {
+    "tinyint": Type.TINY,
+    "smallint": Type.SHORT,
+    "mediumint": Type.INT24,
+    "int": Type.LONG,
+    "bigint": Type.LONGLONG,
+    "year": Type.YEAR,
+    "date": Type.DATE,
+}
+_LENGTHS: Final = {
+    "tinytext": 1,
+    "tinyblob": 1,
+    "text": 2,
+    "blob": 2,
+    "mediumtext": 3,
+    "mediumblob": 3,
+    "longtext": 4,
+    "longblob": 4,
+}
+_TIMES: Final = {"time": Type.TIME2, "datetime": Type.DATETIME2, "timestamp": Type.TIMESTAMP2}
+_OTHERS: Final = {
+    "float": (Type.FLOAT, 4),
+    "double": (Type.DOUBLE, 8),
+    "inet6": (Type.STRING, 16),
+    "uuid": (Type.STRING, 16),
+    "inet4": (Type.STRING, 4),
+    "json": (Type.JSON, 4),
+    "vector": (Type.VECTOR, 4),
+}
+_GEOMETRIES: Final = frozenset(
+    {
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geometrycollection",
+        "geomcollection",
+    }
+)
+_ELEM = re.compile(r"'((?:[^']|'')*)'")
+_SET_BYTES = (1, 1, 2, 3, 4, 8, 8, 8, 8)
+_COMPRESSED = {Type.VARCHAR: Type.VARCHAR_COMPRESSED, Type.BLOB: Type.BLOB_COMPRESSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One table of the catalogue."""
+
+    name: TableName
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    """The primary key, else a unique key over NOT NULL columns, else empty."""
+    engine: str = ""
+    faults: tuple[str, ...] = ()
+    """Columns of types that are not known."""
+
+    def table(self, table_id: int) -> Table:
+        """Its record's content, under an id of ours."""
+        return Table(table_id, self.name[1], self.columns, self.key)
+
+
+def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column | None:
+    """A row of information_schema.COLUMNS by lower-case names; None: the type is not known."""
+    kind = str(row["data_type"]).lower()
+    declared = str(row["column_type"])
+    found = _type_of(kind, declared, row)
+    if found is None:
+        return None
+    column_type, meta = found
+    if "COMPRESSED" in declared.upper() and column_type in _COMPRESSED:
+        column_type = _COMPRESSED[column_type]
+    return Column(
+        name=str(row["column_name"]),
+        type=column_type,
+        meta=meta,
+        unsigned="unsigned" in declared.lower().split(),
+        nullable=row["is_nullable"] == "YES",
+        collation=collations.get(str(row["collation_name"]), BINARY) if row["collation_name"] else BINARY,
+        elems=_elems(declared) if column_type in (Type.ENUM, Type.SET) else (),
+    )
+
+
+def _type_of(kind: str, declared: str, row: Mapping[str, Any]) -> tuple[Type, int] | None:
+    if kind in _PLAIN:
+        return _PLAIN[kind], 0
+    if kind in _TIMES:
+        return _TIMES[kind], int(row["datetime_precision"] or 0)
+    if kind == "decimal":
+        return Type.NEWDECIMAL, int(row["numeric_precision"]) << 8 | int(row["numeric_scale"] or 0)
+    if kind == "bit":
+        return Type.BIT, int(row["numeric_precision"])
+    if kind in ("char", "binary"):
+        return Type.STRING, int(row["character_octet_length"])
+    if kind in ("varchar", "varbinary"):
+        return Type.VARCHAR, int(row["character_octet_length"])
+    if kind in _LENGTHS:
+        return Type.BLOB, _LENGTHS[kind]
+    if kind in ("enum", "set"):
+        return _elems_type(kind, len(_elems(declared)))
+    return (Type.GEOMETRY, 4) if kind in _GEOMETRIES else _OTHERS.get(kind)
+
+
+def _elems_type(kind: str, count: int) -> tuple[Type, int]:
+    if kind == "enum":
+        return Type.ENUM, 1 if count < 256 else 2
+    return Type.SET, _SET_BYTES[(count + 7) // 8]
+
+
+def _elems(declared: str) -> tuple[str, ...]:
+    return tuple(elem.replace("''", "'") for elem in _ELEM.findall(declared))

@@ -1,0 +1,84 @@
+"""Rows that we write ourselves while nobody else does: the heartbeats of a server have no commit_ts, cuts would stand.
+
+    changefeed_dump.tidemark_heartbeat(changefeed_id, seq, written_at)          one row for each changefeed
+
+The row changes each time, as an UPDATE that changes nothing is not logged (MYSQL.md, trap 3).
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+import structlog
+
+from server.puller.mysql import metrics
+from server.puller.mysql.connection import Session, log_in
+from server.puller.mysql.errors import MySqlPrivilegeError, MySqlUnavailableError
+from server.puller.mysql.listener import WATERMARK_SCHEMA
+from server.puller.mysql.options import MySqlOptions
+from storage.model.errors import TidemarkError
+
+TABLE: Final = f"{WATERMARK_SCHEMA}.tidemark_heartbeat"
+CREATE: Final = (
+    f"CREATE DATABASE IF NOT EXISTS {WATERMARK_SCHEMA}",
+    f"""CREATE TABLE IF NOT EXISTS {TABLE} (
+changefeed_id VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY COMMENT 'changefeed that is idle',
+seq BIGINT UNSIGNED NOT NULL COMMENT 'grows with each heartbeat',
+written_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3) ON UPDATE CURRENT_TIMESTAMP(3)
+) ENGINE=InnoDB COMMENT 'written by tidemark while the server is idle'""",
+)
+_EXISTS = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = %s AND table_name = 'tidemark_heartbeat'"
+_log = structlog.get_logger(__name__)
+_WRITE = f"INSERT INTO {TABLE} (changefeed_id, seq) VALUES (%s, 1) ON DUPLICATE KEY UPDATE seq = seq + 1"  # noqa: S608
+
+
+class Heart:
+    """Beats for one changefeed, while its log stands still."""
+
+    def __init__(self, changefeed: str, options: MySqlOptions) -> None:
+        self._changefeed = changefeed
+        self._options = options
+
+    async def run(self, position_ts: Callable[[], int], executor: Executor) -> None:
+        """Beat when `position_ts` has not moved for a while, until it is cancelled or the server takes no rows."""
+        every_s = self._options.idle_row_ms / 1000
+        loop = asyncio.get_running_loop()
+        while every_s:
+            before = position_ts()
+            await asyncio.sleep(every_s)
+            if position_ts() != before:
+                continue
+            try:
+                await loop.run_in_executor(executor, self._beat)
+                metrics.HEARTBEATS.inc()
+            except MySqlUnavailableError:
+                continue  # who reads the log says so
+            except TidemarkError as err:
+                _log.warning("no heartbeat rows: cuts stand while the server is idle", error=err.message)
+                return
+
+    def _beat(self) -> None:
+        with log_in(self._options) as session:
+            if session.row("SELECT @@global.read_only")[0]:
+                raise MySqlPrivilegeError(
+                    "the server only reads (read_only): a row of ours would part it from its primary"
+                )
+            prepare(session)
+            beat(session, self._changefeed)
+
+
+def prepare(session: Session) -> None:
+    """Make the table, if it is not there.
+
+    Raises:
+        MySqlPrivilegeError, MySqlStatementError: the user may not, or the server only reads.
+    """
+    if not session.row(_EXISTS, (WATERMARK_SCHEMA,))[0]:
+        for statement in CREATE:
+            session.execute(statement)
+
+
+def beat(session: Session, changefeed: str) -> None:
+    """Write one row; it is committed when this returns. Raises as `prepare`."""
+    session.execute(_WRITE, (changefeed,))

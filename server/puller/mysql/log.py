@@ -1,0 +1,128 @@
+"""Finds a server that has what comes next in the log, and opens it there; where a log ends now, and where it begins."""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from server.puller.mysql.connection import Session, log_in, log_in_to
+from server.puller.mysql.errors import LogPurgedError, MySqlUnavailableError, NoAnchorError
+from server.puller.mysql.lookahead import log_end
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.position import Anchor
+from server.puller.mysql.stream import LogPlace, LogStream, open_stream
+from storage.model.errors import TidemarkError
+from storage.model.ts import compose, physical_ms
+from storage.mysql.event import Events, EventType
+
+_FIRST_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """A log that flows, and a session for statements with the same server."""
+
+    stream: LogStream
+    session: Session
+    first: list[Events]
+    fold_case: bool
+    """The server keeps names of tables in lower case."""
+
+    def close(self) -> None:
+        """End both connections."""
+        self.stream.close()
+        self.session.close()
+
+
+def open_log(options: MySqlOptions, anchor: Anchor, server_id: int) -> OpenLog:
+    """Open the log behind `anchor` at the first server that has it; blocks.
+
+    Raises:
+        MySqlUnavailableError: a server that may have it does not answer.
+        LogPurgedError, LogBehindError, ServerIdTakenError, …: no server that answers has it.
+    """
+    failures: list[TidemarkError] = []
+    for address in options.addresses:
+        opened: list[Session | LogStream] = []
+        try:
+            session = log_in_to(address, options)
+            opened.append(session)
+            reader = log_in_to(address, options)
+            opened.append(reader)
+            place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
+            stream = open_stream(reader, place, options, server_id)
+            opened.append(stream)
+            folds = int(session.row("SELECT @@lower_case_table_names")[0]) > 0
+            return OpenLog(stream, session, stream.take(_FIRST_S), folds)
+        except TidemarkError as err:
+            failures.append(err)
+            _close_all(opened)
+        except BaseException:
+            _close_all(opened)
+            raise
+    silent = next((err for err in failures if isinstance(err, MySqlUnavailableError)), None)
+    if silent is not None and len(failures) > 1:
+        raise MySqlUnavailableError("no server has what comes next: " + "; ".join(err.message for err in failures))
+    raise failures[0]
+
+
+def present(options: MySqlOptions) -> Anchor:
+    """Where the log ends now, with a ts that everything before it is at or below; blocks.
+
+    Raises:
+        MySqlUnavailableError, MySqlLoginError, …: no server lets us ask.
+        NoAnchorError: the server writes no log.
+    """
+    with log_in(options) as session:
+        gtids = _gtids(session)
+        file, position = log_end(session)
+        if not file:
+            raise NoAnchorError("the server writes no log: set log_bin; see `tidemark cli source check`")
+        ((now_ms,),) = session.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
+        return Anchor(compose(max(int(now_ms), int(time.time() * 1000))), gtids, file, position)
+
+
+def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
+    """The beginning of the oldest log of a server, for a start of which no anchor is known; blocks.
+
+    Raises:
+        NoAnchorError: the server is MySQL, of which the GTIDs before that place are not known.
+        LogPurgedError: the oldest log begins after `start_ts`.
+    """
+    with log_in(options) as session:
+        if not session.flavor.is_mariadb:
+            raise NoAnchorError(
+                "nothing is known of the log at the wanted start; leave the start out, and dump the tables"
+            )
+        file = str(session.execute("SHOW BINARY LOGS")[0][0])
+        began_s = _began(log_in_to(session.address, options), file, options)
+    if began_s * 1000 > physical_ms(start_ts):
+        raise LogPurgedError(
+            f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted start: leave the start "
+            "out, and dump the tables"
+        )
+    return Anchor(0, "", file)
+
+
+def _gtids(session: Session) -> str:
+    """What is in the log, read before the end of the log is: a little less may be in it."""
+    if session.flavor.is_mariadb:
+        return str(session.row("SELECT @@gtid_binlog_pos")[0])
+    return "".join(str(session.row("SELECT @@gtid_executed")[0]).split())
+
+
+def _began(reader: Session, file: str, options: MySqlOptions) -> int:
+    stream = open_stream(reader, LogPlace("", file), options, 0, follow=False)
+    try:
+        while not stream.ended:
+            for events in stream.take(_FIRST_S):
+                begins = events.of(EventType.FORMAT_DESCRIPTION)
+                if len(begins):
+                    return int(events.timestamps[begins[0]])
+    finally:
+        stream.close()
+    raise NoAnchorError(f"the log {file} of the server does not say when it began")
+
+
+def _close_all(opened: list[Session | LogStream]) -> None:
+    for each in reversed(opened):
+        each.close()

@@ -1,0 +1,166 @@
+"""What tables are right behind a place in the log, even if we read it late and the server's catalogue is further.
+
+The catalogue is true for a place if nothing between that place and now is about the table. So the log is read ahead, on
+a connection of its own, from the place to the present: the first TABLE_MAP of a table tells its columns; a table that
+is not met keeps what the catalogue says. A DDL that is met only moves names: no row is between the place and it, so any
+columns do until it is reached. What is met later, while the catalogue was being read, is looked at again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.connection import Session, log_in_to
+from server.puller.mysql.ddl import Kind, Statement, TableName, Verb, read_statement
+from server.puller.mysql.definition import Definition
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.stream import LogPlace, open_stream
+from storage.mysql.compressed import expand
+from storage.mysql.control import Query, Rotate
+from storage.mysql.event import Events, EventType
+from storage.mysql.table_map import TableMap
+
+_TAKE_S = 10.0
+_ANONYMOUS_READER = 0  # the server's id for tools that read once: it evicts nobody
+
+
+Place: TypeAlias = tuple[str, int]
+"""A file of a server's log, and an offset in it."""
+
+
+@dataclass(slots=True)
+class Sought:
+    """One table on its way through the log."""
+
+    name: TableName
+    told: TableMap | None = None
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Lookahead:
+    """What was found so far; pure."""
+
+    fold_case: bool
+    sought: dict[TableName, Sought]
+    """By the names they have at the place that was reached; those that need no more are left out."""
+    done: list[Sought] = field(default_factory=list)
+    met: bool = False
+    """Whether anything about one of them was met since this was last set to False."""
+
+    def see(self, events: Events, *, mariadb: bool) -> None:
+        """Take the next events of the log."""
+        types = events.types
+        for mark in ((types == EventType.TABLE_MAP) | (types == EventType.QUERY)).nonzero()[0].tolist():
+            if types[mark] == EventType.TABLE_MAP:
+                self._see_table(TableMap.parse(events.body(mark), mariadb=mariadb))
+            else:
+                query = Query.parse(events.body(mark))
+                self._see_statement(read_statement(query.sql, query.schema, fold_case=self.fold_case))
+
+    def _see_table(self, told: TableMap) -> None:
+        sought = self.sought.pop((told.schema, told.table), None)
+        if sought is not None:
+            sought.told, self.met = told, True
+            self.done.append(sought)
+
+    def _see_statement(self, statement: Statement) -> None:
+        if statement.kind is not Kind.DDL:
+            return
+        for action in statement.actions:
+            names = [action.name]
+            if action.verb is Verb.SCHEMA_DROPPED:
+                names = [name for name in self.sought if name[0] == action.name[0]]
+            for name in names:
+                sought = self.sought.get(name)
+                if sought is None:
+                    continue
+                self.met = True
+                if action.verb in (Verb.DROPPED, Verb.SCHEMA_DROPPED):
+                    sought.gone = True
+                    self.done.append(self.sought.pop(name))
+                elif action.verb is Verb.RENAMED and action.to is not None:
+                    self.sought[action.to] = self.sought.pop(name)
+
+
+def definitions_behind(
+    session: Session, options: MySqlOptions, names: Sequence[TableName], place: Place, *, fold_case: bool
+) -> dict[TableName, Definition | TableMap]:
+    """The tables of these names right behind a place in the log of the session's server; without those that are gone.
+
+    Raises:
+        MySqlUnavailableError, LogPurgedError, …: the server or its log cannot be read.
+    """
+    look = Lookahead(fold_case, {name: Sought(name) for name in names})
+    while True:
+        end = log_end(session)
+        look.met = False
+        if look.sought and end != place:
+            for events in _between(session, options, place, end):
+                look.see(events, mariadb=session.flavor.is_mariadb)
+                if not look.sought:
+                    break
+        found = read_definitions(session, list(look.sought))
+        again = log_end(session)
+        place = end
+        if again == end or not look.sought or not _touched(session, options, look, end, again):
+            return _answer(look, found)
+
+
+def _touched(session: Session, options: MySqlOptions, look: Lookahead, begin: Place, end: Place) -> bool:
+    """Whether the log went on about one of the tables while the catalogue was read."""
+    probe = Lookahead(look.fold_case, {name: Sought(name) for name in look.sought})
+    for events in _between(session, options, begin, end):
+        probe.see(events, mariadb=session.flavor.is_mariadb)
+    return probe.met
+
+
+def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableName, Definition | TableMap]:
+    answer: dict[TableName, Definition | TableMap] = {
+        sought.name: sought.told for sought in look.done if sought.told is not None and not sought.gone
+    }
+    for name, sought in look.sought.items():
+        if name in found:
+            answer[sought.name] = found[name]
+    return answer
+
+
+def log_end(session: Session) -> Place:
+    """File and offset at which the server's log ends now."""
+    statement = "SHOW MASTER STATUS"
+    if not session.flavor.is_mariadb and session.flavor.number >= (8, 4):
+        statement = "SHOW BINARY LOG STATUS"
+    rows = session.execute(statement)
+    return (str(rows[0][0]), int(rows[0][1])) if rows else ("", 0)
+
+
+def is_before(place: Place, other: Place) -> bool:
+    """Whether a place in a server's log is before another one."""
+    return _order(place) < _order(other)
+
+
+def _order(place: Place) -> tuple[int, int]:
+    number = place[0].rpartition(".")[2]
+    return (int(number) if number.isdecimal() else 0), place[1]
+
+
+def _between(session: Session, options: MySqlOptions, begin: Place, end: Place) -> Iterator[Events]:
+    """The events of the log from one place to another, compressed ones expanded; perhaps some more."""
+    reader = log_in_to(session.address, options)
+    try:
+        stream = open_stream(reader, LogPlace("", *begin), options, _ANONYMOUS_READER, follow=False)
+    except BaseException:
+        reader.close()
+        raise
+    file = begin[0]
+    try:
+        while not stream.ended:
+            for events in stream.take(_TAKE_S):
+                yield expand(events)
+                for mark in events.of(EventType.ROTATE).tolist():
+                    file = Rotate.parse(events.body(mark)).file
+                if not is_before((file, int(events.next_positions[-1])), end):
+                    return
+    finally:
+        stream.close()

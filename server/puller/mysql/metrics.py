@@ -1,0 +1,10 @@
+"""What the pullers of MySQL logs count, beside the rows and bytes of all pullers."""
+
+from prometheus_client import Counter, Gauge
+
+DDLS = Counter("tidemark_puller_mysql_ddls_total", "statements of the log that changed tables of a changefeed")
+HEARTBEATS = Counter("tidemark_puller_mysql_heartbeat_rows_total", "rows written because the server was idle")
+RECONNECTS = Counter("tidemark_puller_mysql_reconnects_total", "log connections that were lost or could not be opened")
+RESOLVED_LAG = Gauge(
+    "tidemark_puller_mysql_resolved_lag_seconds", "age of the newest transaction read, by the second in the log"
+)

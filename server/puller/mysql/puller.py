@@ -1,0 +1,218 @@
+"""The puller of a MySQL-protocol server's log: one connection brings the changes of all tables of a changefeed.
+
+Invariants:
+1. Tables are resolved up to the last complete transaction, after all rows up to it were added.
+2. After a fault the log is read again behind the last complete transaction, from the first server that has it; rows of
+   the broken one were not added, or are added again as they were.
+3. Nothing is kept here that the log and the anchors do not give again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from server.puller.mysql import metrics
+from server.puller.mysql.anchors import EVERY_S, Anchors
+from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.ddl_changes import DdlChanges
+from server.puller.mysql.errors import MySqlUnavailableError, ServerIdTakenError, TornTransactionError
+from server.puller.mysql.heartbeat import Heart
+from server.puller.mysql.listener import LogListener
+from server.puller.mysql.log import OpenLog, oldest, open_log
+from server.puller.mysql.lookahead import definitions_behind
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.position import LogPosition
+from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.server_id import leased_server_id
+from server.puller.mysql.tables import Tables
+from server.puller.mysql.transactions import Commits, LogBegins, Stated, Transactions
+from server.puller.source import Catalog, Rows
+from server.puller.table import SourceTable
+from storage.meta.meta import Meta
+from storage.model.ts import physical_ms
+from storage.mysql.event import Events
+
+T = TypeVar("T")
+_TAKE_S: Final = 0.25
+_BACKOFF_S: Final = (0.1, 2.0)
+_GIVE_UP_S: Final = 30.0
+_MANY_TABLES: Final = 100
+_RESOLVE_EVERY_S: Final = 0.05
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What the puller of a changefeed has of its source."""
+
+    changefeed: str
+    options: MySqlOptions
+    meta: Meta
+    listener: LogListener | None = None
+    torn: set[int] = field(default_factory=set)
+    """Transactions that a server began to write and never ended, by commit_ts; known as long as the source."""
+
+
+class LogPuller:
+    """Implements `server.puller.source.Puller` for `tables`, those in force at `start_ts`."""
+
+    def __init__(
+        self, tables: Sequence[SourceTable], start_ts: int, upstream: Upstream, rows: Rows, catalog: Catalog
+    ) -> None:
+        self.resolved_ts = start_ts
+        self._start_ts = start_ts
+        self._upstream = upstream
+        self._sink = rows
+        self._tables = Tables(tables)
+        self._rows = LogRows(self._tables, start_ts, rows, upstream.listener)
+        self._ddl = DdlChanges(self._tables, self._rows, catalog, upstream.listener)
+        self._anchors = Anchors(upstream.meta, upstream.changefeed)
+        self._anchored_at = 0.0
+        self._resolved_at = 0.0
+        self._heard_at = 0.0
+        self._transactions: Transactions | None = None
+
+    async def run(self) -> None:
+        """See `Puller.run`."""
+        options = self._upstream.options
+        anchor = await self._anchors.begin(self._start_ts)
+        if anchor is None:
+            anchor = await self._call(oldest, options, self._start_ts)
+        self._transactions = Transactions(LogPosition(anchor), torn=frozenset(self._upstream.torn))
+        heart = Heart(self._upstream.changefeed, options)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
+            tasks.create_task(heart.run(lambda: self._position.ts, self._sink.executor), name="heartbeat")
+
+    @property
+    def _position(self) -> LogPosition:
+        assert self._transactions is not None, "it runs"
+        return self._transactions.position
+
+    async def _pull(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        while True:
+            lease = leased_server_id(self._upstream.meta, self._upstream.changefeed, self._upstream.options.server_id)
+            async with lease as server_id:
+                try:
+                    await self._read(server_id)
+                except ServerIdTakenError as err:
+                    _log.warning("another reader has our server id", server_id=server_id, error=err.message)
+                    await asyncio.sleep(_BACKOFF_S[1])
+
+    async def _read(self, server_id: int) -> None:
+        """Read until our id is taken; raises what trying again at once does not help against."""
+        pause_s = _BACKOFF_S[0]
+        while True:
+            begun_at = self._heard_at
+            try:
+                await self._connect_and_follow(server_id)
+            except MySqlUnavailableError as err:
+                metrics.RECONNECTS.inc()
+                silent_s = asyncio.get_running_loop().time() - self._heard_at
+                _log.warning("log connection lost", changefeed=self._upstream.changefeed, error=err.message)
+                if silent_s > _GIVE_UP_S:
+                    raise
+            pause_s = _BACKOFF_S[0] if self._heard_at > begun_at else min(2 * pause_s, _BACKOFF_S[1])
+            await asyncio.sleep(pause_s)
+
+    async def _connect_and_follow(self, server_id: int) -> None:
+        log = await self._open(server_id)
+        try:
+            server, gtids = log.session.address, self._position.anchor.gtids
+            _log.info(
+                "log opened", changefeed=self._upstream.changefeed, host=server.host, port=server.port, gtids=gtids
+            )
+            await self._follow(log)
+        except TornTransactionError as err:
+            self._upstream.torn.add(err.commit_ts)
+            raise
+        finally:
+            log.close()
+
+    async def _open(self, server_id: int) -> OpenLog:
+        loop = asyncio.get_running_loop()
+        anchor, options = self._position.anchor, self._upstream.options
+        opening = loop.run_in_executor(self._sink.executor, open_log, options, anchor, server_id)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+
+    async def _follow(self, log: OpenLog) -> None:
+        assert self._transactions is not None, "it runs"
+        self._transactions.reconnected(fold_case=log.fold_case)
+        self._rows.connected(mariadb=log.session.flavor.is_mariadb)
+        waiting = log.first
+        while True:
+            work = self._work(log, waiting)
+            while (barrier := await self._call(next, work, None)) is not None:
+                await self._pass(barrier, log)
+            waiting = []
+            self._heard_at = asyncio.get_running_loop().time()
+            await self._keep_anchor()
+
+    def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Stated | Untold]:
+        """One take of the log; runs in a thread, and stops at what needs the event loop."""
+        assert self._transactions is not None, "it runs"
+        for events in waiting or log.stream.take(_TAKE_S):
+            for item in self._transactions.take(events):
+                if isinstance(item, LogBegins):
+                    self._rows.log_begins()
+                elif isinstance(item, Commits):
+                    yield from self._rows.add(item)
+                elif item.commit_ts > self._start_ts:
+                    yield item
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """Everything up to the last complete transaction was added; many tables are told less often."""
+        ts, now = self._position.ts, time.monotonic()
+        tables = self._tables.by_name.values()
+        if ts <= self.resolved_ts or (len(tables) > _MANY_TABLES and now - self._resolved_at < _RESOLVE_EVERY_S):
+            return
+        for table in tables:
+            self._sink.resolve(table.span, ts)
+        self.resolved_ts, self._resolved_at = ts, now
+        metrics.RESOLVED_LAG.set(max(0.0, time.time() - physical_ms(ts) / 1000))
+
+    async def _pass(self, barrier: Stated | Untold, log: OpenLog) -> None:
+        """A table is, or may be, another one from here on."""
+        if isinstance(barrier, Untold):
+            found = await self._call(read_definitions, log.session, [barrier.name])
+            await self._ddl.apply_untold(barrier, found.get(barrier.name))
+            return
+        effect = self._ddl.effect_of(barrier)
+        if effect:
+            metrics.DDLS.inc()
+            names, place = list(effect.touched), (barrier.file, barrier.position)
+            look = partial(definitions_behind, log.session, self._upstream.options, names, place)
+            await self._ddl.apply(barrier, effect, await self._call(partial(look, fold_case=log.fold_case)))
+
+    async def _keep_anchor(self) -> None:
+        assert self._transactions is not None, "it runs"
+        now = asyncio.get_running_loop().time()
+        if now - self._anchored_at >= EVERY_S and self._transactions.is_at_rest:
+            await self._anchors.put(self._position.anchor)
+            self._anchored_at = now
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run in a thread of this changefeed; whoever is cancelled waits for its end: nothing is added after."""
+        calling = asyncio.get_running_loop().run_in_executor(self._sink.executor, function, *arguments)
+        try:
+            return await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            await asyncio.wait([calling])
+            raise
+
+
+def _close_unwanted(opening: "asyncio.Future[OpenLog]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,188 @@
+"""From committed events to rows in the sorter, table by table; stops where a table is not the one that is known.
+
+Runs in a thread, one step after the other; what needs the event loop (a change of the catalog) comes out of it as an
+`Untold`, and it goes on when that was dealt with.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from server.puller import metrics
+from server.puller.mysql.ddl import TableName
+from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
+from server.puller.mysql.tables import Tables
+from server.puller.mysql.transactions import Commits
+from server.puller.mysql.watermark import watermark_rows
+from server.puller.source import Rows
+from server.puller.table import SourceTable
+from storage.model.span import Span
+from storage.mysql.changes import Plan, read_changes
+from storage.mysql.event import Events
+from storage.mysql.rows import TableMaps, TableRows
+from storage.mysql.schema import Table
+from storage.mysql.table_map import TableMap
+
+_PARTS_MAX = 1 << 20
+"""How many start_ts below the commit_ts the parts of one transaction can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """Rows of a table whose columns are not those that are known, or that is not known at all."""
+
+    name: TableName
+    told: TableMap
+    commit_ts: int
+    """Of the first such transaction; the commit_ts before it is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Some transactions of a `Commits`."""
+
+    events: Events
+    commit_ts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    part: int
+
+    def before(self, event: int) -> int:
+        """How many events the transactions before the one of `event` have."""
+        place = int(np.searchsorted(self.ends, event, "right"))
+        return int(self.ends[place - 1]) if place else 0
+
+    def through(self, event: int) -> int:
+        """The same, with the one of `event`."""
+        place = int(np.searchsorted(self.ends, event, "right"))
+        return int(self.ends[place]) if place < len(self.ends) else len(self.events)
+
+    def cut(self, first: int, last: int) -> "_Slice":
+        ends = self.ends[(self.ends > first) & (self.ends <= last)] - first
+        return _Slice(self.events[first:last], self.commit_ts[first:last], ends, self.part)
+
+    @property
+    def start_ts(self) -> npt.NDArray[np.uint64] | None:
+        """None: the commit_ts less one, which nothing else of that commit_ts can follow."""
+        if not self.part:
+            return None
+        return (self.commit_ts - _PARTS_MAX + min(self.part, _PARTS_MAX - 2)).astype(np.uint64)
+
+
+class LogRows:
+    """Adds the rows above `start_ts` of the tables in force; every call in the order of the log."""
+
+    def __init__(self, tables: Tables, start_ts: int, rows: Rows, listener: LogListener | None = None) -> None:
+        self.ignored: set[TableName] = set()
+        """Tables the changefeed does not take."""
+        self._tables = tables
+        self._start_ts = start_ts
+        self._rows = rows
+        self._maps = TableMaps(mariadb=True)
+        self._listener = listener
+        self._plans: dict[tuple[int, int], Plan | None] = {}
+
+    def connected(self, *, mariadb: bool) -> None:
+        """The log is read from a server, perhaps another one."""
+        self._maps = TableMaps(mariadb=mariadb)
+        self.tables_changed()
+
+    def log_begins(self) -> None:
+        """The server's numbers of tables have another meaning now."""
+        self._maps.forget()
+        self.tables_changed()
+
+    def tables_changed(self) -> None:
+        """Others are in force."""
+        self._plans.clear()
+
+    def add(self, commits: Commits) -> Iterator[Untold]:
+        """Add the rows of these transactions; before each `Untold` those of all transactions before it are added.
+
+        Raises:
+            RowImageError, EventUnsupportedError, CorruptError: the rows cannot be read.
+        """
+        first = int(np.searchsorted(commits.commit_ts, self._start_ts, "right"))
+        rest = _Slice(commits.events, commits.commit_ts, commits.ends, commits.part).cut(first, len(commits.events))
+        while len(rest.events):
+            groups = self._maps.group(rest.events)
+            stranger = self._stranger(groups)
+            watermark = self._watermark(groups)
+            if stranger is not None and (watermark is None or stranger.numbers[0] < watermark.numbers[0]):
+                event = int(stranger.numbers[0])
+                cut = rest.before(event)
+                self._add_all(rest.cut(0, cut))
+                yield Untold(_name(stranger.table), stranger.table, int(rest.commit_ts[event]))
+            elif watermark is not None:
+                cut = rest.through(int(watermark.numbers[0]))
+                self._pass_watermark(rest.cut(0, cut))
+            else:
+                self._add_groups(rest, groups)
+                return
+            rest = rest.cut(cut, len(rest.events))
+
+    def _add_all(self, part: _Slice) -> None:
+        if len(part.events):
+            self._add_groups(part, self._maps.group(part.events))
+
+    def _add_groups(self, part: _Slice, groups: Sequence[TableRows]) -> None:
+        commit_ts = part.commit_ts.astype(np.uint64)
+        for group in groups:
+            table = self._tables.by_name.get(_name(group.table))
+            plan = self._plan(table, group.table) if table is not None else None
+            if table is None or plan is None:
+                continue
+            changes = read_changes(part.events, group, plan, commit_ts, part.start_ts)
+            self._rows.add(table.span, changes.batch)
+            metrics.ROWS.inc(changes.batch.num_rows)
+            if self._listener is not None:
+                self._listener.changed(table.span, changes.keys)
+
+    def _pass_watermark(self, part: _Slice) -> None:
+        """The last transaction of `part` wrote watermarks."""
+        self._add_all(part)
+        if self._listener is None:
+            return
+        groups = self._maps.group(part.events)
+        for group in filter(_is_watermark, groups):
+            for values, event in watermark_rows(part.events, group):
+                self._put(self._listener.watermark(values, int(part.commit_ts[event])))
+
+    def _put(self, batches: Sequence[tuple[Span, pa.RecordBatch]]) -> None:
+        for span, batch in batches:
+            self._rows.add(span, batch)
+
+    def _stranger(self, groups: Sequence[TableRows]) -> TableRows | None:
+        """The first rows whose table is not known with these columns."""
+        strangers = [group for group in groups if not self._is_known(group.table)]
+        return min(strangers, key=lambda group: int(group.numbers[0]), default=None)
+
+    def _is_known(self, told: TableMap) -> bool:
+        name = _name(told)
+        if name in self.ignored or name[0] == WATERMARK_SCHEMA:
+            return True
+        table = self._tables.by_name.get(name)
+        return table is not None and self._plan(table, told) is not None
+
+    def _plan(self, table: SourceTable, told: TableMap) -> Plan | None:
+        """How rows of this shape are read; None: the table has other columns."""
+        key = (table.span.table_id, id(told))
+        if key not in self._plans:
+            record = Table.parse(table.record.table_info)
+            self._plans[key] = Plan.of(record) if record.columns == told.columns else None
+        return self._plans[key]
+
+    def _watermark(self, groups: Sequence[TableRows]) -> TableRows | None:
+        if self._listener is None:
+            return None
+        return next(filter(_is_watermark, groups), None)
+
+
+def _is_watermark(group: TableRows) -> bool:
+    return (group.table.schema, group.table.table) == (WATERMARK_SCHEMA, WATERMARK_TABLE)
+
+
+def _name(told: TableMap) -> TableName:
+    return told.schema, told.table

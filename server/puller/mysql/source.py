@@ -1,0 +1,88 @@
+"""MySQL and MariaDB as sources of changefeeds: `mysql://user@host:port…` (see `options`)."""
+
+import asyncio
+from collections.abc import Sequence
+
+from server.puller.mysql.anchors import Anchors
+from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.connection import log_in
+from server.puller.mysql.definition import Definition
+from server.puller.mysql.listener import LogListener
+from server.puller.mysql.log import present
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.puller import LogPuller, Upstream
+from server.puller.mysql.tables import record_of
+from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.uri import SourceUri
+from sink.mysql_mounter import MysqlMounter
+from storage.meta.meta import Meta
+from storage.model.errors import InvalidError
+from storage.model.span import Span
+from storage.mysql.errors import ColumnUnsupportedError
+from storage.mysql.schema import Table
+
+
+class MySqlSource:
+    """Implements `server.puller.source.Source` for one changefeed."""
+
+    keeps_history = False
+    per_table = False
+
+    def __init__(self, changefeed: str, options: MySqlOptions, meta: Meta) -> None:
+        self._changefeed = changefeed
+        self._options = options
+        self._meta = meta
+        self._torn: set[int] = set()
+        self.listener: LogListener | None = None
+        """Who follows the log of pullers made from now on: the dump."""
+
+    async def now(self) -> int:
+        """See `Source.now`; keeps an anchor for it."""
+        anchor = await asyncio.to_thread(present, self._options)
+        anchors = Anchors(self._meta, self._changefeed)
+        await anchors.put(anchor)
+        return anchor.ts
+
+    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
+        """See `Source.snapshot`: tables as they are now; what the log does to them after `ts` is found in the log."""
+        del ts
+        definitions = await asyncio.to_thread(self._definitions)
+        return [record_of(each, place + 1) for place, each in enumerate(definitions)]
+
+    def table(self, record: TableRecord) -> SourceTable:
+        """See `Source.table`."""
+        reason = record.table_info.get("ineligible")
+        if reason:
+            raise TableIneligibleError(f"{record.name} cannot be replicated: {reason}")
+        table = Table.parse(record.table_info)
+        if not table.primary_key:
+            raise TableIneligibleError(
+                f"{record.name} has neither a primary key nor a unique key over NOT NULL columns"
+            )
+        try:
+            return SourceTable(record, Span(table.id, b"", b""), MysqlMounter(table, record.schema_name))
+        except ColumnUnsupportedError as err:
+            raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
+
+    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+        """See `Source.pullers`: one for all."""
+        upstream = Upstream(self._changefeed, self._options, self._meta, self.listener, self._torn)
+        return [LogPuller(tables, start_ts, upstream, rows, catalog)]
+
+    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+        """See `Source.schema_puller`: the log brings them."""
+        del start_ts, catalog
+        return None
+
+    def _definitions(self) -> list[Definition]:
+        with log_in(self._options) as session:
+            found = read_definitions(session)
+        return [found[name] for name in sorted(found)]
+
+
+def mysql_source(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
+    """The factory of the scheme `mysql`; raises SourceUriError."""
+    if context.meta is None:
+        raise InvalidError("a mysql:// source runs in the capture itself, not in a worker")
+    return MySqlSource(changefeed, MySqlOptions.of(uri), context.meta)

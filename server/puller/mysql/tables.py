@@ -1,0 +1,184 @@
+"""The tables of a changefeed at a place in the log: what a DDL does to them, by name. Pure.
+
+Invariants:
+1. A table keeps its id, and so its span, through ALTER, RENAME and TRUNCATE; a new one gets an id that depends on its
+   name and the commit_ts of its DDL only, so that reading the log again gives the same.
+2. Where one statement moves a table out of the changefeed's names and another table into its place, as gh-ost and
+   pt-online-schema-change end, the name keeps its id: it is the same table with other columns.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from server.puller.mysql.ddl import Action, Kind, Statement, TableName, Verb
+from server.puller.mysql.definition import Definition
+from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.table import SourceTable, TableRecord
+from storage.mysql.schema import Table
+from storage.mysql.table_map import TableMap
+
+_NEW: Final = -1
+_ID_BITS = 48
+Wants = Callable[[str, str], bool]
+
+
+@dataclass(slots=True)
+class Effect:
+    """What a statement does: `touched` tables by their new names, with their ids, -1 for new ones."""
+
+    touched: dict[TableName, int] = field(default_factory=dict)
+    dropped: list[TableName] = field(default_factory=list)
+    truncated: list[TableName] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.touched or self.dropped or self.truncated)
+
+
+class Tables:
+    """Those in force."""
+
+    def __init__(self, tables: Iterable[SourceTable]) -> None:
+        self.by_name: dict[TableName, SourceTable] = {name_of(table): table for table in tables}
+
+    def effect(self, statement: Statement, wants: Wants) -> Effect:
+        """What a DDL does to them.
+
+        Raises:
+            RowsMovedError: rows come or go without row events.
+        """
+        moves = _Moves({name: table.span.table_id for name, table in self.by_name.items()}, wants)
+        for action in statement.actions:
+            moves.apply(action)
+        return moves.ended()
+
+    def check(self, statement: Statement, sql: str, at: str) -> None:
+        """Refuse a statement that may change rows of ours, or that is not understood and may change a table of ours.
+
+        Raises:
+            StatementLoggedError, DdlUnknownError: with the statement's beginning, and where it stands in the log.
+        """
+        mine = {table.lower() for _, table in self.by_name}
+        head = sql.split(None, 1)[0].lower() if sql.strip() else ""
+        seen = sorted(mine & statement.words)
+        if statement.kind is Kind.ROWS and mine and (seen or head in ("call", "do", "select", "load")):
+            raise StatementLoggedError(
+                f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are not known: "
+                "set binlog_format=ROW on the server and in all sessions, then create the changefeed anew with a dump"
+            )
+        if statement.kind is Kind.UNKNOWN and seen:
+            raise DdlUnknownError(
+                f"{_short(sql)!r} at {at} may change {', '.join(seen)}, and is not understood: if it does not, resume "
+                "the changefeed after it with --overwrite-checkpoint-ts; else create it anew with a dump"
+            )
+
+    def apply(self, tables: Iterable[SourceTable], dropped: Iterable[TableName]) -> None:
+        """A change is in force."""
+        for name in dropped:
+            self.by_name.pop(name, None)
+        brought = {table.span.table_id: name_of(table) for table in tables}
+        for name, table in list(self.by_name.items()):
+            if brought.get(table.span.table_id, name) != name:
+                del self.by_name[name]  # it was renamed
+        self.by_name |= {name_of(table): table for table in tables}
+
+
+class _Moves:
+    """Ids by name while the actions of one statement go by."""
+
+    def __init__(self, ids: dict[TableName, int], wants: Wants) -> None:
+        self._before = dict(ids)
+        self._now = ids
+        self._hidden: dict[TableName, int] = {}
+        """Tables that have names the changefeed does not take."""
+        self._foreign: list[TableName] = []
+        self._effect = Effect()
+        self._wants = wants
+
+    def apply(self, action: Action) -> None:
+        name, now = action.name, self._now
+        if action.verb is Verb.SCHEMA_DROPPED:
+            for each in [each for each in now if each[0] == name[0]]:
+                self._drop(each)
+        elif action.verb is Verb.DROPPED:
+            self._drop(name)
+        elif action.verb is Verb.RENAMED and action.to is not None:
+            self._rename(name, action.to)
+        elif action.verb is Verb.TRUNCATED:
+            if name in now:
+                self._effect.truncated.append(name)
+        elif action.verb is Verb.ROWS_MOVED:
+            if name in now:
+                raise RowsMovedError(
+                    f"rows of {'.'.join(name)} come or go by a statement about its partitions, without being in the "
+                    "log: dump the table anew, then go on behind the statement"
+                )
+        elif name in now or self._wants(*name):  # created or altered
+            self._effect.touched[name] = now.setdefault(name, _NEW)
+
+    def ended(self) -> Effect:
+        effect, before = self._effect, self._before
+        hidden = {self._name_before(table_id) for table_id in self._hidden.values()}
+        for name, table_id in self._now.items():
+            if table_id == _NEW and name in hidden:  # another table took its place
+                effect.touched[name] = before[name]
+        gone = [name for name in before if name not in self._now and name not in effect.dropped]
+        effect.dropped += gone
+        if any(table_id == _NEW for table_id in effect.touched.values()):
+            effect.dropped += self._foreign
+        return effect
+
+    def _drop(self, name: TableName) -> None:
+        if self._now.pop(name, None) is not None:
+            self._effect.touched.pop(name, None)
+            if name in self._before:
+                self._effect.dropped.append(name)
+        self._hidden.pop(name, None)
+
+    def _rename(self, old: TableName, new: TableName) -> None:
+        table_id = self._now.pop(old, None)
+        self._effect.touched.pop(old, None)
+        if table_id is None:
+            table_id = self._hidden.pop(old, None)
+        if not self._wants(*new):
+            if table_id is not None:
+                self._hidden[new] = table_id
+            return
+        if table_id is None:
+            self._foreign.append(old)
+        self._now[new] = self._effect.touched[new] = _NEW if table_id is None else table_id
+
+    def _name_before(self, table_id: int) -> TableName | None:
+        return next((name for name, each in self._before.items() if each == table_id), None)
+
+
+def name_of(table: SourceTable) -> TableName:
+    """Schema and table."""
+    return table.record.schema_name, table.record.table_name
+
+
+def new_id(commit_ts: int, name: TableName) -> int:
+    """Of a table that a DDL at `commit_ts` brings; above the ids of a snapshot, which are small, and below 2^53."""
+    digest = hashlib.blake2b(f"{commit_ts} {name[0]}\0{name[1]}".encode(), digest_size=_ID_BITS // 8).digest()
+    return int.from_bytes(digest, "big") | 1 << _ID_BITS
+
+
+def record_of(definition: Definition, table_id: int) -> TableRecord:
+    """The record of a table; what makes it ineligible is noted in it."""
+    doc = definition.table(table_id).to_doc()
+    if definition.faults:
+        doc["ineligible"] = "; ".join(definition.faults)
+    return TableRecord(definition.name[0], doc)
+
+
+def told_by_log(told: TableMap, known: Sequence[Table | Definition]) -> Definition:
+    """A definition as a TABLE_MAP event has it; where that has no primary key, the key is that of the `known` ones."""
+    places = {column.name: column for column in told.columns}
+    keys = [told.primary_key, *(each.key if isinstance(each, Definition) else each.primary_key for each in known)]
+    usable = (key for key in keys if key and all(name in places and not places[name].nullable for name in key))
+    return Definition((told.schema, told.table), told.columns, next(usable, ()))
+
+
+def _short(sql: str) -> str:
+    return " ".join(sql.split())[:120]
