@@ -47,6 +47,7 @@ class CaptureConfig:
 
     addr: str = setting("127.0.0.1:8300", "gRPC address: the changefeed API")
     flight_addr: str = setting("127.0.0.1:8301", "Arrow Flight address: the rows")
+    flight_token_file: str = setting("", "file with the token that Flight readers must bring; empty: none is asked for")
     advertise_addr: str = setting("", "gRPC address that other captures are told; empty: the one listened on")
     advertise_flight_addr: str = setting("", "Flight address that readers are told; empty: the one listened on")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
@@ -91,7 +92,9 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)
-            readers = serving_flight(OwnerFeeds(owner), config.flight_addr, config.advertise_flight_addr, security)
+            readers = serving_flight(
+                OwnerFeeds(owner), config.flight_addr, config.advertise_flight_addr, security, config.flight_token_file
+            )
             async with readers as flight, server.listen(config.addr) as bound:
                 run = membership.run(config.advertise_addr or bound, config.advertise_flight_addr or flight.bound)
                 async with _running(run, locks.run(), _shown(owner)):
@@ -118,6 +121,7 @@ async def _processors(
         flight_addr=config.worker_flight_addr or f"{host_of(config.flight_addr)}:0",
         advertise_host=host_of(config.advertise_flight_addr or config.flight_addr),
         memory_quota_bytes=config.memory_quota_bytes // count,
+        flight_token_file=config.flight_token_file,
         security=security,
     )
     pool = Pool(launch.workers(count))

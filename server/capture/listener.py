@@ -13,6 +13,7 @@ from typing import Protocol
 from server.rpc.credentials import SecurityConfig
 from sink.flight.feeds import Feeds
 from sink.flight.server import FlightServer, FlightTls, open_server
+from sink.flight.token import read_token
 
 
 class ClosableFeeds(Feeds, Protocol):
@@ -25,14 +26,22 @@ class ClosableFeeds(Feeds, Protocol):
 
 @asynccontextmanager
 async def serving_flight(
-    feeds: ClosableFeeds, addr: str, advertise_addr: str = "", security: SecurityConfig | None = None
+    feeds: ClosableFeeds,
+    addr: str,
+    advertise_addr: str = "",
+    security: SecurityConfig | None = None,
+    token_file: str = "",
 ) -> AsyncIterator[FlightServer]:
     """Serve `feeds` for the block; `close` is called before the listener waits for calls under way.
 
+    With a `token_file`, to those only who know what is in it.
+
     Raises:
+        TokenFileError: it cannot be read, or holds no token.
         FlightPortError: the address cannot be listened on.
     """
-    server = open_server(feeds, addr, advertise_addr, _tls(security) if security else None)
+    token = read_token(token_file) if token_file else ""
+    server = open_server(feeds, addr, advertise_addr, _tls(security) if security else None, token)
     thread = threading.Thread(target=server.wait, name="flight", daemon=True)
     thread.start()
     try:

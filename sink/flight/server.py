@@ -17,6 +17,7 @@ from sink.flight import metrics
 from sink.flight.answer import Answer, described, planned
 from sink.flight.feeds import Feeds
 from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan, Ticket
+from sink.flight.token import TokenGuard
 from storage.model.errors import Kind, TidemarkError, UnavailableError
 
 _UNIX = "unix:"
@@ -47,15 +48,18 @@ class FlightTls:
 class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
     """Serves `feeds`; `location` is what plans tell readers to connect to."""
 
-    def __init__(self, feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None) -> None:
+    def __init__(
+        self, feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None, token: str = ""
+    ) -> None:
+        """With a `token`, calls must bring it."""
         self._feeds = feeds
         scheme = "grpc" if tls is None else "grpc+tls"
-        security: dict[str, Any] = {}
+        security: dict[str, Any] = {"middleware": {"token": TokenGuard(token)}} if token else {}
         if tls is not None:
             security["tls_certificates"] = [(tls.certificate, tls.key)]
             security |= {"verify_client": True, "root_certificates": tls.root} if tls.root else {}
         if addr.startswith(_UNIX):
-            super().__init__(f"grpc+unix://{addr.removeprefix(_UNIX)}")
+            super().__init__(f"grpc+unix://{addr.removeprefix(_UNIX)}", **security)
             self.bound = addr
         else:
             super().__init__(f"{scheme}://{addr}", **security)
@@ -110,8 +114,10 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         return {"checkpoint_ts": self._feeds.ack(asked.changefeed, asked.table, asked.ts)}
 
 
-def open_server(feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None) -> FlightServer:
-    """A server that listens on `addr` (port 0: any; or `unix:/path`, where TLS is not for).
+def open_server(
+    feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None, token: str = ""
+) -> FlightServer:
+    """A server that listens on `addr` (port 0: any; or `unix:/path`, where TLS is not for) for those with `token`.
 
     Run `serve` in a thread; `shutdown` waits for calls under way.
 
@@ -119,7 +125,7 @@ def open_server(feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTl
         FlightPortError: the address is taken or not ours.
     """
     try:
-        return FlightServer(feeds, addr, advertise_addr, tls)
+        return FlightServer(feeds, addr, advertise_addr, tls, token)
     except (pa.ArrowException, OSError) as err:
         raise FlightPortError(f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr") from err
 

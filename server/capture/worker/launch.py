@@ -38,6 +38,7 @@ class Launch:
     memory_quota_bytes: int
     """Of each worker, for each changefeed."""
     security: SecurityConfig
+    flight_token_file: str = ""
 
     def workers(self, count: int) -> list[Worker]:
         """The workers, not yet started.
@@ -59,6 +60,7 @@ class Launch:
             "--flight-addr": self._flight_addr(number),
             "--http-addr": "127.0.0.1:0",
             "--memory-quota-bytes": self.memory_quota_bytes,
+            "--flight-token-file": self.flight_token_file,
             "--ca-path": self.security.ca_path,
             "--cert-path": self.security.cert_path,
             "--key-path": self.security.key_path,

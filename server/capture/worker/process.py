@@ -35,6 +35,7 @@ class WorkerConfig:
     data_dir: str = setting("./data/capture", "the capture's data directory")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     flight_addr: str = setting("127.0.0.1:0", "Arrow Flight address: the rows of its tables")
+    flight_token_file: str = setting("", "file with the token that readers must bring at flight_addr; empty: none")
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(256 << 20, "memory for the rows of one changefeed's share")
 
@@ -63,7 +64,9 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         )
         locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
         async with (
-            serving_flight(Rows(host), config.flight_addr, security=security) as flight,
+            serving_flight(
+                Rows(host), config.flight_addr, security=security, token_file=config.flight_token_file
+            ) as flight,
             serving_flight(Rows(host), flight_socket(directory, number)),
             server.listen(control_socket(directory, number)),
         ):

@@ -78,8 +78,8 @@ class Capture:
 
 
 @contextmanager
-def serving(capture, advertise_addr=""):
-    server = open_server(capture, "127.0.0.1:0", advertise_addr)
+def serving(capture, advertise_addr="", token=""):
+    server = open_server(capture, "127.0.0.1:0", advertise_addr, token=token)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

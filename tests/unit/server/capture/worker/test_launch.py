@@ -53,6 +53,12 @@ def test_with_tls_the_workers_have_the_captures_files(tmp_path):
         assert first.child._arguments[-6:] == ["--ca-path", "ca", "--cert-path", "cert", "--key-path", "key"]
 
 
+def test_the_workers_ask_readers_for_the_captures_token(tmp_path):
+    with ready(launch(tmp_path, flight_token_file="tokens/readers").workers(2)) as workers:
+        arguments = [worker.child._arguments for worker in workers]
+    assert all(each[each.index("--flight-token-file") + 1] == "tokens/readers" for each in arguments)
+
+
 @pytest.mark.parametrize("count", [-1, 0, 1, WORKERS_MAX + 1])
 def test_a_number_of_workers_that_cannot_be_is_refused(tmp_path, count):
     with pytest.raises(ConfigError, match="--workers"):
