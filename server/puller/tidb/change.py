@@ -1,0 +1,37 @@
+"""What a DDL means to one changefeed: its tables in their new form, or a refusal."""
+
+from server.puller.source import Catalog, TableChange
+from server.puller.tidb.errors import DdlUnsupportedError
+from server.puller.tidb.table import record_of
+from storage.tidb.schema_history import Change, Table
+
+
+def table_change(change: Change, catalog: Catalog) -> TableChange | None:
+    """The change as the catalog takes it; None: it does not concern the changefeed.
+
+    Raises:
+        DdlUnsupportedError: its rows would not be told.
+        TableIneligibleError: the changefeed wants a table that cannot be replicated.
+    """
+    if change.moved:
+        _refuse(change, catalog)
+    found = (catalog.table(record_of(table)) for table in change.tables)
+    tables = tuple(table for table in found if table is not None)
+    dropped = tuple(table.name for table in change.dropped if _wanted(table, catalog))
+    truncated = tuple(table.name for table in change.truncated if _wanted(table, catalog))
+    if not (tables or dropped or truncated):
+        return None
+    return TableChange(change.commit_ts, change.query, tables, dropped, truncated)
+
+
+def _refuse(change: Change, catalog: Catalog) -> None:
+    names = [table.name for table in change.tables if _wanted(table, catalog)]
+    if names or not change.tables:
+        raise DdlUnsupportedError(
+            f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: {change.query}; begin these "
+            "tables anew from a dump taken after it"
+        )
+
+
+def _wanted(table: Table, catalog: Catalog) -> bool:
+    return catalog.wants(table.schema_name, table.info["name"]["O"])

@@ -1,0 +1,73 @@
+"""The puller of a partitioned table: one puller for each partition, all into the table's one span.
+
+The table is resolved as far as its slowest partition. Keys carry the partition's id, so rows of two partitions are
+never taken for one another.
+"""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from server.puller.source import Rows
+from server.puller.table import SourceTable
+from server.puller.tidb.removed_rows import removed_rows
+from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.table import part_spans, removed_from
+from server.puller.tikv.puller import TablePuller, Upstream
+from storage.model.span import Span
+
+
+class PartitionedPuller:
+    """Pulls all partitions of `table` from `start_ts` (exclusive) until cancelled."""
+
+    def __init__(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows, schemas: Schemas) -> None:
+        self._span = table.span
+        self._start_ts = start_ts
+        self._removed = removed_from(table.record)
+        self._rows = rows
+        self._schemas = schemas
+        self._joined = JoinedRows(table.span, part_spans(table.record), start_ts, rows)
+        self.table_pullers = tuple(
+            TablePuller(span, start_ts, upstream, self._joined) for span in part_spans(table.record)
+        )
+
+    @property
+    def resolved_ts(self) -> int:
+        """See `Puller.resolved_ts`."""
+        return min(puller.resolved_ts for puller in self.table_pullers)
+
+    async def run(self) -> None:
+        """See `Puller.run`."""
+        if self._removed.partition_ids and self._start_ts <= self._removed.ts:
+            loop = asyncio.get_running_loop()
+            async for batch in removed_rows(self._schemas, self._removed):
+                await loop.run_in_executor(self._rows.executor, self._rows.add, self._span, batch)
+        async with asyncio.TaskGroup() as tasks:
+            for puller in self.table_pullers:
+                tasks.create_task(puller.run(), name=f"puller of partition {puller.span.table_id}")
+
+
+class JoinedRows:
+    """Rows of several spans on their way into one; safe to call from several threads."""
+
+    def __init__(self, span: Span, parts: Sequence[Span], start_ts: int, rows: Rows) -> None:
+        self._span = span
+        self._rows = rows
+        self._lock = threading.Lock()
+        self._resolved = dict.fromkeys(parts, start_ts)
+        self._lowest = start_ts
+
+    def add(self, _part: Span, batch: pa.RecordBatch) -> None:
+        """Pass changes of one part on."""
+        self._rows.add(self._span, batch)
+
+    def resolve(self, part: Span, ts: int) -> None:
+        """All changes of one part up to `ts` were added."""
+        with self._lock:
+            self._resolved[part] = ts
+            lowest = min(self._resolved.values())
+            if lowest > self._lowest:
+                self._rows.resolve(self._span, lowest)
+                self._lowest = lowest

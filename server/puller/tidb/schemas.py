@@ -1,0 +1,87 @@
+"""What the store says of a cluster's schemas: all of them as of a timestamp, one DDL job, the rows of a partition."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from server.puller.tidb.errors import HistoryLostError, SchemaGapError
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.pd import PdClient
+from server.rpc.snapshot import Snapshot
+from server.rpc.tikv import KvClient, Pairs
+from storage.model.ts import MAX_TS
+from storage.tidb.ddl import Job
+from storage.tidb.key import table_span
+from storage.tidb.meta_key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key
+from storage.tidb.schema_history import SchemaHistory
+
+PAGE_KEYS: Final = 256
+_TIMEOUT_S: Final = 30.0
+
+
+class Schemas:
+    """Reads through the cluster's clients; holds nothing."""
+
+    def __init__(self, pd: PdClient, kv: KvClient) -> None:
+        self._pd = pd
+        self._kv = kv
+        self._resolver = LockResolver(pd, kv)
+
+    async def at(self, ts: int) -> SchemaHistory:
+        """All schemas in force above `ts`.
+
+        Raises:
+            HistoryLostError: GC has passed `ts`.
+            CorruptError: the meta keys are not TiDB's.
+        """
+        pairs = [pair async for page in self._pages(SCHEMAS_BEGIN, SCHEMAS_END, ts) for pair in page]
+        return SchemaHistory.of_meta(ts, pairs)
+
+    async def job(self, job_id: int, commit_ts: int) -> Job:
+        """The DDL job as the transaction at `commit_ts` left it; or, where that is gone, as it ended.
+
+        Raises:
+            SchemaGapError: the store does not know it.
+        """
+        row = await self._snapshot(commit_ts).get(job_key(job_id))
+        if row is not None:
+            return Job.of_row(row)
+        text = await self._snapshot(MAX_TS - 1).get(history_key(job_id))
+        if text is None:
+            raise SchemaGapError(
+                f"the store does not know DDL job {job_id}, which came in force at {commit_ts}: rows above it cannot "
+                "be read; begin anew from a dump taken after it"
+            )
+        return Job.parse(text)
+
+    async def rows(self, table_id: int, ts: int) -> AsyncIterator[Pairs]:
+        """The records of one table or partition at `ts`, page by page.
+
+        Raises:
+            HistoryLostError: GC has passed `ts`.
+        """
+        span = table_span(table_id)
+        async for page in self._pages(span.start_key, span.end_key, ts):
+            yield page
+
+    async def _pages(self, begin: bytes, end: bytes, ts: int) -> AsyncIterator[Pairs]:
+        snapshot = self._snapshot(ts)
+        while True:
+            page = await snapshot.scan(begin, end, PAGE_KEYS)
+            await self._check_kept(ts)
+            if page:
+                yield page
+            if len(page) < PAGE_KEYS:
+                return
+            begin = page[-1][0] + b"\0"
+
+    async def _check_kept(self, ts: int) -> None:
+        """What was read at `ts` was all there: GC had not passed it afterwards."""
+        safe_point = await self._pd.gc_safe_point()
+        if ts < safe_point:
+            raise HistoryLostError(
+                f"the store's GC has passed {ts}, it stands at {safe_point}: schemas or rows of then are gone; begin "
+                "anew from a dump, and keep the changefeed's service safe point alive"
+            )
+
+    def _snapshot(self, ts: int) -> Snapshot:
+        return Snapshot(self._kv, self._resolver, ts, timeout_s=_TIMEOUT_S)

@@ -1,0 +1,52 @@
+"""The cluster that the capture belongs to: TiKV's change feed of each table, and of TiDB's DDL jobs."""
+
+from collections.abc import Sequence
+
+from server.puller.source import Catalog, Puller, Rows, SourceContext
+from server.puller.table import SourceTable, TableRecord
+from server.puller.tidb.partitioned_puller import PartitionedPuller
+from server.puller.tidb.schema_puller import SchemaPuller
+from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.table import part_spans, record_of, tidb_table
+from server.puller.tikv.puller import TablePuller, Upstream
+
+
+class TidbSource:
+    """Implements `server.puller.source.Source`; the tables' records are TiDB's TableInfo."""
+
+    keeps_history = True
+    per_table = True
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+
+    async def now(self) -> int:
+        """See `Source.now`."""
+        return await self._context.pd.tso()
+
+    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
+        """See `Source.snapshot`: what the meta keys say at `ts`."""
+        return [record_of(table) for table in await self._schemas.at(ts)]
+
+    def table(self, record: TableRecord) -> SourceTable:
+        """See `Source.table`."""
+        return tidb_table(record)
+
+    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+        """See `Source.pullers`: one for each table."""
+        del catalog
+        upstream = Upstream(self._context.pd, self._context.feeds, rows.executor)
+        return [self._puller(table, start_ts, upstream, rows) for table in tables]
+
+    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+        """See `Source.schema_puller`; a worker process, which has no metadata, pulls tables only."""
+        return SchemaPuller(self._context, start_ts, catalog) if self._context.meta is not None else None
+
+    def _puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
+        if part_spans(table.record):
+            return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
+        return TablePuller(table.span, start_ts, upstream, rows)
+
+    @property
+    def _schemas(self) -> Schemas:
+        return Schemas(self._context.pd, self._context.kv)

@@ -1,0 +1,77 @@
+"""Tables of TiDB as sources know them: what can be replicated, and under which span. Pure.
+
+A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one span that reaches
+from its first partition's records to its last one's; new partitions have higher ids, so the span changes with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from sink.mounter import Mounter
+from storage.model.errors import InvalidError
+from storage.model.span import Span
+from storage.tidb.key import table_span
+from storage.tidb.schema import TableInfo
+from storage.tidb.schema_history import REMOVED, Table
+
+_NO_PARTITIONS: Final[tuple[int, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Partitions whose rows went when a table's schema came in force at `ts`: they are deleted at `delete_ts`."""
+
+    ts: int
+    partition_ids: tuple[int, ...] = ()
+
+    @property
+    def delete_ts(self) -> int:
+        """The first timestamp at which the new schema is in force; its start_ts is `ts`."""
+        return self.ts + 1
+
+
+def tidb_table(record: TableRecord) -> SourceTable:
+    """Read TiDB's TableInfo.
+
+    Raises:
+        InvalidError: the TableInfo cannot be read.
+        TableIneligibleError: the table cannot be replicated.
+    """
+    info = TableInfo.parse(record.table_info_json)
+    name = f"{record.schema_name}.{info.name}"
+    if info.is_view or info.is_sequence:
+        raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
+    if not info.key_columns:
+        raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
+    return SourceTable(record, _span(info), Mounter(info, record.schema_name))
+
+
+def record_of(table: Table) -> TableRecord:
+    """A table of the schema history as a record."""
+    return TableRecord(table.schema_name, dict(table.info))
+
+
+def part_spans(record: TableRecord) -> Sequence[Span]:
+    """The spans of the partitions; none if the table is not partitioned."""
+    table = Table(0, record.schema_name, record.table_info)
+    return [table_span(number) for number in table.partition_ids]
+
+
+def removed_from(record: TableRecord) -> Removed:
+    """What the record says of removed partitions; no ids: nothing.
+
+    Raises:
+        InvalidError: it cannot be read.
+    """
+    try:
+        removed = record.table_info.get(REMOVED) or {"ts": 0, "partition_ids": _NO_PARTITIONS}
+        return Removed(int(removed["ts"]), tuple(map(int, removed["partition_ids"])))
+    except (KeyError, TypeError, ValueError) as err:
+        raise InvalidError(f"the record of a table says nothing sensible of removed partitions: {err!r}") from err
+
+
+def _span(info: TableInfo) -> Span:
+    first, last = table_span(min(info.physical_ids)), table_span(max(info.physical_ids))
+    return Span(info.id, first.start_key, last.end_key)
