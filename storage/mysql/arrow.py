@@ -29,6 +29,8 @@ from storage.mysql.schema import Column, Table
 from storage.mysql.text import enums, geometries, json_texts, raw, sets, strings
 from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
 
+_NULL_CELL_BYTES: Final = 32
+"""A null last cell begins at the end of all rows, and as much as its type's longest value (DECIMAL) is read there."""
 _OTHERS: Final = {
     **MOMENT_TYPES,
     Type.YEAR: pa.int16(),
@@ -82,10 +84,10 @@ def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:
         return Bytes.padded(b""), np.zeros(1, np.int64)
     offsets = np.frombuffer(offsets_buffer, np.int32)[rows.offset : rows.offset + len(rows) + 1].astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
-    if len(data) - offsets[-1] >= PAD_BYTES:
+    if len(data) - offsets[-1] >= _NULL_CELL_BYTES + PAD_BYTES:
         return Bytes(data), offsets
     used = data[offsets[0] : offsets[-1]]
-    return Bytes(np.concatenate([used, np.zeros(PAD_BYTES, np.uint8)])), offsets - offsets[0]
+    return Bytes(np.concatenate([used, np.zeros(_NULL_CELL_BYTES + PAD_BYTES, np.uint8)])), offsets - offsets[0]
 
 
 def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:
