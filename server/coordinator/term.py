@@ -26,7 +26,7 @@ from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.leadership.guarded import while_leading
+from server.coordinator.leadership.guarded import batch_while_leading, while_leading
 from server.coordinator.leadership.leader import Leadership
 from server.coordinator.leadership.ledger import Ledger
 from server.coordinator.leadership.members import Members
@@ -97,6 +97,7 @@ class Term:
 
     def _add_pd(self, ledger: Ledger, security: SecurityConfig) -> None:
         gc = GcService(self.headers, self.safe_points)
+        tso = TsoService(self.headers, self.oracle)
         cluster = ClusterService(self.headers, self.cluster)
         parts = (
             cluster,
@@ -104,18 +105,21 @@ class Term:
             RegionSplitService(self.headers, self.cluster, partial(connect, security=security)),
             ClusterTsService(self.headers, self.cluster, self.oracle, ledger),
             GlobalConfigService(self.headers, ledger),
-            TsoService(self.headers, self.oracle),
+            tso,
             gc,
         )
         calls: dict[str, Any] = {}
         for part in parts:
             calls |= part.calls()
-        self._add(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), gc.batches())
+        self._add(
+            pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), {**gc.batches(), **tso.batches()}
+        )
         keyspaces = KeyspaceService(self.headers, ledger, ClusterKeys(self.cluster.id).gc)
         self._add(keyspacepb_pb2.DESCRIPTOR.services_by_name["Keyspace"], SimpleNamespace(**keyspaces.calls()), {})
 
     def _add(self, service: Any, servicer: object, batch: Mapping[str, Any]) -> None:
-        handlers, routes = method_handlers(service, servicer, batch)
+        guarded = {name: batch_while_leading(function, self.leadership) for name, function in batch.items()}
+        handlers, routes = method_handlers(service, servicer, guarded, self.leadership.refusal)
         for name, handler in handlers.items():
             self.handlers[f"/{service.full_name}/{name}"] = while_leading(handler, self.leadership)
         self._routes += routes

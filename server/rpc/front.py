@@ -60,6 +60,7 @@ class Route:
         self._batch: list[tuple[bytes, Waiter]] = []
         self._bytes = 0
         self._wake = asyncio.Event()
+        self._attached: set[Waiter] = set()
         self._closed = False
 
     async def call(self, request: bytes) -> Answer:
@@ -79,6 +80,14 @@ class Route:
             self._waiting.append((request, waiter))
             self._bytes += len(request)
             self._wake.set()
+
+    def attach(self, waiter: Waiter) -> None:
+        """Let one who may ask again and again know the end of the loop, too; until `detach`."""
+        self._attached.add(waiter)
+
+    def detach(self, waiter: Waiter) -> None:
+        """It asks no more."""
+        self._attached.discard(waiter)
 
     async def run(self) -> None:
         """Answer batches until cancelled; then nobody is left waiting."""
@@ -121,3 +130,5 @@ class Route:
                 if not waiter.done():
                     waiter.set_result(self._refusal())
             self._batch = []
+        for waiter in list(self._attached):
+            waiter.set_result(self._refusal())

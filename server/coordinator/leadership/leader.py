@@ -32,7 +32,8 @@ class Leadership:
         self.since = clock()
         """Monotonic seconds; what was seen before says nothing about it."""
         self._deadline = deadline
-        self._refusal = refusal
+        self.refusal = refusal
+        """What is answered once it has ended."""
         self._clock = clock
         self._limits: set[asyncio.Timeout] = set()
 
@@ -44,7 +45,7 @@ class Leadership:
     def check(self) -> None:
         """Raises: NotLeaderError: another coordinator may lead; nothing in memory is to be trusted."""
         if not self.held:
-            raise self._refusal()
+            raise self.refusal()
 
     def end(self) -> None:
         """Give it up: `throughout` blocks are interrupted."""
@@ -70,5 +71,5 @@ class Leadership:
                     self._limits.discard(limit)
         except TimeoutError:
             if limit.expired():
-                raise self._refusal() from None
+                raise self.refusal() from None
             raise

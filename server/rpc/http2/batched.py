@@ -88,6 +88,7 @@ class BatchedStream(Stream):
         self._route = route
         self._reader = MessageReader(max_bytes, encoding)
         self._outstanding = 0
+        route.attach(self)
 
     def retire(self) -> None:
         """See `Stream`."""
@@ -127,3 +128,7 @@ class BatchedStream(Stream):
             self.stop()
         elif self._outstanding < _MAX_OUTSTANDING:
             self.give_credit()
+
+    def _release(self) -> None:
+        super()._release()
+        self._route.detach(self)

@@ -8,63 +8,24 @@ Invariants:
 3. Every header block is decoded, in order, whoever refuses its stream.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
 
 import grpc
 
 from server.rpc.errors import StatusError
 from server.rpc.http2 import frames, response_blocks
+from server.rpc.http2.control import Control, FrameHandler
 from server.rpc.http2.flood import Patience
 from server.rpc.http2.frames import ConnectionFault, ErrorCode, StreamFault
 from server.rpc.http2.header_blocks import HeaderDecoder, OversizedHeadersError
-from server.rpc.http2.request_head import HttpRefusalError, RequestHead, read_head
+from server.rpc.http2.host import UNKNOWN_PEER, Bounds, Host
+from server.rpc.http2.request_head import HttpRefusalError, read_head
 from server.rpc.http2.stream import STREAM_WINDOW, Stream
 
 CONNECTION_WINDOW = 16 << 20
 _MAX_BLOCK_FRAMES = 64
 _RESETS, _RESETS_PER_S = 20_000, 1000
 _EMPTY, _EMPTY_PER_S = 1000, 10
-_SETTINGS, _SETTINGS_PER_S = 50, 1
-
-
-class Host(Protocol):
-    """Whoever owns connections."""
-
-    def open(self, connection: "Connection", number: int, head: RequestHead, timeout_s: float | None) -> Stream:
-        """The stream of a new call.
-
-        Raises:
-            StatusError: it is refused.
-        """
-
-    def released(self) -> None:
-        """A stream that `open` gave has ended."""
-
-    def hold(self, change: int) -> bool:
-        """So many more bytes of requests wait for their rest, or to be read; False: that is too much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What one peer may have."""
-
-    metadata_bytes: int
-    streams: int
-    pings: int
-    """In a burst, while it is sent nothing."""
-    pings_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end."""
-
-    address: str
-    """As gRPC writes it: `ipv4:127.0.0.1:1234`."""
-    auth: Mapping[str, tuple[bytes, ...]]
-    """What TLS knows."""
 
 
 class Connection:
@@ -84,7 +45,7 @@ class Connection:
         self.failed: ConnectionFault | None = None
         self.awaited_pong = self.congested = False
         """`congested`: the socket takes no more for now."""
-        self.peer = Peer("unknown", {})
+        self.peer = UNKNOWN_PEER
         self.host = host
         self._bounds = bounds
         self._wake = wake
@@ -96,22 +57,16 @@ class Connection:
         self.draining = self._preface_seen = False
         self._block: tuple[int, int, bytearray, int] | None = None
         self._decoder = HeaderDecoder(bounds.metadata_bytes, read_head)
-        self._pings = Patience("too_many_pings", bounds.pings, bounds.pings_per_s, clock)
-        self._pinged_at_answers = 0
+        self._control = Control(self, bounds.pings, bounds.pings_per_s, clock)
         self._resets = Patience("too many calls opened and reset", _RESETS, _RESETS_PER_S, clock)
-        self._settings = Patience("too many SETTINGS", _SETTINGS, _SETTINGS_PER_S, clock)
-        self._empty = Patience("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
-        self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
+        self.empty = Patience("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
+        self._handlers: dict[int, FrameHandler] = {
             frames.HEADERS: self._on_headers,
             frames.DATA: self._on_data,
-            frames.PRIORITY: self._on_priority,
             frames.RST_STREAM: self._on_rst_stream,
-            frames.SETTINGS: self._on_settings,
-            frames.PUSH_PROMISE: self._on_push_promise,
-            frames.PING: self._on_ping,
-            frames.GOAWAY: self._on_goaway,
             frames.WINDOW_UPDATE: self._on_window_update,
             frames.CONTINUATION: self._on_continuation,
+            **self._control.handlers(),
         }
         self._introduce()
 
@@ -184,6 +139,9 @@ class Connection:
         at, size, unpack = 0, len(data), frames.HEADER.unpack_from
         if not self._preface_seen:
             at = self._preface(data)
+            if not at:
+                self._rest = data
+                return
         while size - at >= frames.HEADER_BYTES:
             word, flags, number = unpack(data, at)
             at += frames.HEADER_BYTES
@@ -213,7 +171,7 @@ class Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         handler = self._handlers.get(kind)
         if handler is None:
-            self._empty.spend()  # frames of extensions are ignored, but not without end
+            self.empty.spend()  # frames of extensions are ignored, but not without end
             return
         try:
             handler(flags, number, payload)
@@ -304,7 +262,7 @@ class Connection:
             payload = frames.unpadded(payload, flags)
         ended = bool(flags & frames.END_STREAM)
         if not payload and not ended:
-            self._empty.spend()
+            self.empty.spend()
         self._deliver(stream, payload, ended=ended)
 
     def _deliver(self, stream: Stream, data: bytes, *, ended: bool) -> None:
@@ -327,15 +285,6 @@ class Connection:
         if number > self._last_stream or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which was never opened")
 
-    def _on_priority(self, _flags: int, number: int, payload: bytes) -> None:
-        if not number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of no stream")
-        self._empty.spend()
-        if len(payload) != 5:
-            raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of another length than five")
-        if int.from_bytes(payload[:4]) & frames.MAX_WINDOW == number:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
-
     def _on_rst_stream(self, _flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length than four")
@@ -345,62 +294,6 @@ class Connection:
         if stream is not None:
             stream.remote_closed = True
             stream.abort()
-
-    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
-        if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of one stream")
-        if flags & frames.ACK:
-            if payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings in it")
-            return
-        self._settings.spend()
-        for key, value in frames.setting_pairs(payload):
-            self._set(key, value)
-        self.ready = True
-        self.send(frames.frame(frames.SETTINGS, frames.ACK, 0))
-
-    def _set(self, key: int, value: int) -> None:
-        if key == 2 and value > 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
-        if key == 4:
-            if value > frames.MAX_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "an initial window of more than 2^31 - 1 bytes")
-            change, self.initial_window = value - self.initial_window, value
-            for stream in list(self.streams.values()):
-                self._grow(stream, change)
-        if key == 5:
-            if not frames.MAX_FRAME_BYTES <= value < 1 << 24:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a largest frame that HTTP/2 does not have")
-            self.peer_frame_bytes = value
-
-    def _grow(self, stream: Stream, change: int) -> None:
-        try:
-            stream.grow(change)
-        except StreamFault as fault:
-            raise ConnectionFault(fault.code, str(fault)) from fault
-
-    def _on_push_promise(self, _flags: int, _number: int, _payload: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients do not push")
-
-    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
-        if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of one stream")
-        if len(payload) != 8:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING of another length than eight")
-        if flags & frames.ACK:
-            self.awaited_pong = False
-            return
-        if self.answers != self._pinged_at_answers:
-            self._pinged_at_answers = self.answers
-            self._pings.refill()
-        self._pings.spend()
-        self.send(frames.frame(frames.PING, frames.ACK, 0, payload))
-
-    def _on_goaway(self, _flags: int, number: int, payload: bytes) -> None:
-        if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of one stream")
-        if len(payload) < 8:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY that is too short")
 
     def _on_window_update(self, _flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:

@@ -5,7 +5,8 @@ import ssl
 import time
 
 from server.rpc.http2 import metrics
-from server.rpc.http2.connection import Bounds, Connection, Host, Peer
+from server.rpc.http2.connection import Connection
+from server.rpc.http2.host import Bounds, Host, Peer
 
 _PING_AFTER_S, _PONG_WITHIN_S = 30.0, 10.0
 _INTRODUCED_WITHIN_S = 10.0

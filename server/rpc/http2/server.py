@@ -19,8 +19,9 @@ from server.rpc.errors import StatusError
 from server.rpc.front import OverloadedError
 from server.rpc.http2 import metrics
 from server.rpc.http2.batched import BatchedCall, BatchedStream
-from server.rpc.http2.connection import Bounds, Connection
+from server.rpc.http2.connection import Connection
 from server.rpc.http2.handled import HandledCall
+from server.rpc.http2.host import Bounds
 from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.request_head import RequestHead

@@ -1,6 +1,7 @@
 """Starts real daemons as processes and waits for their ready lines."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+_ENGINE = {name: text for name, text in os.environ.items() if name.startswith("TIDEMARK_RPC_")}
+_ENVIRONMENT = {"PYTHONPATH": ".:proto/gen", "PATH": "/usr/bin:/bin", **_ENGINE}
 
 
 @dataclass
@@ -37,7 +41,7 @@ def start(name: str, *arguments: str) -> Daemon:
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=Path(__file__).parents[3],
-        env={"PYTHONPATH": ".:proto/gen", "PATH": "/usr/bin:/bin"},
+        env=_ENVIRONMENT,
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -54,7 +58,7 @@ def failed(name: str, *arguments: str) -> tuple[int, str]:
         text=True,
         timeout=40,
         cwd=Path(__file__).parents[3],
-        env={"PYTHONPATH": ".:proto/gen", "PATH": "/usr/bin:/bin"},
+        env=_ENVIRONMENT,
         check=False,
     )
     return done.returncode, "\n".join(line for line in done.stderr.splitlines() if line.startswith("[TM:"))
