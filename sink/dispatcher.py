@@ -17,10 +17,10 @@ from typing import Final
 import structlog
 
 from sink import metrics
-from sink.errors import QuotaClosedError, RangeCleanedError, TableNotFoundError
+from sink.errors import QuotaClosedError, RangeCleanedError, TableDamagedError, TableNotFoundError
 from sink.progress import Progress, ProgressHeap
 from sink.quota import MemQuota
-from sink.table_sink import ROWS_LOST, TableSink
+from sink.table_sink import TableSink
 from sink.worker import REQUEST_BYTES, SinkTask, TaskResult, TaskRun
 from sorter import Sorter
 from sorter.errors import SorterClosedError
@@ -207,7 +207,7 @@ class Dispatcher:
         return result
 
     def _failed(self, table: TableSink, err: Exception) -> None:
-        if isinstance(err, ROWS_LOST):
+        if isinstance(err, TableDamagedError):
             table.lose(err)
         if self._leave_out(table, repr(err)):
             metrics.FAILED_TABLES.inc()

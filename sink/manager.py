@@ -19,7 +19,7 @@ from sink.acks import Acks
 from sink.before import WithBefore
 from sink.cut import Bounds
 from sink.dispatcher import Dispatcher
-from sink.errors import TableNotFoundError
+from sink.errors import TableDamagedError, TableNotFoundError
 from sink.mounted import Mount
 from sink.mounts import Mounting, Mounts
 from sink.quota import MemQuota
@@ -224,6 +224,11 @@ class SinkManager:
         """
         with self._changed:
             return self._tables.checkpoint_ts(span)
+
+    def damaged(self) -> dict[Span, TableDamagedError]:
+        """Tables that give no more rows: remove them, and add them again from their checkpoint_ts."""
+        with self._changed:
+            return {table.span: table.lost for table in self._tables.busy() if table.lost is not None}
 
     def slowest(self) -> tuple[int, int]:
         """The least resolved_ts and checkpoint_ts of the tables; 0 without tables."""

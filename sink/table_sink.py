@@ -20,7 +20,6 @@ from sink.errors import (
     NotResolvedError,
     RangeCleanedError,
     RangeError,
-    RowsLostError,
     SinkRowsLostError,
     TableDamagedError,
 )
@@ -35,7 +34,6 @@ from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
 READ_BYTES: Final = 1 << 20
-ROWS_LOST: Final = (RowsLostError, SinkRowsLostError)
 _log = structlog.get_logger(__name__)
 
 
@@ -168,7 +166,7 @@ class TableSink:
         with self._lock:
             try:
                 return self._staging.rows(start_ts, end_ts) if self._staging is not None else None
-            except ROWS_LOST as err:
+            except TableDamagedError as err:
                 self.lose(err)
                 raise
 
@@ -235,7 +233,7 @@ class TableSink:
     def _whole(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             yield from batches
-        except ROWS_LOST as err:
+        except TableDamagedError as err:
             self.lose(err)
             raise
 
