@@ -17,7 +17,13 @@ def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
     return TidbSource(context)
 
 
-SOURCES: Final[Mapping[str, SourceFactory]] = {"": _cluster}
+def _mysql(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
+    from server.puller.mysql.source import mysql_source  # its SQL parser takes a third of a second to import
+
+    return mysql_source(changefeed, uri, context)
+
+
+SOURCES: Final[Mapping[str, SourceFactory]] = {"": _cluster, "mysql": _mysql}
 """The empty scheme is the change feed of the cluster that the capture belongs to."""
 
 
