@@ -9,6 +9,8 @@ INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
 
+SOURCES: Final = f"{_ROOT}/changefeed/source/".encode()
+
 
 def capture(capture_id: str) -> bytes:
     """One capture's record, alive as long as its lease."""
@@ -33,6 +35,11 @@ def schemas(changefeed: str) -> bytes:
 def schema_change(changefeed: str, commit_ts: int) -> bytes:
     """One schema change, in the order of commit_ts."""
     return schemas(changefeed) + b"%020d" % commit_ts
+
+
+def source(changefeed: str) -> bytes:
+    """What the keys start with of all that its source keeps for one changefeed."""
+    return SOURCES + changefeed.encode() + b"/"
 
 
 def schema_table(changefeed: str, commit_ts: int, table_id: int) -> bytes:

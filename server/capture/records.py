@@ -12,6 +12,7 @@ from server.capture.catalog.records import SchemaRecords, delete_all, delete_oth
 from server.capture.changefeed import ChangefeedInfo, checkpoint_of, status_json
 from server.capture.errors import ChangefeedExistsError, NotOwnerError
 from server.puller.table import TableRecord
+from storage.codec import prefix_end
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
 
 
@@ -87,7 +88,9 @@ class Records:
 
     async def remove(self, changefeed: str) -> None:
         """Delete a changefeed. Durable; raises as `save`."""
-        await self._write([Delete(keys.info(changefeed)), Delete(keys.status(changefeed)), delete_all(changefeed)])
+        of_source = keys.source(changefeed)
+        single = [Delete(keys.info(changefeed)), Delete(keys.status(changefeed))]
+        await self._write([*single, delete_all(changefeed), Delete(of_source, prefix_end(of_source))])
 
     async def _write(self, ops: Sequence[Op]) -> None:
         if not (await self._meta.txn([self._fenced()], ops)).succeeded:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from server.capture import keys
 from server.puller.mysql.position import Anchor
 from storage.meta.meta import Delete, Meta
 from storage.model.ts import physical_ms
 
-ROOT: Final = b"/tidemark/default/mysql/anchor/"
 EVERY_S: Final = 10.0
 _AGE_SHARE = 32
 
@@ -55,7 +55,7 @@ class Anchors:
 
 def prefix(changefeed: str) -> bytes:
     """What the keys of a changefeed's anchors start with."""
-    return ROOT + changefeed.encode() + b"/"
+    return keys.source(changefeed) + b"anchor/"
 
 
 def spare_anchors(kept: Sequence[int], now_ms: int) -> list[int]:
