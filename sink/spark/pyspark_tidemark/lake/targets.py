@@ -5,17 +5,25 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.jdbc.database import Database
+from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
+from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import FileManifest, Manifest
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.target import Target, TargetUri
 
 
 @contextmanager
 def opened_manifest(arguments: Arguments) -> Iterator[Manifest]:
     """The cuts of the target, and the right to write to it, for the block."""
+    if arguments.target.is_database:
+        with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
+            yield rows
+        return
     with FileManifest.opened(arguments.target.path, arguments.changefeed) as manifest:
         yield manifest
 
@@ -27,4 +35,26 @@ def open_target(arguments: Arguments, spark: SparkSession) -> Target:
         return DeltaTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
     if arguments.target.format == "iceberg":
         return IcebergTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
+    if arguments.target.is_database:
+        return JdbcTarget(database(arguments.target), changefeed, mode=mode)
     return ChangelogTarget(spark, root)
+
+
+def database(uri: TargetUri) -> Database:
+    """The database of a URI; its driver is a package that the other targets do not need.
+
+    Raises:
+        SourceError: ErrDriverMissing.
+    """
+    try:
+        if uri.format == "postgresql":
+            from pyspark_tidemark.lake.jdbc.postgres import Postgres
+
+            return Postgres(uri)
+        from pyspark_tidemark.lake.jdbc.mysql import MySql
+
+        return MySql(uri)
+    except ImportError as err:
+        raise SourceError(
+            "ErrDriverMissing", f"a {uri.format} target needs {err.name}: pip install {err.name}"
+        ) from None

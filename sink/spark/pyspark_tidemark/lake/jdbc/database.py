@@ -1,0 +1,79 @@
+"""What PostgreSQL and MySQL do differently, and errors of both in our words."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.target import TargetUri
+
+STAGED = "_tidemark_changes"
+"""The temporary table of a cut's changes."""
+
+
+class Database(Protocol):
+    """One kind of database; statements are made of quoted names only."""
+
+    errors: tuple[type[Exception], ...]
+
+    def connect(self) -> Any:
+        """A DB-API connection without autocommit, in UTC."""
+
+    def quoted(self, name: str) -> str:
+        """An identifier; `database.table` is two."""
+
+    def type_of(self, found: Any, *, key_columns: int) -> str:
+        """The column type of an Arrow type; with `key_columns` > 0 one that an index of so many columns can hold."""
+
+    def lock(self, cursor: Any, name: str) -> bool:
+        """Take a lock for as long as the connection lives; False if somebody else has it."""
+
+    def namespace(self, name: str) -> str:
+        """The statement that makes a table's schema or database."""
+
+    def columns(self, cursor: Any, name: str) -> list[str]:
+        """The columns of a table; none if there is no such table."""
+
+    def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:
+        """Put rows into a new `STAGED` whose columns are defined so; with `key` it may hold only each key's last."""
+
+    def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
+        """The statements that bring `table` from `STAGED` up to date."""
+
+    def end_versions(self, table: str, key: Sequence[str]) -> str:
+        """The statement that ends the current versions of keys that are in `STAGED`."""
+
+    def alter(self, table: str, change: SchemaChange) -> list[str]:
+        """The statements that change a table's columns."""
+
+    def renamed(self, old: str, new: str) -> list[str]:
+        """The statements that rename a table."""
+
+    def explained(self, err: Exception) -> SourceError:
+        """A driver's exception in our words."""
+
+
+def password(uri: TargetUri) -> str:
+    """The content of the password file, without the line's end; empty if there is none.
+
+    Raises:
+        SourceError: ErrCredentials.
+    """
+    path = uri.option("password-file")
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as err:
+        raise SourceError("ErrCredentials", f"cannot read the password file {path}: {err.strerror}") from None
+
+
+@contextmanager
+def explained(database: Database) -> Iterator[None]:
+    """Turn the driver's exceptions into ours, for the block."""
+    try:
+        yield
+    except database.errors as err:
+        raise database.explained(err) from None

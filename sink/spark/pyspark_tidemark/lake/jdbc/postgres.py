@@ -1,0 +1,144 @@
+"""PostgreSQL: COPY into a temporary table, then INSERT … ON CONFLICT."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import errors
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import DELETE
+from pyspark_tidemark.lake.jdbc.database import STAGED, password
+from pyspark_tidemark.lake.jdbc.text import as_csv
+from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.target import TargetUri
+
+_TYPES = {
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+}
+_LATER = (psycopg.OperationalError, psycopg.InterfaceError, errors.SerializationFailure, errors.DeadlockDetected)
+_CONNECT_S = 10
+
+
+class Postgres:
+    """A PostgreSQL database; the upstream's databases become schemas."""
+
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+
+    def __init__(self, uri: TargetUri) -> None:
+        self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "dbname": uri.path}
+        self._settings |= {"password": password(uri), "connect_timeout": _CONNECT_S, "application_name": "tidemark"}
+        if uri.option("ca-path"):
+            self._settings |= {"sslmode": "verify-full", "sslrootcert": uri.option("ca-path")}
+
+    def connect(self) -> Any:
+        """See `Database`."""
+        connection = psycopg.connect(**self._settings)
+        connection.execute("SET TIME ZONE 'UTC'")
+        connection.execute("SET client_min_messages = warning")
+        connection.commit()
+        return connection
+
+    def quoted(self, name: str) -> str:
+        """See `Database`."""
+        return ".".join('"' + part.replace('"', '""') + '"' for part in name.split(".", 1))
+
+    def type_of(self, found: Any, *, key_columns: int) -> str:  # noqa: ARG002 - any type can be indexed
+        """See `Database`."""
+        if pa.types.is_decimal(found):
+            return f"numeric({found.precision}, {found.scale})"
+        return _TYPES[found]
+
+    def lock(self, cursor: Any, name: str) -> bool:
+        """An advisory lock of the session."""
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", (number,))
+        return bool(cursor.fetchone()[0])
+
+    def namespace(self, name: str) -> str:
+        """See `Database`."""
+        return f"CREATE SCHEMA IF NOT EXISTS {self.quoted(name.partition('.')[0])}"
+
+    def columns(self, cursor: Any, name: str) -> list[str]:
+        """See `Database`."""
+        schema, _, table = name.partition(".")
+        cursor.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+            "ORDER BY ordinal_position",
+            (schema, table),
+        )
+        return [row[0] for row in cursor.fetchall()]
+
+    def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:  # noqa: ARG002 - keeps all
+        """See `Database`; keeps all changes."""
+        cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(columns)}) ON COMMIT DROP")
+        with cursor.copy(f"COPY {STAGED} FROM STDIN (FORMAT csv)") as copy:
+            for batch in batches:
+                copy.write(as_csv(batch))
+        cursor.execute(f"ANALYZE {STAGED}")
+
+    def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
+        """See `Database`."""
+        name, keys = self.quoted(table), ", ".join(self.quoted(column) for column in key)
+        quoted = [self.quoted(column) for column in columns]
+        same = " AND ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in key)
+        last = f"(SELECT DISTINCT ON ({keys}) * FROM {STAGED} ORDER BY {keys}, _commit_ts DESC, _seq DESC) s"  # noqa: S608 - quoted
+        sets = ", ".join(f"{column} = excluded.{column}" for column in quoted)
+        insert = f"INSERT INTO {name} AS t ({', '.join(quoted)}) SELECT {', '.join(quoted)} FROM {last}"  # noqa: S608 - quoted
+        newer = f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE t._commit_ts < excluded._commit_ts"
+        return [
+            f"DELETE FROM {name} t USING {last} WHERE {same} AND s._op = '{DELETE}' AND t._commit_ts < s._commit_ts",  # noqa: S608 - quoted
+            f"{insert} WHERE _op <> '{DELETE}' {newer}",
+        ]
+
+    def end_versions(self, table: str, key: Sequence[str]) -> str:
+        """See `Database`."""
+        keys = ", ".join(self.quoted(column) for column in key)
+        same = " AND ".join(f"t.{self.quoted(column)} = f.{self.quoted(column)}" for column in key)
+        return (
+            f"UPDATE {self.quoted(table)} t SET valid_to_ts = f.ts, is_current = false "  # noqa: S608 - quoted
+            f"FROM (SELECT {keys}, min(_commit_ts) AS ts FROM {STAGED} GROUP BY {keys}) f WHERE {same} AND t.is_current"
+        )
+
+    def alter(self, table: str, change: SchemaChange) -> list[str]:
+        """See `Database`."""
+        name = f"ALTER TABLE {self.quoted(table)}"
+        steps = [f"RENAME COLUMN {self.quoted(old)} TO {self.quoted(new)}" for old, new in change.renamed]
+        steps += [f"DROP COLUMN {self.quoted(column)}" for column in change.dropped]
+        steps += [
+            f"ALTER COLUMN {self.quoted(field.name)} TYPE {self.type_of(field.type, key_columns=0)}"
+            for field in change.widened
+        ]
+        steps += [
+            f"ADD COLUMN {self.quoted(field.name)} {self.type_of(field.type, key_columns=0)}" for field in change.added
+        ]
+        return [f"{name} {step}" for step in steps]
+
+    def renamed(self, old: str, new: str) -> list[str]:
+        """See `Database`."""
+        (schema, _, table), (before, _, was) = new.partition("."), old.partition(".")
+        statements = [f"ALTER TABLE {self.quoted(old)} RENAME TO {self.quoted(table)}"] if table != was else []
+        moved = f"ALTER TABLE {self.quoted(f'{before}.{table}')} SET SCHEMA {self.quoted(schema)}"
+        return [*statements, *([self.namespace(new), moved] if schema != before else [])]
+
+    def explained(self, err: Exception) -> SourceError:
+        """See `Database`."""
+        if isinstance(err, errors.DiskFull):
+            return SourceError("ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True)
+        if isinstance(err, (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)):
+            return SourceError("ErrCredentials", f"the database refuses us: {err}")
+        code = "ErrTargetUnavailable" if isinstance(err, _LATER) else "ErrTargetRefused"
+        return SourceError(code, f"PostgreSQL says: {err}", retryable=isinstance(err, _LATER))

@@ -1,0 +1,192 @@
+"""A database as a target: one transaction a table and cut, with its fence row in it."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.changes import DELETE, Changes
+from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.jdbc import tables
+from pyspark_tidemark.lake.jdbc.database import STAGED, Database, explained
+from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key, lake_columns, lake_key, lake_schema
+from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.target import Applied, Health, Kept
+
+
+class JdbcTarget:
+    """The tables of one changefeed in a database."""
+
+    def __init__(self, database: Database, changefeed: str, *, mode: str = UPSERT) -> None:
+        self._database = database
+        self._app = changefeed
+        self._mode = mode
+        self._making = threading.Lock()  # two who make one schema at once get in each other's way
+        with self._transaction() as cursor:
+            tables.create(cursor)
+
+    def position(self, table: TableMeta) -> int | None:
+        """The end_ts in the table's row; None if no cut was ever applied.
+
+        Raises:
+            SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey.
+        """
+        check_key(table, self._mode)
+        with self._transaction() as cursor:
+            known = tables.known(cursor, self._app, table.name)
+            if known is None and self._database.columns(cursor, table.name):
+                raise SourceError(
+                    "ErrTargetForeign",
+                    f"the table {table.name} is there, but not by this changefeed; choose another --target",
+                )
+        return None if known is None or known.end_ts == tables.NOT_YET else known.end_ts
+
+    def version(self, table: TableMeta) -> int:
+        """The newest cut: a database shows no other."""
+        return self.position(table) or 0
+
+    def schema(self, table: TableMeta) -> Any:
+        """What the table was made as, if it still has these columns; columns of somebody else count as text."""
+        with self._transaction() as cursor:
+            known = tables.known(cursor, self._app, table.name)
+            assert known is not None
+            actual = self._database.columns(cursor, table.name)
+        for schema in (known.schema, known.next_schema):
+            if sorted(schema.names) == sorted(actual):
+                return schema
+        named = {field.name: field for field in known.schema}
+        return pa.schema([named.get(name, pa.field(name, pa.string())) for name in actual])
+
+    def storable(self, schema: Any) -> Any:
+        """Types are remembered as the captures send them."""
+        return schema
+
+    def create(self, changes: Changes) -> Applied:
+        """Make the table, then apply its first cut; MySQL cannot do both in one transaction."""
+        table = changes.table
+        with self._making, self._transaction() as cursor:
+            if tables.known(cursor, self._app, table.name) is None:
+                tables.begin(cursor, self._app, table.name, lake_schema(table, self._mode))
+        with self._making, self._transaction() as cursor:
+            cursor.execute(self._database.namespace(table.name))
+            cursor.execute(self._definition(table))
+        return self.apply(changes)
+
+    def apply(self, changes: Changes) -> Applied:
+        """Stage the changes, apply them, move the fence: all or nothing."""
+        table, counting = changes.table, _Counting(changes)
+        with self._transaction() as cursor:
+            known = tables.known(cursor, self._app, table.name, lock=True)
+            if known is not None and known.end_ts >= changes.end_ts:
+                raise SourceError("ErrTargetBusy", f"another job has applied this cut to {table.name}", retryable=True)
+            key = table.key if self._mode == UPSERT else ()
+            self._database.stage(cursor, self._columns(table.schema, table.key), counting, key)
+            for statement in self._statements(table):
+                cursor.execute(statement)
+            tables.applied(cursor, self._app, table.name, changes.end_ts)
+        return Applied(counting.rows, changes.end_ts, hexadecimal(counting.total))
+
+    def alter(self, table: TableMeta, change: SchemaChange) -> None:
+        """Change the columns; what comes is noted before, since MySQL commits each statement by itself."""
+        with self._transaction() as cursor:
+            tables.altering(cursor, self._app, table.name, lake_schema(table, self._mode))
+        with self._transaction() as cursor:
+            for statement in self._database.alter(table.name, change):
+                cursor.execute(statement)
+            tables.altered(cursor, self._app, table.name)
+
+    def truncate(self, table: TableMeta, ts: int) -> None:
+        """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
+        name = self._database.quoted(table.name)
+        with self._transaction() as cursor:
+            if self._mode == UPSERT:
+                cursor.execute(f"DELETE FROM {name}")  # noqa: S608 - quoted
+            elif self._mode == SCD2:
+                cursor.execute(
+                    f"UPDATE {name} SET valid_to_ts = %s, is_current = false WHERE is_current",  # noqa: S608 - quoted
+                    (ts,),
+                )
+
+    def drop(self, table: TableMeta) -> None:
+        """Drop the table, then forget it."""
+        with self._transaction() as cursor:
+            cursor.execute(f"DROP TABLE IF EXISTS {self._database.quoted(table.name)}")
+            tables.forget(cursor, self._app, table.name)
+
+    def rename(self, old: TableMeta, new: TableMeta) -> None:
+        """Rename the table and its row; after a crash in between only the row is left to do."""
+        with self._transaction() as cursor:
+            if self._database.columns(cursor, old.name):
+                for statement in self._database.renamed(old.name, new.name):
+                    cursor.execute(statement)
+            tables.renamed(cursor, self._app, old.name, new.name)
+
+    def maintain(self, kept: Kept) -> Health | None:
+        """Nothing: databases look after themselves."""
+
+    def _definition(self, table: TableMeta) -> str:
+        schema, key = lake_schema(table, self._mode), lake_key(table, self._mode)
+        primary = f", PRIMARY KEY ({', '.join(self._database.quoted(name) for name in key)})"
+        columns = ", ".join(self._columns(schema, key))
+        return f"CREATE TABLE IF NOT EXISTS {self._database.quoted(table.name)} ({columns}{primary})"
+
+    def _columns(self, schema: Any, key: Sequence[str]) -> list[str]:
+        names = [self._database.quoted(field.name) for field in schema]
+        indexed = [len(key) if field.name in key else 0 for field in schema]
+        types = [
+            self._database.type_of(field.type, key_columns=count) for field, count in zip(schema, indexed, strict=True)
+        ]
+        return [f"{name} {found}" for name, found in zip(names, types, strict=True)]
+
+    def _statements(self, table: TableMeta) -> list[str]:
+        columns = lake_columns(table, self._mode)
+        if self._mode == UPSERT:
+            return self._database.upsert(table.name, columns, table.key)
+        name = self._database.quoted(table.name)
+        if self._mode == APPEND:
+            names = ", ".join(self._database.quoted(column) for column in columns)
+            return [f"INSERT INTO {name} ({names}) SELECT {names} FROM {STAGED}"]  # noqa: S608 - quoted
+        return [self._database.end_versions(table.name, table.key), self._new_versions(table)]
+
+    def _new_versions(self, table: TableMeta) -> str:
+        quoted = self._database.quoted
+        own = ", ".join(quoted(column) for column in lake_columns(table, SCD2)[:-3])
+        keys = ", ".join(quoted(column) for column in table.key)
+        ends = f"lead(_commit_ts) OVER (PARTITION BY {keys} ORDER BY _commit_ts, _seq)"
+        return (
+            f"INSERT INTO {quoted(table.name)} ({own}, valid_from_ts, valid_to_ts, is_current) "  # noqa: S608 - quoted
+            f"SELECT {own}, _commit_ts, _ends, _ends IS NULL FROM (SELECT *, {ends} AS _ends FROM {STAGED}) s "
+            f"WHERE _op <> '{DELETE}' AND (_ends IS NULL OR _ends > _commit_ts)"
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """A cursor whose work is committed at the end of the block; each has a connection: tables go in parallel."""
+        with explained(self._database):
+            connection = self._database.connect()
+            try:
+                with connection.cursor() as cursor:
+                    yield cursor
+                connection.commit()
+            finally:
+                connection.close()
+
+
+class _Counting:
+    """The batches of a cut, counted while they pass."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self.rows = 0
+        self.total = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._changes.batches():
+            rows, total = checksum([batch])
+            self.rows += rows
+            self.total += total
+            yield batch
