@@ -71,8 +71,8 @@ def _plain_body(kind: EventType, body: bytes) -> bytes:
 
 def _query_at(body: bytes) -> int:
     """Where the statement begins: behind the status variables, the default schema and a zero."""
-    schema_size, variables_size = body[8], int.from_bytes(body[11:13], "little")
-    return _QUERY_HEAD_BYTES + variables_size + schema_size + 1
+    head = Reader(body).take(_QUERY_HEAD_BYTES)
+    return _QUERY_HEAD_BYTES + int.from_bytes(head[11:], "little") + head[8] + 1
 
 
 def _rows_at(kind: EventType, body: bytes) -> int:

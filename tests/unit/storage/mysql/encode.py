@@ -1,0 +1,63 @@
+"""Events as a server would write them, for tests: the other direction of what `storage.mysql` reads."""
+
+import struct
+from collections.abc import Sequence
+
+from storage.mysql.buffer import PAD_BYTES
+from storage.mysql.event import Events, EventType, split_events
+
+Cell = bytes | None
+Row = tuple[Sequence[Cell], Sequence[Cell]] | tuple[Sequence[Cell]]
+VARCHAR, LONG, LONGLONG = 15, 3, 8
+
+
+def event(kind: int, body: bytes, *, timestamp: int = 1, flags: int = 0) -> bytes:
+    return struct.pack("<IBIIIH", timestamp, kind, 1, 19 + len(body), 0, flags) + body
+
+
+def packed(number: int) -> bytes:
+    return bytes((number,)) if number < 251 else b"\xfc" + struct.pack("<H", number)
+
+
+def bitmap(bits: Sequence[bool]) -> bytes:
+    return sum(bit << place for place, bit in enumerate(bits)).to_bytes((len(bits) + 7) // 8, "little")
+
+
+def table_map(table_id: int, table: str, columns: Sequence[tuple[int, int]], key: Sequence[int] = (0,)) -> bytes:
+    """The body for columns of (type, meta): VARCHAR with its size, or types without meta."""
+    metas = b"".join(struct.pack("<H", meta) for kind, meta in columns if kind == VARCHAR)
+    names = b"".join(packed(len(f"c{place}")) + f"c{place}".encode() for place in range(len(columns)))
+    places = b"".join(packed(place) for place in key)
+    return b"".join(
+        [
+            table_id.to_bytes(6, "little") + b"\1\0\4shop\0" + packed(len(table)) + table.encode() + b"\0",
+            packed(len(columns)) + bytes(kind for kind, _ in columns) + packed(len(metas)) + metas,
+            bitmap([place not in key for place in range(len(columns))]),
+            b"\x04" + packed(len(names)) + names + b"\x08" + packed(len(places)) + places,
+        ]
+    )
+
+
+def image(columns: Sequence[tuple[int, int]], cells: Sequence[Cell]) -> bytes:
+    parts = [bitmap([cell is None for cell in cells])]
+    for (kind, meta), cell in zip(columns, cells, strict=True):
+        if cell is not None:
+            size = len(cell).to_bytes(1 if meta < 256 else 2, "little") if kind == VARCHAR else b""
+            parts.append(size + cell)
+    return b"".join(parts)
+
+
+def rows(kind: EventType, table_id: int, columns: Sequence[tuple[int, int]], images: Sequence[Sequence[Cell]]) -> bytes:
+    """The body of a row event; an update's images come in pairs."""
+    v2 = kind in {EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS}
+    update = kind in {EventType.UPDATE_ROWS, EventType.UPDATE_ROWS_V1}
+    head = table_id.to_bytes(6, "little") + b"\0\0" + (b"\x05\0abc" if v2 else b"")
+    present = bitmap([True] * len(columns)) * (2 if update else 1)
+    return head + packed(len(columns)) + present + b"".join(image(columns, cells) for cells in images)
+
+
+def events(parts: Sequence[bytes]) -> Events:
+    data = b"".join(parts)
+    found, end = split_events(data + bytes(PAD_BYTES), checksums=False, end=len(data))
+    assert end == len(data)
+    return found

@@ -1,0 +1,171 @@
+"""Row events to changes: waves and single steps agree, and whole transactions do what their statements did."""
+
+import struct
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.model.errors import CorruptError
+from storage.model.event import DELETE, INSERT, UPDATE
+from storage.mysql.changes import Plan, read_changes
+from storage.mysql.errors import EventUnsupportedError, RowImageError
+from storage.mysql.event import Events, EventType
+from storage.mysql.rows import TableMaps, find_images
+from tests.unit.storage.mysql.encode import LONG, LONGLONG, VARCHAR, Cell, event, events, rows, table_map
+
+FIXED = {LONG: 4, LONGLONG: 8}
+COLUMN = st.sampled_from([(LONG, 0), (LONGLONG, 0), (VARCHAR, 20), (VARCHAR, 300)])
+WRITES = st.sampled_from([EventType.WRITE_ROWS_V1, EventType.WRITE_ROWS])
+
+
+def cell_of(kind: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=FIXED[kind], max_size=FIXED[kind]) if kind in FIXED else st.binary(max_size=20)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[list[list[Cell]]]]:
+    columns = [(LONG, 0), *draw(st.lists(COLUMN, max_size=12))]
+    row = st.tuples(cell_of(LONG), *(st.none() | cell_of(kind) for kind, _ in columns[1:])).map(list)
+    return columns, draw(st.lists(st.lists(row, min_size=1, max_size=5), min_size=1, max_size=5))
+
+
+@given(tables(), WRITES, st.integers(1, 4))
+def test_images_are_the_same_by_waves_and_one_by_one(
+    table: tuple[list[tuple[int, int]], list[list[list[Cell]]]], kind: EventType, wave: int
+) -> None:
+    columns, groups = table
+    log = events(
+        [event(19, table_map(7, "t", columns))] + [event(kind, rows(kind, 7, columns, group)) for group in groups]
+    )
+    (found,) = TableMaps(mariadb=True).group(log)
+    shape = Plan.of(found.table.to_table(1)).shape
+    images = find_images(log, found, shape, wave_rows_min=wave)
+    alone = find_images(log, found, shape, wave_rows_min=1 << 30)
+    assert images.begin.tolist() == alone.begin.tolist()
+    assert images.end.tolist() == alone.end.tolist()
+    assert images.event.tolist() == alone.event.tolist()
+    view = log.data.u8s.data
+    assert [shape.cells(view, at) for at in images.begin.tolist()] == [row for group in groups for row in group]
+    cells = shape.find(log.data, images.begin, range(len(columns)))
+    for place in range(len(columns)):
+        taken = log.data.slices(cells[place].begin, cells[place].end, cells[place].present)
+        assert taken.to_pylist() == [row[place] for group in groups for row in group]
+
+
+@given(tables(), st.integers(0, 2000), st.integers(1, 255))
+def test_damaged_rows_are_an_error_of_ours_or_other_rows(
+    table: tuple[list[tuple[int, int]], list[list[list[Cell]]]], at: int, flip: int
+) -> None:
+    columns, groups = table
+    kind = EventType.WRITE_ROWS_V1
+    bodies = [bytearray(rows(kind, 7, columns, group)) for group in groups]
+    body = bodies[0]
+    body[6 + at % (len(body) - 6)] ^= flip
+    log = events([event(19, table_map(7, "t", columns))] + [event(kind, bytes(each)) for each in bodies])
+    (found,) = TableMaps(mariadb=True).group(log)
+    with suppress(CorruptError, RowImageError):
+        read_changes(log, found, Plan.of(found.table.to_table(1)), np.full(len(log), 9, np.uint64))
+
+
+COLUMNS = [(LONG, 0), (VARCHAR, 20)]
+STEPS = st.lists(st.tuples(st.sampled_from("iud"), st.integers(0, 3), st.integers(0, 3)), max_size=12)
+
+
+def transaction(state: dict[int, bytes], steps: list[tuple[str, int, int]]) -> list[bytes]:
+    """What statements that do `steps`, as far as they can, log; `state` becomes what they leave."""
+    log = [event(19, table_map(7, "t", COLUMNS))]
+
+    def cells(key: int) -> list[Cell]:
+        return [struct.pack("<I", key), state[key]]
+
+    for number, (step, key, other) in enumerate(steps):
+        value = b"v%d" % number
+        if step == "i" and key not in state:
+            state[key] = value
+            log.append(event(23, rows(EventType.WRITE_ROWS_V1, 7, COLUMNS, [cells(key)])))
+        elif step == "d" and key in state:
+            log.append(event(25, rows(EventType.DELETE_ROWS_V1, 7, COLUMNS, [cells(key)])))
+            del state[key]
+        elif step == "u" and key in state and (other == key or other not in state):
+            before = cells(key)
+            del state[key]
+            state[other] = value
+            log.append(event(24, rows(EventType.UPDATE_ROWS_V1, 7, COLUMNS, [before, cells(other)])))
+    return log
+
+
+@given(st.lists(STEPS, max_size=4))
+def test_sorted_changes_of_transactions_do_what_the_statements_did(
+    transactions: list[list[tuple[str, int, int]]],
+) -> None:
+    state: dict[int, bytes] = {}
+    parts: list[bytes] = []
+    commit_ts: list[int] = []
+    after: list[dict[int, bytes]] = []
+    for number, steps in enumerate(transactions):
+        log = transaction(state, steps)
+        parts += log
+        commit_ts += [number + 5] * len(log)
+        after.append(dict(state))
+    replica: dict[bytes, bytes] = {}
+    for number, wanted in enumerate(after):
+        for change in sorted(
+            changes(events(parts), commit_ts), key=lambda row: (row["commit_ts"], row["op"], row["key"])
+        ):
+            if change["commit_ts"] == number + 5:
+                apply(replica, change)
+        assert replica == {struct.pack("<I", key): value for key, value in wanted.items()}
+
+
+def changes(log: Events, commit_ts: list[int]) -> list[dict[str, Any]]:
+    found = TableMaps(mariadb=True).group(log)
+    if not found:
+        return []
+    plan = Plan.of(found[0].table.to_table(1))
+    rows: list[dict[str, Any]] = read_changes(log, found[0], plan, np.array(commit_ts, np.uint64)).batch.to_pylist()
+    return rows
+
+
+def apply(replica: dict[bytes, bytes], change: dict[str, Any]) -> None:
+    """A consumer that finds every change to be what it says it is."""
+    key, value, old = change["key"], change["value"], change["old_value"]
+    assert (key in replica) == (change["op"] != INSERT)
+    assert (value is None) == (change["op"] == DELETE)
+    if change["op"] in {UPDATE, DELETE}:
+        assert old[7:] == replica[key], "behind format, bitmap, key and size"
+    if value is None:
+        del replica[key]
+    else:
+        assert value[2:6] == key
+        replica[key] = value[7:]
+
+
+def test_a_table_number_that_changes_its_meaning_is_followed() -> None:
+    wide = [(LONG, 0), (LONG, 0)]
+    log = events(
+        [
+            event(19, table_map(7, "a", COLUMNS)),
+            event(23, rows(EventType.WRITE_ROWS_V1, 7, COLUMNS, [[b"\1\0\0\0", b"x"]])),
+            event(19, table_map(7, "b", wide)),
+            event(23, rows(EventType.WRITE_ROWS_V1, 7, wide, [[b"\1\0\0\0", b"\2\0\0\0"]])),
+        ]
+    )
+    maps = TableMaps(mariadb=True)
+    assert [(group.table.name, group.numbers.tolist()) for group in maps.group(log)] == [
+        ("shop.a", [1]),
+        ("shop.b", [3]),
+    ]
+    again = [(group.table.name, group.numbers.tolist()) for group in maps.group(log)]
+    assert again == [("shop.a", [1]), ("shop.b", [3])]
+
+
+def test_rows_of_an_unknown_table_and_partial_updates_are_refused() -> None:
+    unknown = events([event(23, rows(EventType.WRITE_ROWS_V1, 7, COLUMNS, [[b"\1\0\0\0", b"x"]]))])
+    with pytest.raises(CorruptError, match="TABLE_MAP"):
+        TableMaps(mariadb=True).group(unknown)
+    with pytest.raises(EventUnsupportedError, match="binlog_row_value_options"):
+        TableMaps(mariadb=False).group(events([event(39, b"")]))

@@ -1,0 +1,116 @@
+"""Framing: the same events however the bytes arrive; damaged ones are errors of ours."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.model.errors import CorruptError, TidemarkError
+from storage.mysql.buffer import PAD_BYTES
+from storage.mysql.compressed import expand
+from storage.mysql.control import FormatDescription, MariaGtid, MysqlGtid, Query, Rotate, XaPrepare
+from storage.mysql.errors import EventChecksumError, EventUnsupportedError
+from storage.mysql.event import EventType, check_events, split_events, split_packets
+from storage.mysql.table_map import TableMap
+from tests.unit.storage.mysql.encode import event, events, packed
+
+BODIES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=8)
+
+
+def with_crc(content: bytes) -> bytes:
+    body = content[:9] + struct.pack("<I", len(content) + 4) + content[13:]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+@given(BODIES, st.integers(0, 400))
+def test_a_log_cut_anywhere_gives_the_same_events(bodies: list[tuple[int, bytes]], cut: int) -> None:
+    log = b"".join(with_crc(event(kind, body)) for kind, body in bodies)
+    cut = min(cut, len(log))
+    first, at = split_events(log[:cut] + bytes(PAD_BYTES), checksums=True, end=cut)
+    second, end = split_events(log + bytes(PAD_BYTES), checksums=True, begin=at, end=len(log))
+    assert end == len(log)
+    found = [(int(each.types[n]), each.body(n)) for each in (first, second) for n in range(len(each))]
+    assert found == bodies
+    check_events(first)
+    check_events(second)
+
+
+@given(BODIES, st.integers(0, 400))
+def test_packets_cut_anywhere_give_the_same_events_and_stop_at_what_is_none(
+    bodies: list[tuple[int, bytes]], cut: int
+) -> None:
+    sent = [event(kind, body) for kind, body in bodies]
+    stream = b"".join(struct.pack("<I", len(each) + 1) + b"\0" + each for each in sent) + b"\x05\0\0\x07\xfeabcd"
+    cut = min(cut, len(stream))
+    first, at = split_packets(stream[:cut] + bytes(PAD_BYTES), checksums=False, end=cut)
+    second, stop = split_packets(stream + bytes(PAD_BYTES), checksums=False, begin=at, end=len(stream))
+    assert stream[stop:] == b"\x05\0\0\x07\xfeabcd"
+    assert [each.header(n) + each.body(n) for each in (first, second) for n in range(len(each))] == sent
+
+
+def test_a_packet_of_another_size_than_its_event_is_damaged() -> None:
+    sent = event(2, b"body")
+    stream = struct.pack("<I", len(sent) + 2) + b"\0" + sent + b"x"
+    with pytest.raises(CorruptError):
+        split_packets(stream + bytes(PAD_BYTES), checksums=False, end=len(stream))
+
+
+@given(st.binary(min_size=1, max_size=30), st.integers(0, 52))
+def test_one_wrong_bit_fails_the_checksum(body: bytes, bit: int) -> None:
+    log = bytearray(with_crc(event(EventType.QUERY, body)))
+    at = 17 * 8 + bit if 17 * 8 + bit < len(log) * 8 else 0
+    log[at // 8] ^= 1 << at % 8
+    with pytest.raises(EventChecksumError):
+        check_events(split_events(bytes(log) + bytes(PAD_BYTES), checksums=True, end=len(log))[0])
+
+
+def test_the_mark_of_a_file_in_use_is_not_under_the_checksum() -> None:
+    log = bytearray(with_crc(event(EventType.FORMAT_DESCRIPTION, b"body")))
+    log[17] |= 1
+    check_events(split_events(bytes(log) + bytes(PAD_BYTES), checksums=True, end=len(log))[0])
+
+
+PARSERS: list[Callable[[bytes], object]] = [
+    lambda body: FormatDescription.parse(body, split_with_checksums=True),
+    lambda body: TableMap.parse(body, mariadb=True),
+    lambda body: MariaGtid.parse(bytes(19), body),
+    Query.parse,
+    XaPrepare.parse,
+    Rotate.parse,
+    MysqlGtid.parse,
+]
+
+
+@given(st.sampled_from(PARSERS), st.binary(max_size=80))
+def test_foreign_bytes_are_read_or_refused_by_an_error_of_ours(parse: Callable[[bytes], object], body: bytes) -> None:
+    with suppress(TidemarkError):
+        parse(body)
+
+
+@given(st.sampled_from([40, 165, 166, 167, 168, 170]), st.binary(max_size=80))
+def test_foreign_compressed_bytes_are_read_or_refused_by_an_error_of_ours(kind: int, body: bytes) -> None:
+    with suppress(TidemarkError):
+        expand(events([event(kind, body)]))
+
+
+@pytest.mark.parametrize("zstd", [True, False])
+def test_a_transaction_payload_becomes_the_events_in_it(zstd: bool) -> None:
+    inner = [event(EventType.QUERY, b"q" * 20), event(EventType.XID, bytes(8))]
+    plain = b"".join(inner)
+    content = pa.compress(plain, codec="zstd", asbytes=True) if zstd else plain
+    fields = [(1, len(content)), (2, 0 if zstd else 255), (3, len(plain))]
+    head = b"".join(packed(kind) + packed(len(packed(value))) + packed(value) for kind, value in fields)
+    outer = [event(EventType.GTID, b"g"), event(EventType.TRANSACTION_PAYLOAD, head + b"\0" + content)]
+    found = expand(events(outer))
+    assert [found.header(n) + found.body(n) for n in range(len(found))] == [outer[0], *inner]
+
+
+def test_an_unknown_compression_says_which_setting_to_turn_off() -> None:
+    body = b"\x01\x01\x03" + b"\x02\x01\x07" + b"\x03\x01\x03" + b"\0abc"
+    with pytest.raises(EventUnsupportedError, match="binlog_transaction_compression"):
+        expand(events([event(EventType.TRANSACTION_PAYLOAD, body)]))
