@@ -1,4 +1,4 @@
-"""A real PostgreSQL of the distribution: private directory and port, started as the user `postgres` where we are root."""
+"""A real PostgreSQL of the distribution: private directory and port, run as the user `postgres` where we are root."""
 
 import contextlib
 import os

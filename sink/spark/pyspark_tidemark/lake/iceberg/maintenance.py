@@ -85,8 +85,11 @@ class Maintenance:
         layout = self._catalog.layout(table, ())
         rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
         paths = [row.path for row in rows.mapInArrow(rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()]
+        self._replacement(name, start, snapshot, paths)
+
+    def _replacement(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
         with self._committing:
-            table.refresh()
+            table = self._catalog.load(name)
             update = table.newRewrite().validateFromSnapshot(start.snapshotId())
             update.dataSequenceNumber(start.sequenceNumber())
             for file in snapshot.data:

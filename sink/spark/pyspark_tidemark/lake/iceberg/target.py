@@ -117,6 +117,10 @@ class IcebergTarget:
         """Rewrite tables that have many deletes, expire snapshots that no kept cut shows; beside the cuts."""
         return self._maintenance.run(kept)
 
+    def close(self) -> None:
+        """Wait for maintenance that is under way."""
+        self._maintenance.close()
+
     def _key(self, table: TableMeta) -> tuple[str, ...]:
         return () if self._mode == APPEND else table.key
 

@@ -1,0 +1,126 @@
+"""Iceberg tables without Iceberg's Spark connector: read back by Iceberg's own reader, and by ours at any cut."""
+
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake import changes
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.reading import as_of_cut, version_at
+
+pytestmark = pytest.mark.timeout(300)
+CUTS = tuple(range(100, 1001, 100))
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    import os
+    import time
+
+    from pyspark_tidemark.lake.session import open_session
+
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    directory = tmp_path_factory.mktemp("spark")
+    session = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="iceberg", extra={})
+    yield session
+    session.stop()
+
+
+def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_every=0):
+    target = IcebergTarget(spark, str(root), "bank", mode=mode, compact_every=compact_every)
+    options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
+    with FileManifest.opened(str(root), "bank") as manifest:
+        cuts = CutApplier(changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, parallel=2)
+        for number, end_ts in enumerate(ends):
+            start_ts = 0 if manifest.last is None else manifest.last.end_ts
+            cuts.apply(Cut(number, start_ts, end_ts))
+            target.maintain(KeptCuts(manifest, 1.0))
+    target.close()
+    return target
+
+
+def read_by_iceberg(spark, root, name):
+    """What the table library's own generic reader gives: rows as text, by column."""
+    jvm = spark._jvm
+    catalog = jvm.org.apache.iceberg.hadoop.HadoopCatalog(spark.sparkContext._jsc.hadoopConfiguration(), str(root))
+    table = catalog.loadTable(jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name))
+    names = [field.name() for field in table.schema().columns()]
+    found = jvm.org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(
+        jvm.org.apache.iceberg.data.IcebergGenerics.read(table).build()
+    )
+    return [{column: row.getField(column) for column in names} for row in found]
+
+
+def balances(rows):
+    """Accounts by id; fails if an id comes twice."""
+    found = {row["id"]: (row["owner"], row["balance"], row["_commit_ts"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def held(upstream, ts):
+    return balances(list(upstream.accounts.state(ts).values()))
+
+
+@pytest.mark.parametrize("few_rows", [20_000, 0], ids=["written by the driver", "written by tasks"])
+def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, few_rows
+):
+    monkeypatch.setattr(changes, "FEW_ROWS", few_rows)
+    keep(spark, changefeed, captures, tmp_path, CUTS if few_rows else CUTS[:3])
+    end_ts = CUTS[-1] if few_rows else CUTS[2]
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, end_ts)
+    for ts in (150, end_ts):
+        tables = as_of_cut(spark, f"iceberg://{tmp_path}", ts)
+        assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(upstream, ts // 100 * 100)
+        kinds = {(row.k1, row.k2): row.amount for row in spark.table("bank_kinds").collect()}
+        state = upstream.kinds.state(ts // 100 * 100)
+        assert kinds == {key: row["amount"] for key, row in state.items()}
+
+
+def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(spark, changefeed, captures, upstream, tmp_path):
+    target = keep(spark, changefeed, captures, tmp_path, CUTS, compact_every=3)
+    table = target._catalog.load("bank.accounts")
+    replaced = [found for found in table.snapshots() if found.operation() == "replace"]
+    assert replaced, "the table was compacted"
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
+    for ts in CUTS[::3]:
+        tables = as_of_cut(spark, f"iceberg://{tmp_path}", ts)
+        assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(upstream, ts)
+
+
+def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(spark, changefeed, captures, upstream, tmp_path):
+    target = keep(spark, changefeed, captures, tmp_path, CUTS[:5])
+    maintenance = target._maintenance
+    finished = maintenance._replacement
+
+    def late(name, start, snapshot, paths):
+        keep(spark, changefeed, captures, tmp_path, CUTS[5:])
+        return finished(name, start, snapshot, paths)
+
+    maintenance._replacement = late
+    maintenance.rewrite("bank.accounts")
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
+    meta = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
+    assert target.position(meta) == CUTS[-1]
+
+
+def test_a_changelog_holds_every_change_once(spark, changefeed, captures, upstream, tmp_path):
+    keep(spark, changefeed, captures, tmp_path, CUTS, mode="append")
+    rows = read_by_iceberg(spark, tmp_path, "bank.accounts")
+    assert sorted((row["_commit_ts"], row["_seq"], row["_op"], row["id"]) for row in rows) == [
+        (row["_commit_ts"], row["_seq"], row["_op"], row["id"]) for row in upstream.accounts.rows
+    ]
+
+
+def test_a_table_of_somebody_else_is_not_touched_and_a_lost_ts_is_told(spark, changefeed, captures, tmp_path):
+    keep(spark, changefeed, captures, tmp_path, CUTS[:1])
+    other = IcebergTarget(spark, str(tmp_path), "other")
+    with pytest.raises(SourceError, match="ErrTargetForeign"):
+        other.position(TableMeta("bank.accounts", ("id",), captures.upstream.accounts.schema))
+    with pytest.raises(SourceError, match="ErrCutNotFound"):
+        version_at(f"iceberg://{tmp_path}", "bank.accounts", 5)
