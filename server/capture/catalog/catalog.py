@@ -46,7 +46,7 @@ class Terms:
 
 
 class FeedCatalog:
-    """Implements `server.puller.source.Catalog`; its tables are those in force from `start_ts` on."""
+    """Implements `server.puller.source.Catalog`; its tables are those in force from `start_ts` on, and a DDL at it."""
 
     def __init__(self, terms: Terms, source: Source, history: History, start_ts: int, save: Save) -> None:
         """Raises InvalidError, TableIneligibleError: a table of the history cannot be read."""
@@ -56,10 +56,11 @@ class FeedCatalog:
         self._source = source
         self._save = save
         self._tables: dict[tuple[str, int], SourceTable] = {}
-        began = {name: self._read(table, ts) for name, (ts, table) in history.at(start_ts).items()}
-        schema_ts = {name: ts for name, (ts, _) in history.at(start_ts).items()}
-        self.versions = Versions(start_ts, began.values(), schema_ts)
-        for change in history.after(start_ts):
+        known_ts = max(start_ts - 1, min(history.first_ts, start_ts))  # a reader may stand at a DDL, untaken
+        began = {name: self._read(table, ts) for name, (ts, table) in history.at(known_ts).items()}
+        schema_ts = {name: ts for name, (ts, _) in history.at(known_ts).items()}
+        self.versions = Versions(known_ts, began.values(), schema_ts)
+        for change in history.after(known_ts):
             tables = tuple(self._read(table, change.commit_ts) for table in change.tables)
             self.versions.change(TableChange(change.commit_ts, change.query, tables, change.dropped, change.truncated))
 

@@ -65,6 +65,11 @@ class History:
         return iter(self._changes.values())
 
     @property
+    def first_ts(self) -> int:
+        """The commit_ts of the first change that is kept; 0 without any."""
+        return min(self._changes, default=0)
+
+    @property
     def last_ts(self) -> int:
         """The commit_ts of the last change; 0 without any."""
         return max(self._changes, default=0)
@@ -95,9 +100,12 @@ class History:
         return [change for change in self._changes.values() if change.commit_ts > ts]
 
     def garbage(self, checkpoint_ts: int) -> Garbage:
-        """What can be forgotten once everything up to `checkpoint_ts` is at the target."""
-        needed = {(ts, name) for name, (ts, _) in self.at(checkpoint_ts).items()}
-        passed = [change for change in self._changes.values() if change.commit_ts <= checkpoint_ts]
+        """What can be forgotten once everything up to `checkpoint_ts` is at the target.
+
+        Not a change at that very ts: the reader may stand there, and not have taken it yet.
+        """
+        needed = {(ts, name) for name, (ts, _) in self.at(checkpoint_ts - 1).items()}
+        passed = [change for change in self._changes.values() if change.commit_ts < checkpoint_ts]
         tables = tuple(
             (change.commit_ts, table)
             for change in passed

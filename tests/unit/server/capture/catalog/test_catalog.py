@@ -121,7 +121,7 @@ def test_what_is_behind_the_checkpoint_is_collected(statements):
     async def run():
         database = evolved(statements)
         metadata, catalog = await reference(database)
-        garbage = catalog.history.garbage(database.ts)
+        garbage = catalog.history.garbage(database.ts + 1)
         await metadata.records.collect("feed", garbage)
         catalog.history.forget(garbage)
         kept = await metadata.records.load("feed")
@@ -129,6 +129,23 @@ def test_what_is_behind_the_checkpoint_is_collected(statements):
         assert sorted(table.name for change in kept for table in change.tables) == sorted(
             catalog.history.at(database.ts)
         )
+
+    asyncio.run(run())
+
+
+@settings(deadline=None, max_examples=60)
+@given(STATEMENTS)
+def test_who_stands_at_a_change_sees_it_after_a_restart_too(statements):
+    async def run():
+        database = evolved(statements)
+        _, catalog = await reference(database)
+        for ddl in catalog.versions.ddls(START + 1):
+            metadata_again, again = await reference(database)
+            garbage = again.history.garbage(ddl.ts)
+            await metadata_again.records.collect("feed", garbage)
+            reread = await metadata_again.catalog(ddl.ts)
+            if reread.history.first_ts < ddl.ts:
+                assert reread.versions.ddls(ddl.ts) == catalog.versions.ddls(ddl.ts)
 
     asyncio.run(run())
 
