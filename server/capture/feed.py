@@ -38,6 +38,8 @@ class Feed:
     workshop: Workshop
     task: asyncio.Task[None] | None = None
     info_saved: bool = True
+    settled_ts: int = 0
+    """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0
     """The checkpoint that the service safepoint protects."""
     safepoint_time: float = field(default=0.0)
@@ -71,14 +73,14 @@ class Feed:
     def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:
         """Begin elsewhere next time it runs, with the tables of `changes`."""
         make = self.workshop.make_processor
-        self.checkpoint_ts = checkpoint_ts
+        self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         self.catalog = _catalog(self.workshop, self.info, self.source, History(changes), checkpoint_ts)
         self.processor = make(Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts))
 
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""
         running = self.info.state is State.WARNING and self.processor.sink is not None
-        return running and self.processor.resolved_ts > self.processor.start_ts
+        return running and not self.processor.repairing and self.processor.resolved_ts > self.processor.start_ts
 
     async def stop(self) -> None:
         """End its task, and wait until it has ended."""

@@ -16,6 +16,7 @@ from server.capture.changefeed import State
 from server.capture.errors import SnapshotLostError
 from server.capture.feed import Feed
 from server.capture.records import Records
+from server.capture.runner import note
 from server.capture.safepoint import Safepoints
 from server.rpc.pd import PdRefusedError
 from storage.model.errors import UnavailableError
@@ -24,6 +25,7 @@ _SAVE_EVERY_S = 0.2
 _SAFEPOINT_EVERY_S = 2.0
 _SAFEPOINT_REFRESH_S = 60.0
 _FINAL_SAVE_S = 5.0
+_COLLECT_EVERY_S = 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +46,7 @@ class Keeper:
         self._safepoints = safepoints
         self._changing = changing
         self._on_lost = on_lost
+        self._collected_s = time.monotonic()
 
     async def run(self) -> None:
         """Save five times a second until cancelled, and once more then."""
@@ -61,12 +64,14 @@ class Keeper:
                 await self._save()
                 for feed in filter(self._is_due, self._feeds.values()):
                     await self._hold(feed)
+                await self._collect()
         except (UnavailableError, PdRefusedError) as err:
             _log.warning("checkpoints cannot be saved now", error=str(err))
 
     async def _save(self) -> None:
         feeds = self._feeds.values()
         for feed in feeds:
+            _note_damage(feed)
             if feed.recovered():
                 feed.info, feed.info_saved = feed.info.moved_to(State.NORMAL), False
         moved = [(feed, feed.processor.checkpoint_ts) for feed in feeds]
@@ -81,6 +86,18 @@ class Keeper:
             feed.checkpoint_ts = checkpoint_ts
         for feed, info in changed:
             feed.info_saved = feed.info is info  # it may have failed meanwhile
+
+    async def _collect(self) -> None:
+        """Forget schema changes behind the checkpoint of a minute ago: a reader may still ask about a little before."""
+        if time.monotonic() - self._collected_s < _COLLECT_EVERY_S:
+            return
+        self._collected_s = time.monotonic()
+        for feed in self._feeds.values():
+            garbage = feed.catalog.history.garbage(feed.settled_ts)
+            await self._records.schemas.collect(feed.id, garbage)
+            feed.catalog.history.forget(garbage)
+            feed.catalog.forget(feed.settled_ts)
+            feed.settled_ts = feed.checkpoint_ts
 
     def _is_due(self, feed: Feed) -> bool:
         """Whoever does not run is not renewed: its safepoint ends a day after it stopped, unless it is resumed."""
@@ -98,3 +115,10 @@ class Keeper:
         else:
             metrics.SAFEPOINTS.inc()
             feed.safepoint_ts, feed.safepoint_time = checkpoint_ts, time.monotonic()
+
+
+def _note_damage(feed: Feed) -> None:
+    """A table is being pulled again: the changefeed goes on, with a warning."""
+    damage = feed.processor.damage
+    if damage is not None and feed.info.state is State.NORMAL:
+        note(feed, State.WARNING, damage)

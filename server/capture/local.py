@@ -12,12 +12,14 @@ from pathlib import Path
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import Assignment, ProcessorStats
-from server.capture.run import Run, SorterRows
+from server.capture.rows import SorterRows
+from server.capture.run import Run
 from server.capture.sink import LocalSink
 from server.capture.stragglers import add_locks, slowest_tables
 from server.puller.source import SourceContext
 from server.puller.tikv.puller import TablePuller
 from sorter import Sorter
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 _THREADS = 2
@@ -62,7 +64,13 @@ class LocalProcessor:
     def repairing(self) -> Collection[Span]:
         """See `Processor.repairing`."""
         run = self._run
-        return run.repairing if run else ()
+        return run.repairs.spans if run else ()
+
+    @property
+    def damage(self) -> TidemarkError | None:
+        """See `Processor.damage`."""
+        run = self._run
+        return run.repairs.error if run else None
 
     @property
     def checkpoint_ts(self) -> int:

@@ -13,6 +13,7 @@ from storage.model.ts import physical_ms
 
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
 ERRORS = Counter("tidemark_capture_changefeed_errors_total", "how often a changefeed stopped by an error", ["code"])
+REPAIRS = Counter("tidemark_capture_table_repairs_total", "tables pulled again, as rows of them were damaged here")
 SAFEPOINTS = Counter("tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator")
 
 _GAUGES = {

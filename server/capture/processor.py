@@ -16,6 +16,7 @@ from server.capture.catalog.catalog import FeedCatalog
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
 from sink.slices import Slice
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 
@@ -113,6 +114,11 @@ class Processor(Protocol):
     @property
     def repairing(self) -> Collection[Span]:
         """Tables that are pulled again from their checkpoint, as rows of them were damaged here."""
+        ...
+
+    @property
+    def damage(self) -> TidemarkError | None:
+        """Why the last of them is."""
         ...
 
     def stats(self) -> ProcessorStats:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.capture.catalog.catalog import FeedCatalog
-from server.puller.source import Puller, Rows, Source
+from server.capture.rows import Gate, SorterRows
+from server.puller.source import Puller, Source
 from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.span import Span
@@ -18,7 +19,16 @@ class Intake:
     changefeed: str
     source: Source
     catalog: FeedCatalog
-    rows: Rows
+    rows: SorterRows
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """One table of a source that is per table."""
+
+    puller: Puller
+    task: asyncio.Task[None]
+    gate: Gate
 
 
 class Pulling:
@@ -27,13 +37,13 @@ class Pulling:
     def __init__(self, intake: Intake, tasks: asyncio.TaskGroup) -> None:
         self._intake = intake
         self._tasks = tasks
-        self._running: dict[Span, tuple[Puller, asyncio.Task[None]]] = {}
+        self._pulled: dict[Span, _Pulled] = {}
         self._others: list[Puller] = []
 
     @property
     def table_pullers(self) -> list[TablePuller]:
         """Those that pull regions."""
-        found: Iterable[Puller] = (*(puller for puller, _ in list(self._running.values())), *self._others)
+        found: Iterable[Puller] = (*(pulled.puller for pulled in list(self._pulled.values())), *self._others)
         parts: Iterable[Puller] = (part for puller in found for part in getattr(puller, "table_pullers", (puller,)))
         return [puller for puller in parts if isinstance(puller, TablePuller)]
 
@@ -41,7 +51,8 @@ class Pulling:
         """Pull the tables in force at `start_ts`, and the schema changes above it; returns whether these come apart."""
         source, catalog = self._intake.source, self._intake.catalog
         if source.per_table:
-            self.add(tables, start_ts)
+            for table in tables:
+                self.add(table, start_ts)
             schemas = source.schema_puller(start_ts, catalog)
             self._others = [schemas] if schemas is not None else []
         else:
@@ -50,27 +61,31 @@ class Pulling:
             self._tasks.create_task(puller.run(), name=f"puller {self._intake.changefeed}")
         return source.per_table and bool(self._others)
 
-    def add(self, tables: Sequence[SourceTable], start_ts: int) -> None:
-        """Pull more tables above `start_ts`; a log takes them up by itself."""
-        if not self._intake.source.per_table:
+    def add(self, table: SourceTable, start_ts: int) -> None:
+        """Pull one more table above `start_ts`; a log takes it up by itself."""
+        source, catalog = self._intake.source, self._intake.catalog
+        if not source.per_table:
             return
-        pullers = self._intake.source.pullers(tables, start_ts, self._intake.rows, self._intake.catalog)
-        for table, puller in zip(tables, pullers, strict=True):
-            task = self._tasks.create_task(puller.run(), name=f"puller {self._intake.changefeed} {table.span.table_id}")
-            self._running[table.span] = puller, task
+        gate = Gate(self._intake.rows)
+        [puller] = source.pullers([table], start_ts, gate, catalog)
+        name = f"puller {self._intake.changefeed} {table.span.table_id}"
+        self._pulled[table.span] = _Pulled(puller, self._tasks.create_task(puller.run(), name=name), gate)
 
     async def end_passed(self, ends: Mapping[Span, int]) -> None:
         """Pull those tables no more that have come to their end."""
-        passed = [span for span, end_ts in ends.items() if span in self._running and self._at(span) >= end_ts]
+        passed = [span for span, end_ts in ends.items() if span in self._pulled and self._at(span) >= end_ts]
         for span in passed:
             await self.end(span)
 
-    async def end(self, span: Span) -> None:
-        """Pull a table no more; returns when nothing of it is left."""
-        running = self._running.pop(span, None)
-        if running is not None:
-            running[1].cancel()
-            await asyncio.wait([running[1]])
+    async def end(self, span: Span) -> Gate | None:
+        """Pull a table no more; a call under way in a thread may still be in the gate, which lets no other through."""
+        pulled = self._pulled.pop(span, None)
+        if pulled is None:
+            return None
+        pulled.gate.close()
+        pulled.task.cancel()
+        await asyncio.wait([pulled.task])
+        return pulled.gate
 
     def _at(self, span: Span) -> int:
-        return self._running[span][0].resolved_ts
+        return self._pulled[span].puller.resolved_ts

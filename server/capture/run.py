@@ -9,49 +9,22 @@ Invariants:
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Executor
 
-import pyarrow as pa
 import structlog
 
 from server.capture.processor import Assignment
 from server.capture.pulling import Intake, Pulling
+from server.capture.repairs import Repairs
+from server.capture.rows import Gate, SorterRows
 from server.capture.sink import LocalSink
 from sink.ddl import Ddl
 from sink.versions import Version
-from sorter import Sorter
-from sorter.errors import TableNotFoundError
+from sorter.errors import TableDamagedError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
 _LOOK_EVERY_S = 1.0
 _log = structlog.get_logger(__name__)
-
-
-class SorterRows:
-    """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not ours."""
-
-    def __init__(self, sorter: Sorter, executor: Executor) -> None:
-        self.sorter = sorter
-        self.executor = executor
-        self.ended: dict[Span, int] = {}
-        """Tables that end, and where."""
-
-    def add(self, span: Span, batch: pa.RecordBatch) -> None:
-        """See `Rows.add`."""
-        try:
-            self.sorter.add(span, batch)
-        except TableNotFoundError:
-            if span not in self.ended:
-                raise
-
-    def resolve(self, span: Span, ts: int) -> None:
-        """See `Rows.resolve`."""
-        try:
-            self.sorter.resolve(span, ts)
-        except TableNotFoundError:
-            if span not in self.ended:
-                raise
 
 
 class Run:
@@ -61,7 +34,7 @@ class Run:
         self.sink = sink
         self.rows = rows
         self.pulling: Pulling | None = None
-        self.repairing: frozenset[Span] = frozenset()
+        self.repairs = Repairs()
         self._assignment = assignment
         self._start_ts = start_ts
 
@@ -90,6 +63,7 @@ class Run:
                 while True:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     await self.pulling.end_passed(self.rows.ended)
+                    await self._repair(self.pulling)
             finally:
                 catalog.listener = None
 
@@ -107,7 +81,7 @@ class Run:
         for versions in catalog.versions.spans_of(ddl):
             await loop.run_in_executor(self.rows.executor, self._change, versions, ddl.ts)
             if versions[0].from_ts == ddl.ts:
-                self.pulling.add([catalog.of(versions[0])], ddl.ts)
+                self.pulling.add(catalog.of(versions[0]), ddl.ts)
 
     def resolved(self, ts: int) -> None:
         """See `Listener.resolved`."""
@@ -119,7 +93,7 @@ class Run:
             self.resolved(start_ts)
         for versions in catalog.versions.spans(start_ts):
             if versions[0].from_ts > start_ts:
-                pulling.add([catalog.of(versions[0])], versions[0].from_ts)
+                pulling.add(catalog.of(versions[0]), versions[0].from_ts)
 
     def _change(self, versions: Sequence[Version], ts: int) -> None:
         """Let a DDL at `ts` come in force for one span."""
@@ -132,3 +106,36 @@ class Run:
         if last.to_ts != MAX_TS:
             self.rows.ended[last.span] = last.to_ts
         self.sink.follow(versions, self._start_ts)
+
+    async def _repair(self, pulling: Pulling) -> None:
+        """Pull damaged tables again from their checkpoint; a log is read again as a whole, which our caller does."""
+        damaged = self.sink.damaged()
+        for span, error in damaged.items():
+            if not self._assignment.source.per_table:
+                raise error
+            await self._pull_again(pulling, span, error)
+        self.repairs.look(self.sink)
+
+    async def _pull_again(self, pulling: Pulling, span: Span, error: TableDamagedError) -> None:
+        resolved_ts, checkpoint_ts = self.sink.resolved_ts(span), self.sink.checkpoint_ts(span)
+        self.repairs.begin(span, error, resolved_ts)
+        _log.error(
+            "table is pulled again",
+            changefeed=self._assignment.changefeed,
+            table_id=span.table_id,
+            checkpoint_ts=checkpoint_ts,
+            code=error.code,
+            error=error.message,
+        )
+        gate = await pulling.end(span)
+        versions = next(it for it in self._assignment.catalog.versions.spans(checkpoint_ts) if it[0].span == span)
+        await asyncio.to_thread(self._replace, gate, versions, checkpoint_ts)
+        pulling.add(self._assignment.catalog.of(versions[0]), max(checkpoint_ts, versions[0].from_ts))
+
+    def _replace(self, gate: Gate | None, versions: Sequence[Version], start_ts: int) -> None:
+        span = versions[0].span
+        self.sink.remove_table(span)
+        self.rows.sorter.remove_table(span)
+        if gate is not None:
+            gate.drain()
+        self.sink.follow(versions, start_ts)

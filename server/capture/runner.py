@@ -10,6 +10,7 @@ from server.capture.changefeed import RunningError, State
 from server.capture.feed import Feed
 from server.capture.safepoint import Safepoints
 from server.rpc.pd import PdRefusedError
+from sorter.errors import TableDamagedError
 from storage.model.errors import Kind, TidemarkError
 
 _RETRY_S = (1.0, 30.0)
@@ -69,8 +70,8 @@ async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
 
 
 def _can_pass(error: TidemarkError) -> bool:
-    """Whether it helps to try again; a coordinator may refuse while it changes its leader."""
-    return error.kind in _PASSING or isinstance(error, PdRefusedError)
+    """Whether it helps to try again: a coordinator may change its leader, and damaged rows can be pulled anew."""
+    return error.kind in _PASSING or isinstance(error, PdRefusedError | TableDamagedError)
 
 
 def _leaves(group: BaseExceptionGroup[TidemarkError]) -> list[TidemarkError]:

@@ -46,8 +46,13 @@ class WorkersProcessor:
 
     @property
     def repairing(self) -> Collection[Span]:
-        """See `Processor.repairing`; a share tells its damage by its error."""
+        """See `Processor.repairing`; the workers repair their tables by themselves, and log it."""
         return ()
+
+    @property
+    def damage(self) -> TidemarkError | None:
+        """See `Processor.damage`."""
+        return None
 
     @property
     def checkpoint_ts(self) -> int:

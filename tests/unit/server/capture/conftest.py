@@ -37,6 +37,8 @@ class Upstream:
         self.rows = []
         self.resolved_ts = 0
         self.subscriptions = []
+        self.log = None
+        """The source of changefeeds with the URI log://."""
 
     async def tso(self, count=1):
         self.now_ts += count
@@ -124,10 +126,13 @@ async def capture(upstream, meta, tmp_path):
     resources = Resources(context, tmp_path / "sorter", 64 << 20)
     running = []
 
+    def make_source(changefeed, source_uri):
+        return upstream.log if source_uri == "log://" else sources(context)(changefeed, source_uri)
+
     async def start():
         records = Records(meta)
         records.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
-        workshop = Workshop(records, sources(context), partial(LocalProcessor, resources))
+        workshop = Workshop(records, make_source, partial(LocalProcessor, resources))
         owner, started = Owner(workshop, upstream), asyncio.Event()
         running.append(asyncio.get_running_loop().create_task(owner.run(started.set)))
         await started.wait()

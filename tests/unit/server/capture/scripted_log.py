@@ -1,0 +1,100 @@
+"""A log of TiDB tables as a test writes it: rows, schema changes and progress, in order, read again from any start."""
+
+import asyncio
+import itertools
+import json
+
+from server.puller.source import TableChange
+from server.puller.table import TableRecord
+from server.puller.tidb.table import tidb_table
+from storage.model.event import INSERT, raw_batch
+from storage.tidb.record import encode_record
+from storage.tidb.schema import Column, TableInfo
+
+
+def table_of(number, name, *columns):
+    return TableInfo.build(number, name, [Column.bigint("id"), *map(Column.bigint, columns)])
+
+
+def record_of(info):
+    return TableRecord("bank", json.loads(info.to_json()))
+
+
+class ScriptedLog:
+    """Implements `server.puller.source.Source`."""
+
+    keeps_history = False
+    per_table = False
+
+    def __init__(self, *tables):
+        self.tables = list(tables)
+        self.events = []
+        self.written = asyncio.Event()
+
+    def write(self, ts, *events):
+        self.events += [(ts, event) for event in events]
+        self.written.set()
+
+    def rows(self, ts, info, *rows):
+        pairs = [encode_record(info, row) for row in rows]
+        keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+        count = len(rows)
+        batch = raw_batch([ts] * count, [ts - 1] * count, [INSERT] * count, keys, values, [None] * count)
+        self.write(ts, ("rows", record_of(info), batch))
+
+    def ddl(self, ts, query, *tables, dropped=(), truncated=()):
+        self.write(ts, ("ddl", query, tables, dropped, truncated))
+
+    def resolve(self, ts):
+        self.write(ts, ("resolve",))
+
+    async def now(self):
+        return 1000
+
+    async def snapshot(self, ts):
+        return [record_of(info) for info in self.tables]
+
+    def table(self, record):
+        return tidb_table(record)
+
+    def pullers(self, tables, start_ts, rows, catalog):
+        return [Replay(self, tables, start_ts, rows, catalog)]
+
+    def schema_puller(self, start_ts, catalog):
+        return None
+
+
+class Replay:
+    """Reads a log from the beginning, and takes what is above its start."""
+
+    def __init__(self, log, tables, start_ts, rows, catalog):
+        self.resolved_ts = start_ts
+        self._log, self._rows, self._catalog = log, rows, catalog
+        self._live = {table.name: table.span for table in tables}
+
+    async def run(self):
+        for place in itertools.count():
+            while place == len(self._log.events):
+                self._log.written.clear()
+                await self._log.written.wait()
+            ts, event = self._log.events[place]
+            if ts > self.resolved_ts or event[0] == "resolve":
+                await self._take(ts, *event)
+
+    async def _take(self, ts, kind, *parts):
+        in_thread = asyncio.get_running_loop().run_in_executor
+        if kind == "rows":
+            record, batch = parts
+            if record.name in self._live:
+                await in_thread(self._rows.executor, self._rows.add, self._live[record.name], batch)
+        elif kind == "ddl":
+            query, infos, dropped, truncated = parts
+            tables = tuple(table for info in infos if (table := self._catalog.table(record_of(info))))
+            await self._catalog.change(TableChange(ts, query, tables, dropped, truncated))
+            for name in dropped:
+                self._live.pop(name, None)
+            self._live |= {table.name: table.span for table in tables}
+        elif ts > self.resolved_ts:
+            for span in set(self._live.values()):
+                await in_thread(self._rows.executor, self._rows.resolve, span, ts)
+            self.resolved_ts = ts
