@@ -101,9 +101,3 @@ class NoAnchorError(InvalidError):
     """The log of the server begins after the wanted start, or nothing is known of that part of it."""
 
     code = "ErrMySQLStartUnknown"
-
-
-class SourceCheckError(InvalidError):
-    """A preflight check of the source failed."""
-
-    code = "ErrSourceCheck"

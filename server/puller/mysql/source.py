@@ -52,18 +52,7 @@ class MySqlSource:
 
     def table(self, record: TableRecord) -> SourceTable:
         """See `Source.table`."""
-        reason = record.table_info.get("ineligible")
-        if reason:
-            raise TableIneligibleError(f"{record.name} cannot be replicated: {reason}")
-        table = Table.parse(record.table_info)
-        if not table.primary_key:
-            raise TableIneligibleError(
-                f"{record.name} has neither a primary key nor a unique key over NOT NULL columns"
-            )
-        try:
-            return SourceTable(record, Span(table.id, b"", b""), MysqlMounter(table, record.schema_name))
-        except ColumnUnsupportedError as err:
-            raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
+        return mysql_table(record)
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for all."""
@@ -79,6 +68,25 @@ class MySqlSource:
         with log_in(self._options) as session:
             found = read_definitions(session)
         return [found[name] for name in sorted(found)]
+
+
+def mysql_table(record: TableRecord) -> SourceTable:
+    """Read a record.
+
+    Raises:
+        InvalidError: it is none of ours.
+        TableIneligibleError: the table cannot be replicated; the message says why.
+    """
+    reason = record.table_info.get("ineligible")
+    if reason:
+        raise TableIneligibleError(f"{record.name} cannot be replicated: {reason}")
+    table = Table.parse(record.table_info)
+    if not table.primary_key:
+        raise TableIneligibleError(f"{record.name} has neither a primary key nor a unique key over NOT NULL columns")
+    try:
+        return SourceTable(record, Span(table.id, b"", b""), MysqlMounter(table, record.schema_name))
+    except ColumnUnsupportedError as err:
+        raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
 
 
 def mysql_source(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
