@@ -1,0 +1,129 @@
+"""A table whose rows were damaged here is pulled again, alone; the changefeed goes on."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from server.capture.flight import OwnerFeeds
+from server.capture.repairs import Repairs
+from server.capture.rows import Gate, SorterRows
+from sorter.errors import BlockCorruptError, TableDamagedError, TableNotFoundError
+from storage.model.errors import ClosedError
+from storage.model.span import Span
+from tests.unit.server.capture.conftest import new
+from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
+from tests.unit.server.capture.test_owner import rows, until
+
+SPAN = Span(1, b"a", b"b")
+DAMAGE = BlockCorruptError("a block is damaged", 101, 1001, 1040)
+
+
+async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the_same_rows(capture, upstream):
+    owner = await capture.start()
+    feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
+    feeds = OwnerFeeds(owner)
+    await until(lambda: upstream.subscriptions)
+    for ts in (1010, 1020, 1030):
+        upstream.commit(ts, ts, ts)
+    upstream.resolve(1040)
+    await until(lambda: feed.processor.resolved_ts == 1040)
+    await asyncio.to_thread(feeds.ack, "feed", None, 1010)
+    before, sink = await rows(feeds, 1010, 1040), feed.processor.sink
+    span = feed.tables[0].span
+
+    sink._tables.one(span).lose(DAMAGE)
+    with pytest.raises(TableDamagedError):
+        await rows(feeds, 1010, 1040)
+    await until(lambda: feed.info.state == "warning")
+    assert feed.info.error.code == "ErrSorterBlockCorrupt"
+    await until(lambda: feed.info.state == "normal")
+    assert feed.processor.sink is sink, "the changefeed was not started again"
+    assert await rows(feeds, 1010, 1040) == before
+    assert await asyncio.to_thread(feeds.ack, "feed", None, 1040) == 1040
+
+
+async def test_a_log_is_read_again_as_a_whole(capture, upstream):
+    accounts = table_of(1, "accounts", "balance")
+    upstream.log = log = ScriptedLog(accounts)
+    owner = await capture.start()
+    feed = await owner.create(new("feed", source_uri="log://", start_ts=1000, rules=["bank.*"]))
+    log.rows(1010, accounts, {"id": 1, "balance": 5})
+    log.resolve(1020)
+    await until(lambda: feed.processor.resolved_ts == 1020)
+    sink = feed.processor.sink
+    sink._tables.one(feed.tables[0].span).lose(DAMAGE)
+    await until(lambda: feed.processor.sink not in (None, sink))
+    await until(lambda: feed.info.state == "normal" and feed.processor.resolved_ts == 1020)
+    assert len(await rows(OwnerFeeds(owner), 1000, 1020)) == 1
+
+
+class Positions:
+    def __init__(self):
+        self.ts = {SPAN: 5}
+
+    def resolved_ts(self, span=None):
+        if span not in self.ts:
+            raise TableNotFoundError("gone")
+        return self.ts[span]
+
+
+def test_a_table_damaged_again_before_it_came_back_ends_the_run():
+    repairs, positions = Repairs(), Positions()
+    repairs.begin(SPAN, DAMAGE, 10)
+    repairs.look(positions)
+    assert (list(repairs.spans), repairs.error) == ([SPAN], DAMAGE)
+    with pytest.raises(BlockCorruptError):
+        repairs.begin(SPAN, DAMAGE, 10)
+    positions.ts[SPAN] = 10
+    repairs.look(positions)
+    assert (list(repairs.spans), repairs.error) == ([], None)
+    repairs.begin(SPAN, DAMAGE, 10)
+    del positions.ts[SPAN]
+    repairs.look(positions)
+    assert not repairs.spans
+
+
+class SlowSorter:
+    """Its `resolve` waits until it is told."""
+
+    def __init__(self):
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.resolved, self.gone = [], False
+
+    def resolve(self, span, ts):
+        self.entered.set()
+        assert self.go.wait(10)
+        if self.gone:
+            raise TableNotFoundError("removed")
+        self.resolved.append(ts)
+
+    def add(self, span, batch):
+        raise TableNotFoundError("removed")
+
+
+def test_a_late_call_of_an_ended_puller_promises_nothing_for_the_table_that_is_added_anew():
+    sorter = SlowSorter()
+    with ThreadPoolExecutor(2) as executor:
+        gate = Gate(SorterRows(sorter, executor))
+        late = executor.submit(gate.resolve, SPAN, 10)
+        assert sorter.entered.wait(10)
+        gate.close()
+        sorter.gone = True
+        sorter.go.set()
+        gate.drain()
+        late.result(10)
+        with pytest.raises(ClosedError):
+            gate.resolve(SPAN, 11)
+    assert sorter.resolved == []
+
+
+def test_rows_of_a_table_that_was_let_go_are_not_ours_but_those_of_an_unknown_one_are_a_defect():
+    rows_in = SorterRows(SlowSorter(), None)
+    batch = pa.record_batch({"a": [1]})
+    with pytest.raises(TableNotFoundError):
+        rows_in.add(SPAN, batch)
+    rows_in.ended[SPAN] = 10
+    rows_in.add(SPAN, batch)
