@@ -5,10 +5,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from server.cli import captures, changefeed, gc, gc_state, pumps, service_safepoint, tso, unsafe
+from server.cli import captures, changefeed, gc, gc_state, pumps, service_safepoint, source, tso, unsafe, verify
 from server.cli.output import Output
 from server.cli.remote import Remote
-from server.daemon import EXIT_OK
 from server.log import configure_command
 from server.rpc.credentials import SecurityConfig
 
@@ -33,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     command: Command = arguments.command
     output = asyncio.run(_awaited(command, remote, arguments))
     print(output.text(as_json=arguments.json).encode(errors="backslashreplace").decode())  # ids may be no Unicode
-    return EXIT_OK
+    return output.status
 
 
 async def _awaited(command: Command, remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -46,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
     parser.add_argument("--json", action="store_true", default=False, help="print one JSON document")
     groups = parser.add_subparsers(required=True, metavar="GROUP")
-    for module in (changefeed, captures, pumps, tso, gc, service_safepoint, gc_state, unsafe):
+    for module in (changefeed, captures, pumps, tso, gc, service_safepoint, gc_state, source, unsafe, verify):
         module.add_commands(groups, _after_the_verb())
     return parser
 

@@ -8,6 +8,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from server.daemon import EXIT_OK
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -19,6 +21,8 @@ class Output:
     document: Any
     columns: Sequence[tuple[str, str]] = field(default_factory=tuple)
     shown: str | None = None
+    status: int = EXIT_OK
+    """The exit code, where a command has something to say by it."""
 
     def text(self, *, as_json: bool) -> str:
         """What goes to stdout."""
