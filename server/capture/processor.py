@@ -155,6 +155,8 @@ class Assignment:
     catalog: FeedCatalog
     checkpoint_ts: int
     target_ts: int = 0
+    limited: bool = False
+    """Whether somebody else tells how far schema changes are known: no further than the checkpoint at first."""
 
 
 MakeProcessor: TypeAlias = Callable[[Assignment], Processor]

@@ -43,6 +43,8 @@ class Run:
         assignment = self._assignment
         if assignment.target_ts:
             self.sink.limit_ts(assignment.target_ts)
+        if assignment.limited:
+            self.sink.update_barrier_ts(self._start_ts)
         for versions in assignment.catalog.versions.spans(self._start_ts):
             self._follow(versions)
         self.sink.start()

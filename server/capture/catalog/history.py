@@ -64,6 +64,9 @@ class History:
     def __iter__(self) -> Iterator[SchemaChange]:
         return iter(self._changes.values())
 
+    def __len__(self) -> int:
+        return len(self._changes)
+
     @property
     def first_ts(self) -> int:
         """The commit_ts of the first change that is kept; 0 without any."""

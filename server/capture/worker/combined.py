@@ -6,7 +6,7 @@ a share's positions are known a little late, and positions only move forward.
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
@@ -60,12 +60,16 @@ class Share(Protocol):
 class CombinedSink:
     """Implements `server.capture.processor.Sink` over the shares that own the tables."""
 
-    def __init__(self, owners: Mapping[Span, Share], executor: Executor) -> None:
-        """`executor` asks shares at the same time."""
+    def __init__(self, owners: Mapping[Span, Share], executor: Executor, others: Iterable[Share] = ()) -> None:
+        """`executor` asks shares at the same time; `others` are those without tables at the start."""
         self._owners = dict(owners)
-        self._shares = list(dict.fromkeys(self._owners.values()))
+        self._shares = list(dict.fromkeys((*self._owners.values(), *others)))
         self._executor = executor
         self._moved = threading.Condition()
+
+    def adopt(self, span: Span, share: Share) -> None:
+        """A table has begun."""
+        self._owners[span] = share
 
     def notify(self) -> None:
         """A share has moved: look again."""

@@ -8,7 +8,7 @@ anew, and is the same.
 import asyncio
 import heapq
 import shutil
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import Assignment, ProcessorStats
 from server.capture.worker.combined import CombinedSink
+from server.capture.worker.dealing import Dealing, dealt
 from server.capture.worker.directory import sorter_directory
 from server.capture.worker.pool import Pool, Worker
 from server.capture.worker.remote import RemoteShare
+from server.puller.source import Puller, TableChange
 from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
@@ -41,6 +43,7 @@ class WorkersProcessor:
         self._directory = directory
         self._name = assignment.changefeed
         self._catalog = assignment.catalog
+        self._source = assignment.source
         self._target_ts = assignment.target_ts
         self._shares: tuple[RemoteShare, ...] = ()
 
@@ -83,15 +86,20 @@ class WorkersProcessor:
 
     async def run(self) -> None:
         """See `Processor.run`."""
-        shares = self._dealt()
-        owners = {span: share for share in shares for span in share.tables}
-        sink = CombinedSink(owners, self._pool.executor)
-        async with self._serving(shares, sink), asyncio.TaskGroup() as tasks:
-            for share in shares:
-                tasks.create_task(share.run(self._target_ts, sink.notify), name=f"share of {self._name}")
-            for share in shares:
+        schemas = self._source.schema_puller(self.start_ts, self._catalog)
+        shares = self._dealt(self._pool.workers if schemas else ())
+        owners = {span: share for share in shares.values() for span in share.tables}
+        sink = CombinedSink(owners, self._pool.executor, shares.values())
+        dealing = Dealing(self._catalog, shares, self._pool.owner, sink)
+        async with self._serving(tuple(shares.values()), sink), asyncio.TaskGroup() as tasks:
+            for share in shares.values():
+                run = share.run(self._target_ts, sink.notify, limited=schemas is not None)
+                tasks.create_task(run, name=f"share of {self._name}")
+            for share in shares.values():
                 await share.running.wait()
             self.sink = sink
+            if schemas is not None:
+                self._follow(schemas, dealing, tasks)
 
     def wipe(self) -> None:
         """See `Processor.wipe`."""
@@ -105,14 +113,29 @@ class WorkersProcessor:
             yield
         finally:
             self.start_ts = max(self.start_ts, sink.checkpoint_ts())
-            self._shares, self.sink = (), None
+            self._shares, self.sink, self.table_pullers = (), None, ()
+            self._catalog.listener = None
 
-    def _dealt(self) -> tuple[RemoteShare, ...]:
-        """One share for each worker that has tables of this changefeed."""
-        dealt: dict[Worker, list[SourceTable]] = {}
+    def _follow(self, schemas: Puller, dealing: Dealing, tasks: asyncio.TaskGroup) -> None:
+        """Pull the schema changes here, and deal them to the shares."""
+        self._catalog.listener = dealing
+        self.table_pullers = tuple(getattr(schemas, "table_pullers", ()))
+        tasks.create_task(dealing.run(), name=f"dealing of {self._name}")
+        tasks.create_task(schemas.run(), name=f"schemas of {self._name}")
+
+    def _dealt(self, workers: Sequence[Worker]) -> dict[Worker, RemoteShare]:
+        """One share for each worker that has tables of this changefeed, and for each of `workers`."""
+        tables: dict[Worker, list[SourceTable]] = {worker: [] for worker in workers}
+        changes: dict[Worker, list[TableChange]] = {}
         for table in self._catalog.at(self.start_ts):
-            dealt.setdefault(self._pool.owner(table.span), []).append(table)
-        return tuple(RemoteShare(worker, self._name, tables, self.start_ts) for worker, tables in dealt.items())
+            tables.setdefault(self._pool.owner(table.span), []).append(table)
+        for ddl in self._catalog.versions.ddls(self.start_ts + 1, len(self._catalog.history)):
+            for worker, change in dealt(self._catalog, ddl, self._pool.owner).items():
+                changes.setdefault(worker, []).append(change)
+        return {
+            worker: RemoteShare(worker, self._name, tables.get(worker, ()), self.start_ts, changes.get(worker, ()))
+            for worker in tables.keys() | changes.keys()
+        }
 
 
 async def _blockers(share: RemoteShare, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:

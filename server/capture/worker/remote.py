@@ -24,6 +24,7 @@ from server.capture.worker import wire
 from server.capture.worker.errors import error_of, error_of_text, lost
 from server.capture.worker.mirror import Mirror
 from server.capture.worker.pool import Worker
+from server.puller.source import TableChange
 from server.puller.table import SourceTable
 from server.rpc.client import connect
 from sink.cut import Bounds
@@ -43,16 +44,33 @@ _READ_S = 3600.0
 class RemoteShare:
     """Implements `server.capture.worker.combined.Share` for `tables` of one changefeed."""
 
-    def __init__(self, worker: Worker, changefeed: str, tables: Sequence[SourceTable], start_ts: int) -> None:
-        self.tables = {table.span: table for table in tables}
+    def __init__(
+        self,
+        worker: Worker,
+        changefeed: str,
+        tables: Sequence[SourceTable],
+        start_ts: int,
+        changes: Sequence[TableChange] = (),
+    ) -> None:
+        """`tables` are those in force at `start_ts`, `changes` what is known above it."""
+        self.tables: dict[Span, SourceTable] = {}
+        """The newest of each span."""
         self.mirror = Mirror(start_ts)
         self.running = asyncio.Event()
         self._worker = worker
         self._changefeed = changefeed
         self._start_ts = start_ts
+        self._began = tuple(tables)
+        self._changes = tuple(changes)
+        self._names: dict[Span, list[tuple[int, str]]] = {}
+        self._note(self._began, start_ts)
+        for change in changes:
+            self._note(change.tables, change.commit_ts)
 
-    async def run(self, target_ts: int, moved: Callable[[], None]) -> None:
+    async def run(self, target_ts: int, moved: Callable[[], None], *, limited: bool = False) -> None:
         """Run the share until cancelled; `moved` is called whenever it has told something.
+
+        One that is `limited` gives no rows above what `limit` says.
 
         Raises:
             TidemarkError: the share's own error.
@@ -60,9 +78,11 @@ class RemoteShare:
         """
         request = pb.RunRequest(
             changefeed=self._changefeed,
-            tables=map(wire.table_message, self.tables.values()),
+            tables=map(wire.table_message, self._began),
             checkpoint_ts=self._start_ts,
             target_ts=target_ts,
+            changes=map(wire.change_message, self._changes),
+            limited=limited,
         )
         async with connect(self._worker.control) as channel:
             stub = WorkerServiceStub(channel)
@@ -93,6 +113,17 @@ class RemoteShare:
             await stub.Stop(pb.StopRequest(changefeed=self._changefeed), timeout=_STOP_S)
         except grpc.aio.AioRpcError:
             return
+
+    def change(self, change: TableChange) -> None:
+        """Let a schema change come in force; it has when this returns."""
+        request = pb.ChangeShareRequest(changefeed=self._changefeed, change=wire.change_message(change))
+        self._note(change.tables, change.commit_ts)
+        self._ask(lambda stub: stub.ChangeShare(request, timeout=_CALL_S))
+
+    def limit(self, barrier_ts: int) -> None:
+        """Schema changes are known up to `barrier_ts`."""
+        request = pb.LimitShareRequest(changefeed=self._changefeed, barrier_ts=barrier_ts)
+        self._ask(lambda stub: stub.LimitShare(request, timeout=_CALL_S))
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """See `Share.resolved_ts`."""
@@ -146,7 +177,7 @@ class RemoteShare:
 
     def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""
-        ticket = Ticket(self._changefeed, self.tables[span].name, start_ts, end_ts).document()
+        ticket = Ticket(self._changefeed, self._name(span, start_ts), start_ts, end_ts).document()
         batches = self._batches(ticket | {"before": True} if before else ticket)
         first = next(batches, None)
         return batches if first is None else _chained(first, batches)
@@ -169,6 +200,16 @@ class RemoteShare:
             )
             for table in tables
         ]
+
+    def _note(self, tables: Sequence[SourceTable], from_ts: int) -> None:
+        for table in tables:
+            self.tables[table.span] = table
+            self._names.setdefault(table.span, []).append((from_ts, table.name))
+
+    def _name(self, span: Span, ts: int) -> str:
+        """What the worker calls the table right above `ts`."""
+        names = self._names[span]
+        return next((name for from_ts, name in reversed(names) if from_ts <= ts), names[0][1])
 
     def _batches(self, ticket: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         try:

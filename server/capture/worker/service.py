@@ -12,8 +12,8 @@ from server.capture.sink import LocalSink
 from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
 from server.capture.worker.host import Host, Hosted
-from server.puller.table import SourceTable
 from sink.errors import TableNotFoundError
+from storage.model.span import Span
 from storage.tidb.key import table_span
 
 T = TypeVar("T")
@@ -33,20 +33,35 @@ class WorkerService:
         """Run a share as long as the capture listens."""
         del context
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
-        tables = assignment.catalog.tables
         hosted = self._host.start(assignment)
-        told = _Told(tables)
-        tick_s = _TICK_S + len(tables) * _TICK_S_PER_TABLE
+        told = _Told()
         try:
             while not hosted.ended.is_set():
                 message = told.news(hosted)
                 if message is not None:
                     yield message
-                await _wait(hosted.ended, tick_s)
+                await _wait(hosted.ended, _TICK_S + told.tables * _TICK_S_PER_TABLE)
         finally:
             hosted.cancel()
         if hosted.error is not None:
             raise hosted.error
+
+    async def ChangeShare(  # noqa: N802 - the name in the proto
+        self, request: pb.ChangeShareRequest, context: Context
+    ) -> pb.ChangeShareResponse:
+        """A schema change of the share's tables."""
+        del context
+        hosted, _ = self._host.running(request.changefeed)
+        assignment = hosted.assignment
+        await assignment.catalog.change(wire.change_of(request.change, assignment.source))
+        return pb.ChangeShareResponse()
+
+    async def LimitShare(self, request: pb.LimitShareRequest, context: Context) -> pb.LimitShareResponse:  # noqa: N802
+        """How far the schema changes are known."""
+        del context
+        hosted, _ = self._host.running(request.changefeed)
+        hosted.assignment.catalog.resolve(request.barrier_ts)
+        return pb.LimitShareResponse()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:  # noqa: N802
         """End a share."""
@@ -115,8 +130,8 @@ class WorkerService:
 class _Told:
     """What the capture knows of a share, so that it is told news only."""
 
-    def __init__(self, tables: tuple[SourceTable, ...]) -> None:
-        self._tables = tables
+    def __init__(self) -> None:
+        self.tables = 0
         self._known: dict[int, tuple[int, int]] = {}
         self._spoke_s = float("-inf")
 
@@ -126,7 +141,9 @@ class _Told:
         if sink is None:
             return None
         resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()  # before the tables': never above them
-        moved = [status for table in self._tables if (status := self._moved(sink, table))]
+        spans = [versions[0].span for versions in hosted.assignment.catalog.versions.spans(checkpoint_ts)]
+        self.tables = len(spans)
+        moved = [status for span in spans if (status := self._moved(sink, span))]
         now_s = asyncio.get_running_loop().time()
         if not moved and now_s - self._spoke_s < _SPEAK_EVERY_S:
             return None
@@ -144,9 +161,12 @@ class _Told:
             waiting=held.waiting,
         )
 
-    def _moved(self, sink: LocalSink, table: SourceTable) -> changefeed_pb2.TableStatus | None:
-        position = sink.resolved_ts(table.span), sink.checkpoint_ts(table.span)
-        table_id = table.span.table_id
+    def _moved(self, sink: LocalSink, span: Span) -> changefeed_pb2.TableStatus | None:
+        try:
+            position = sink.resolved_ts(span), sink.checkpoint_ts(span)
+        except TableNotFoundError:  # it is coming or going
+            return None
+        table_id = span.table_id
         if self._known.get(table_id) == position:
             return None
         self._known[table_id] = position

@@ -12,7 +12,7 @@ from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange
 from server.capture.cut import CutPart, PackedExtent
 from server.capture.processor import Assignment
-from server.puller.source import Source
+from server.puller.source import Source, TableChange
 from server.puller.table import SourceTable, TableRecord
 from sink.cut import Bounds
 from sink.slices import Slice
@@ -34,9 +34,29 @@ def table_record(message: changefeed_pb2.Table) -> TableRecord:
 def assignment(request: pb.RunRequest, source: Source) -> Assignment:
     """A share, whose tables its capture has chosen and keeps."""
     start = SchemaChange(request.checkpoint_ts, tables=tuple(map(table_record, request.tables)))
+    history = History([start, *map(_stored, request.changes)])
     terms = Terms(request.changefeed, TableFilter(["*.*"]))
-    catalog = FeedCatalog(terms, source, History([start]), request.checkpoint_ts, _kept_elsewhere)
-    return Assignment(request.changefeed, source, catalog, request.checkpoint_ts, request.target_ts)
+    catalog = FeedCatalog(terms, source, history, request.checkpoint_ts, _kept_elsewhere)
+    return Assignment(
+        request.changefeed, source, catalog, request.checkpoint_ts, request.target_ts, limited=request.limited
+    )
+
+
+def change_message(change: TableChange) -> pb.ShareChange:
+    """A schema change, for the worker that has its tables."""
+    return pb.ShareChange(
+        commit_ts=change.commit_ts,
+        query=change.query,
+        tables=map(table_message, change.tables),
+        dropped=change.dropped,
+        truncated=change.truncated,
+    )
+
+
+def change_of(message: pb.ShareChange, source: Source) -> TableChange:
+    """What `change_message` wrote."""
+    tables = tuple(source.table(table_record(table)) for table in message.tables)
+    return TableChange(message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated))
 
 
 def extents_request(changefeed: str, start_ts: int, upper_ts: int, bounds: Bounds) -> pb.ExtentsRequest:
@@ -94,6 +114,11 @@ def part_of(message: pb.ExtentsResponse) -> CutPart:
         CorruptError: an extent is none.
     """
     return CutPart(message.end_ts, tuple(map(_extent, message.extents)))
+
+
+def _stored(message: pb.ShareChange) -> SchemaChange:
+    tables = tuple(map(table_record, message.tables))
+    return SchemaChange(message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated))
 
 
 async def _kept_elsewhere(change: SchemaChange) -> None:

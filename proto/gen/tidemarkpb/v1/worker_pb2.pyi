@@ -30,12 +30,20 @@ class RunRequest(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
     TARGET_TS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    LIMITED_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
     checkpoint_ts: _builtins.int
     target_ts: _builtins.int
     """0: no end."""
+    limited: _builtins.bool
+    """Whether LimitShare will say how far schema changes are known; it is the checkpoint at first."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.Table]: ...
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShareChange]:
+        """Those above the checkpoint that are known, ascending."""
+
     def __init__(
         self,
         *,
@@ -43,14 +51,127 @@ class RunRequest(_message.Message):
         tables: _abc.Iterable[_changefeed_pb2.Table] | None = ...,
         checkpoint_ts: _builtins.int = ...,
         target_ts: _builtins.int = ...,
+        changes: _abc.Iterable[Global___ShareChange] | None = ...,
+        limited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "checkpoint_ts", b"checkpoint_ts", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "changes", b"changes", "checkpoint_ts", b"checkpoint_ts", "limited", b"limited", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunRequest: _TypeAlias = RunRequest  # noqa: Y015
+
+@_typing.final
+class ShareChange(_message.Message):
+    """What a schema change means to the spans of one share: names that end, tables that begin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_TS_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    commit_ts: _builtins.int
+    query: _builtins.str
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.Table]: ...
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def truncated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        commit_ts: _builtins.int = ...,
+        query: _builtins.str = ...,
+        tables: _abc.Iterable[_changefeed_pb2.Table] | None = ...,
+        dropped: _abc.Iterable[_builtins.str] | None = ...,
+        truncated: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ts", b"commit_ts", "dropped", b"dropped", "query", b"query", "tables", b"tables", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareChange: _TypeAlias = ShareChange  # noqa: Y015
+
+@_typing.final
+class ChangeShareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    @_builtins.property
+    def change(self) -> Global___ShareChange: ...
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        change: Global___ShareChange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "changefeed", b"changefeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeShareRequest: _TypeAlias = ChangeShareRequest  # noqa: Y015
+
+@_typing.final
+class ChangeShareResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeShareResponse: _TypeAlias = ChangeShareResponse  # noqa: Y015
+
+@_typing.final
+class LimitShareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    BARRIER_TS_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    barrier_ts: _builtins.int
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        barrier_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_ts", b"barrier_ts", "changefeed", b"changefeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LimitShareRequest: _TypeAlias = LimitShareRequest  # noqa: Y015
+
+@_typing.final
+class LimitShareResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LimitShareResponse: _TypeAlias = LimitShareResponse  # noqa: Y015
 
 @_typing.final
 class ShareProgress(_message.Message):

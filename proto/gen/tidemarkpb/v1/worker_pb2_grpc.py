@@ -39,6 +39,16 @@ class WorkerServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.RunRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.ShareProgress.FromString,
                 _registered_method=True)
+        self.ChangeShare = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/ChangeShare',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.ChangeShareRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.ChangeShareResponse.FromString,
+                _registered_method=True)
+        self.LimitShare = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/LimitShare',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.LimitShareRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.LimitShareResponse.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/tidemarkpb.v1.WorkerService/Stop',
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.StopRequest.SerializeToString,
@@ -77,6 +87,20 @@ class WorkerServiceServicer:
     def Run(self, request, context):
         """Runs a share of a changefeed while the stream is open. The first message comes when it runs and names all tables,
         later ones those that moved; one comes every second at least. An error of the share ends the stream with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeShare(self, request, context):
+        """Schema changes of the share's tables come in force before they can be read above it; repeating one is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LimitShare(self, request, context):
+        """No table is read beyond a ts up to which the schema changes are not known; it only moves forward.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +153,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.RunRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.ShareProgress.SerializeToString,
+            ),
+            'ChangeShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeShare,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.ChangeShareRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.ChangeShareResponse.SerializeToString,
+            ),
+            'LimitShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.LimitShare,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.LimitShareRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.LimitShareResponse.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -188,6 +222,60 @@ class WorkerService:
             '/tidemarkpb.v1.WorkerService/Run',
             tidemarkpb_dot_v1_dot_worker__pb2.RunRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_worker__pb2.ShareProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/ChangeShare',
+            tidemarkpb_dot_v1_dot_worker__pb2.ChangeShareRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.ChangeShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LimitShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/LimitShare',
+            tidemarkpb_dot_v1_dot_worker__pb2.LimitShareRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.LimitShareResponse.FromString,
             options,
             channel_credentials,
             insecure,

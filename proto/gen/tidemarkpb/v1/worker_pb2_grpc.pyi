@@ -37,6 +37,10 @@ class WorkerServiceStub:
     """Runs a share of a changefeed while the stream is open. The first message comes when it runs and names all tables,
     later ones those that moved; one comes every second at least. An error of the share ends the stream with it.
     """
+    ChangeShare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ChangeShareRequest, _worker_pb2.ChangeShareResponse]
+    """Schema changes of the share's tables come in force before they can be read above it; repeating one is harmless."""
+    LimitShare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LimitShareRequest, _worker_pb2.LimitShareResponse]
+    """No table is read beyond a ts up to which the schema changes are not known; it only moves forward."""
     Stop: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StopRequest, _worker_pb2.StopResponse]
     """Ends the share; answers when nothing of it is left."""
     Extents: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ExtentsRequest, _worker_pb2.ExtentsResponse]
@@ -55,6 +59,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Runs a share of a changefeed while the stream is open. The first message comes when it runs and names all tables,
     later ones those that moved; one comes every second at least. An error of the share ends the stream with it.
     """
+    ChangeShare: _aio.UnaryUnaryMultiCallable[_worker_pb2.ChangeShareRequest, _worker_pb2.ChangeShareResponse]  # type: ignore[assignment]
+    """Schema changes of the share's tables come in force before they can be read above it; repeating one is harmless."""
+    LimitShare: _aio.UnaryUnaryMultiCallable[_worker_pb2.LimitShareRequest, _worker_pb2.LimitShareResponse]  # type: ignore[assignment]
+    """No table is read beyond a ts up to which the schema changes are not known; it only moves forward."""
     Stop: _aio.UnaryUnaryMultiCallable[_worker_pb2.StopRequest, _worker_pb2.StopResponse]  # type: ignore[assignment]
     """Ends the share; answers when nothing of it is left."""
     Extents: _aio.UnaryUnaryMultiCallable[_worker_pb2.ExtentsRequest, _worker_pb2.ExtentsResponse]  # type: ignore[assignment]
@@ -76,6 +84,22 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs a share of a changefeed while the stream is open. The first message comes when it runs and names all tables,
         later ones those that moved; one comes every second at least. An error of the share ends the stream with it.
         """
+
+    @_abc_1.abstractmethod
+    def ChangeShare(
+        self,
+        request: _worker_pb2.ChangeShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ChangeShareResponse, _abc.Awaitable[_worker_pb2.ChangeShareResponse]]:
+        """Schema changes of the share's tables come in force before they can be read above it; repeating one is harmless."""
+
+    @_abc_1.abstractmethod
+    def LimitShare(
+        self,
+        request: _worker_pb2.LimitShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.LimitShareResponse, _abc.Awaitable[_worker_pb2.LimitShareResponse]]:
+        """No table is read beyond a ts up to which the schema changes are not known; it only moves forward."""
 
     @_abc_1.abstractmethod
     def Stop(
