@@ -1,0 +1,243 @@
+"""Exactly-once under kill -9: `python -m tests.e2e.kill_matrix --target T --kills N --seed S`.
+
+A real cluster (`tidemark up`) and a bank whose tellers never rest; the lake job is killed N times, each time at a
+seeded step of a seeded cut or by the loss of a process beside it (a source worker of Spark, the capture). At last the
+tellers stop, the job runs to the store's newest commit_ts, and every row of the lake is compared with the store at
+exactly that cut. The last line is the result as JSON; the exit status says whether the lake is equal.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+
+from server.demo import bank as tables
+from server.demo import changefeed
+from server.demo.bank import Bank
+from server.demo.client import connect
+from server.demo.cluster import Cluster
+from server.demo.workload import Tally, Teller, open_accounts
+from storage.model.ts import physical_ms
+from tests.e2e.kill_points import STEPS, WAYS
+from tests.e2e.kill_target import TARGETS, Lake, opened
+
+_ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
+_LIFE_S, _END_S = 180.0, 420.0
+_CHANGEFEED = "bank"
+
+
+@dataclass
+class Matrix:
+    """One run: its lake, its dice, and what was killed so far."""
+
+    lake: Lake
+    cluster: Cluster
+    directory: Path
+    dice: random.Random
+    rate: float
+    killed: Counter[str] = field(default_factory=Counter)
+    lives: int = 0
+
+    async def run(self, kills: int) -> dict[str, Any]:
+        """Kill that often, then compare; returns the result."""
+        bank = Bank(_ACCOUNTS)
+        coordinator = self.cluster.endpoints["coordinator"]
+        async with connect(_CLIENT, coordinator) as client:
+            await open_accounts(bank, client)
+        async with asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(self._teller(bank, number)) for number in range(_TELLERS)]
+            while self.killed.total() < kills:
+                await self._life()
+            for task in working:
+                task.cancel()
+        async with connect(_CLIENT, coordinator) as client:
+            end_ts = await client.now()
+            await self._last_life(end_ts)
+            names = {name: [column.name for column in info.columns] for name, info in _infos().items()}
+            found = await asyncio.to_thread(self.lake.rows, names, self.directory / "reader")
+            lost = duplicated = 0
+            for name, span in tables.SPANS.items():
+                held = [tables.values(key, row) for key, row in (await client.scan(*_bounds(span), end_ts)).items()]
+                lost += sum((Counter(held) - Counter(found[name])).values())
+                duplicated += sum((Counter(found[name]) - Counter(held)).values())
+        return {
+            "kills": self.killed.total(),
+            "killed": dict(sorted(self.killed.items())),
+            "lives": self.lives,
+            "rows": sum(len(rows) for rows in found.values()),
+            "lost": lost,
+            "duplicated": duplicated,
+            "equal": lost == duplicated == 0,
+        }
+
+    async def _life(self) -> None:
+        """One driver, from its start to its death."""
+        step, cut, delay_ms = self.dice.choice(STEPS), self.dice.randint(1, 4), self.dice.randint(1, 900)
+        beside = [self.dice.random() < share for share in (0.5, 0.25, 0.15)]
+        way = self.dice.choices(WAYS, (4, 3, 1))[0]
+        if self.dice.random() < 0.1:
+            shutil.rmtree(self._checkpoint / "query", ignore_errors=True)  # as a lost checkpoint directory
+        process = await self._start(step, cut, delay_ms, way)
+        async with asyncio.TaskGroup() as tasks:
+            accident = tasks.create_task(self._accidents(process, *beside))
+            try:
+                async with asyncio.timeout(_LIFE_S):
+                    status = await process.wait()
+            except TimeoutError:
+                step, status = "late", -signal.SIGKILL
+            accident.cancel()
+        await _bury(process)
+        if status == -signal.SIGKILL:
+            self.killed[f"driver at {step}"] += 1
+        elif status != 75:  # EX_TEMPFAIL: a source worker's or the capture's death ended it
+            raise RuntimeError(f"the job ended with status {status}; see {self.directory}/job.log")
+        self._show()
+
+    async def _accidents(self, process: Process, capture: bool, again: bool, worker: bool) -> None:
+        """What happens to the others during a driver's life; with these dice, and at its first cuts."""
+        for happens, kind in ((capture, "capture"), (worker, "source worker"), (again, "capture")):
+            if happens and await self._lines(process, 1):
+                self._kill(process.pid if kind == "source worker" else self._cluster_pid, kind)
+
+    def _kill(self, root: int, kind: str) -> None:
+        mark = "capture" if kind == "capture" else "pyspark"
+        found = [pid for pid in _descendants(root) if mark in _command(pid) and "java" not in _command(pid)]
+        chosen = [pid for pid in found if kind != "capture" or _command(pid).split()[3:4] == ["capture"]]
+        if chosen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.dice.choice(sorted(chosen)), signal.SIGKILL)
+                self.killed[kind] += 1
+
+    async def _last_life(self, end_ts: int) -> None:
+        """Drivers without planned death until the lake is at `end_ts`."""
+        async with asyncio.timeout(_END_S):
+            while True:
+                process = await self._start("never", 0, 0, "mirror", "--until-ts", str(end_ts))
+                await self._lines(process, None)
+                if await process.wait() == 0:
+                    return
+                await _bury(process)
+
+    @staticmethod
+    async def _lines(process: Process, count: int | None) -> bool:
+        """Read so many of the job's lines about cuts (None: all there are)."""
+        assert process.stdout is not None
+        while count is None or count > 0:
+            line = await process.stdout.readline()
+            if not line:
+                return False
+            if count is not None and b"end_ts" in line:
+                count -= 1
+        return True
+
+    async def _start(self, step: str, cut: int, delay_ms: int, way: str, *more: str) -> Process:
+        self.lives += 1
+        flight = self.cluster.endpoints["flight"]
+        arguments = [step, str(cut), str(delay_ms), way, "--follow-parent", "--endpoint", f"grpc://{flight}"]
+        arguments += ["--changefeed", _CHANGEFEED, "--target", self.lake.uri, "--trigger", "0 seconds"]
+        arguments += ["--checkpoint-dir", str(self._checkpoint), "--compact-every", "8", *more]
+        with (self.directory / "job.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.e2e.kill_points", *arguments),
+                stdin=PIPE, stdout=PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    async def _teller(self, bank: Bank, number: int) -> None:
+        async with connect(_CLIENT, self.cluster.endpoints["coordinator"]) as client:
+            first = (physical_ms(await client.now()) << 14) + (number << 30)
+            await Teller(bank, client, self.dice.getrandbits(32), first, Tally()).work(1 << 30, _TELLERS / self.rate)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.directory / "checkpoint"
+
+    @property
+    def _cluster_pid(self) -> int:
+        assert self.cluster._process is not None
+        return self.cluster._process.pid
+
+    def _show(self) -> None:
+        print(json.dumps({"kills": self.killed.total(), **self.killed}), file=sys.stderr, flush=True)
+
+
+async def _bury(process: Process) -> None:
+    """The driver's JVM and workers die with it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *_descendants(int(child))]
+    return found
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def _infos() -> dict[str, Any]:
+    return {f"{tables.SCHEMA}.{info.name}": info for info in tables.TABLES.values()}
+
+
+def _bounds(span: Any) -> tuple[bytes, bytes]:
+    return span.start_key, span.end_key
+
+
+async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run of the matrix, in a directory of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tidemark-kills-") as parent:
+        directory = Path(parent)
+        (directory / "logs").mkdir()
+        with opened(arguments.target, directory) as lake:
+            async with Cluster.started(directory, any_ports=True) as cluster:
+                await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
+                matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate)
+                try:
+                    result = await matrix.run(arguments.kills)
+                except BaseException:
+                    print((directory / "job.log").read_text(errors="replace")[-6000:], file=sys.stderr)
+                    raise
+    seconds = round(time.monotonic() - began, 1)
+    return {"target": arguments.target, **result, "seed": arguments.seed, "seconds": seconds}
+
+
+def _wanted() -> list[pb.Table]:
+    return [pb.Table(schema_name=tables.SCHEMA, table_info_json=info.to_json()) for info in tables.TABLES.values()]
+
+
+def main() -> int:
+    """Run; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", choices=TARGETS, required=True)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=10.0, help="transfers a second, all tellers together")
+    result = asyncio.run(run(parser.parse_args()))
+    print(json.dumps(result))
+    return 0 if result["equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The targets of the kill matrix: where the lake is, and its rows, read as any reader would."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark_tidemark.lake.jdbc.database import Database
+from pyspark_tidemark.lake.reading import as_of_cut
+from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.lake.targets import database
+
+from tests.mariadb import running_mariadb
+from tests.postgres import running_postgres
+
+TARGETS = ("delta", "iceberg", "parquet", "jdbc", "mysql")
+_ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
+Rows = dict[str, list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A target of the lake job."""
+
+    uri: str
+
+    def rows(self, tables: dict[str, list[str]], scratch: Path) -> Rows:
+        """Each table's rows at the newest cut, as tuples of the given columns; what is there twice comes twice."""
+        target = TargetUri.parse(self.uri)
+        if target.is_database:
+            return {name: _selected(database(target), name, columns) for name, columns in tables.items()}
+        spark = open_session(
+            master="local[2]",
+            driver_memory="1g",
+            directory=scratch,
+            lake=target.format,
+            extra={"spark.ui.enabled": "false"},
+        )
+        try:
+            found = {name: frame.toArrow() for name, frame in as_of_cut(spark, self.uri).items()}
+        finally:
+            spark.stop()
+        if target.format == "parquet":
+            found = {name: _replayed(rows) for name, rows in found.items()}
+        return {name: _tuples(found[name].select(columns)) for name, columns in tables.items()}
+
+
+@contextmanager
+def opened(target: str, directory: Path) -> Iterator[Lake]:
+    """A lake of that kind for the block, empty at first; databases are started for it."""
+    if target == "jdbc":
+        with running_postgres() as server:
+            yield Lake(server.create("lake"))
+    elif target == "mysql":
+        with running_mariadb() as maria:
+            yield Lake(f"{maria.uri}/{maria.database('lake')}")
+    else:
+        (directory / "lake").mkdir()
+        yield Lake(f"{target}://{directory}/lake")
+
+
+def _selected(found: Database, name: str, columns: list[str]) -> list[tuple[Any, ...]]:
+    connection = found.connect()
+    try:
+        with connection.cursor() as cursor:
+            wanted = ", ".join(found.quoted(column) for column in columns)
+            cursor.execute(f"SELECT {wanted} FROM {found.quoted(name)}")
+            return [tuple(row) for row in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+def _replayed(changes: pa.Table) -> pa.Table:
+    """The last change of each id, deletes left out; a change that is there twice fails the replay."""
+    envelopes = changes.select(_ENVELOPE[1:]).group_by(list(_ENVELOPE[1:])).aggregate([])
+    assert len(envelopes) == len(changes), f"{len(changes) - len(envelopes)} changes are there twice"
+    ordered = changes.sort_by([("_commit_ts", "ascending"), ("_seq", "ascending")])
+    numbered = ordered.append_column("_row", pa.array(range(len(ordered)), pa.int64()))
+    last = ordered.take(numbered.group_by("id").aggregate([("_row", "max")])["_row_max"])
+    return last.filter(pc.not_equal(last["_op"], "delete"))
+
+
+def _tuples(table: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
