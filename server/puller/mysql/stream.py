@@ -83,12 +83,12 @@ class LogStream:
         self._closed = True
         with suppress(OSError):  # it may be gone already
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
         with self._changed:
             self._bytes = 0
             self._arrived.clear()
             self._changed.notify_all()
         self._thread.join()
+        self.session.close()
 
     def _pop(self) -> bytes:
         """As much as one take is worth; makes room for the thread."""

@@ -139,8 +139,9 @@ class Transactions:
         self._runs.begin(events)
         kinds = events.types
         marks = np.flatnonzero(_MARKS[kinds])
-        for first, last in _stretches(_plain(events, marks, kinds[marks])):
-            if last - first >= _RUN_MIN and self._open is None:
+        plain = _plain(events, marks, kinds[marks])
+        for first, last in _stretches(plain):
+            if last - first >= _RUN_MIN and self._open is None and bool(plain[first]):
                 self._many(events, marks[first:last], kinds[marks[first:last]])
             else:
                 for mark in marks[first:last].tolist():

@@ -51,7 +51,12 @@ class Target:
         return TableFilter(self.rules).takes(schema_name, table_name)
 
     def table(self, record: TableRecord) -> SourceTable | None:
-        return self.source.table(record) if self.wants(record.schema_name, record.table_name) else None
+        if not self.wants(record.schema_name, record.table_name):
+            return None
+        try:
+            return self.source.table(record)
+        except TableIneligibleError:
+            return None  # as with --ignore-ineligible-table
 
     async def change(self, change: TableChange) -> None:
         for _, batch in self.batches:
@@ -150,10 +155,7 @@ async def following(
     if tables is None:
         tables = []
         for record in await source.snapshot(start_ts):
-            try:
-                table = target.table(record)
-            except TableIneligibleError:
-                continue
+            table = target.table(record)
             tables += [table] if table is not None else []
     for table in tables:
         target.versions[table.span].append((start_ts, table))
@@ -165,5 +167,3 @@ async def following(
             task.cancel()
     finally:
         target.executor.shutdown()
-
-

@@ -1,0 +1,181 @@
+"""Schemas by place in the log: DDL are barriers, and rows get the columns that were true when they were written."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from storage.meta.client import EtcdMeta
+from storage.model.errors import TidemarkError
+from tests.integration.mysql.replica import Feed, Row, following
+from tests.mariadb import MariaDb
+
+
+async def test_a_ddl_read_late_still_gives_rows_their_columns(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    """All is written before the log is read: the catalogue is three ALTERs ahead."""
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)", database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        await feed.until(lambda: bool(feed.target.resolved) or True)
+        start_ts, tables = feed.start_ts, [each for versions in feed.target.versions.values() for _, each in versions]
+    mariadb.execute(
+        *(
+            "INSERT INTO t VALUES (1, 10)",
+            "ALTER TABLE t ADD COLUMN b VARCHAR(9) FIRST",
+            "INSERT INTO t VALUES ('x', 2, 20)",
+        ),
+        *("ALTER TABLE t CHANGE a c BIGINT UNSIGNED", "INSERT INTO t VALUES ('y', 3, 30)"),
+        *(
+            "ALTER TABLE t ADD COLUMN d DATE",
+            "ALTER TABLE t DROP COLUMN b",
+            "INSERT INTO t VALUES (4, 40, '2026-01-02')",
+        ),
+        *("CREATE TABLE u (k VARCHAR(5) PRIMARY KEY)", "RENAME TABLE u TO w", "ALTER TABLE w ADD COLUMN n INT"),
+        *("INSERT INTO w VALUES ('a', 1)", "RENAME TABLE w TO v", "INSERT INTO v VALUES ('b', 2)"),
+        *("ALTER TABLE v DROP COLUMN n", "CREATE TABLE gone (id INT PRIMARY KEY)", "DROP TABLE gone"),
+        database=name,
+    )
+    async with following(mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=tables) as feed:
+        rows = [user_columns(row) for row in await feed.seen(f"{name}.t", 4)]
+        others = [user_columns(row) for row in await feed.seen(f"{name}.v", 2)]
+        await feed.until(lambda: last_columns(feed, f"{name}.v") == ["k"])
+    assert [{key: str(value) for key, value in row.items()} for row in rows] == [
+        {"id": "1", "a": "10"},
+        {"b": "x", "id": "2", "a": "20"},
+        {"b": "y", "id": "3", "c": "30"},
+        {"id": "4", "c": "40", "d": "2026-01-02"},
+    ]
+    assert others == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+
+
+async def test_renames_truncations_and_drops_are_told_by_name(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)", database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        mariadb.execute(
+            *(
+                "RENAME TABLE a TO tmp, b TO a, tmp TO b",
+                "TRUNCATE TABLE a",
+                "ALTER TABLE b RENAME TO c",
+                "DROP TABLE a",
+            ),
+            *("CREATE TABLE a LIKE c", "INSERT INTO a VALUES (1)", "CREATE OR REPLACE TABLE a (k INT PRIMARY KEY)"),
+            *("CREATE TABLE s AS SELECT 1 AS x", "CREATE TABLE r (PRIMARY KEY (x)) SELECT 2 AS x"),
+            *("CREATE TABLE IF NOT EXISTS c (other INT)", "ALTER TABLE c COMMENT 'as it was'"),
+            database=name,
+        )
+        await feed.seen(f"{name}.r", 1)
+        told = [
+            (
+                sorted(table.name.split(".")[1] for table in change.tables),
+                names(change.dropped),
+                names(change.truncated),
+            )
+            for change in feed.target.changes
+        ]
+    assert told == [
+        (["a", "b"], [], []),
+        ([], [], ["a"]),
+        (["c"], ["b"], []),
+        ([], ["a"], []),
+        (["a"], [], []),
+        (["a"], ["a"], []),
+        (["r"], [], []),
+    ]
+    spans = {span.table_id: [table.name.split(".")[1] for _, table in it] for span, it in feed.target.versions.items()}
+    assert sorted(spans.values()) == [["a"], ["a"], ["a", "b", "c"], ["b", "a"], ["r"]]
+
+
+@pytest.mark.parametrize("captured_ghost", [False, True])
+async def test_an_online_schema_change_by_a_ghost_table_keeps_the_table(
+    mariadb: MariaDb, meta: EtcdMeta, captured_ghost: bool
+) -> None:
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)", database=name)
+    rules = [f"{name}.*"] if captured_ghost else [f"{name}.t"]
+    async with following(mariadb.uri, meta, *rules) as feed:
+        (before,) = feed.target.versions
+        mariadb.execute(
+            *("INSERT INTO t VALUES (1, 1)", "CREATE TABLE _t_gho LIKE t", "ALTER TABLE _t_gho ADD COLUMN b INT"),
+            *(
+                "INSERT INTO _t_gho SELECT id, a, 7 FROM t",
+                "UPDATE t SET a = 2",
+                "REPLACE INTO _t_gho VALUES (1, 2, 7)",
+            ),
+            *("RENAME TABLE t TO _t_del, _t_gho TO t", "INSERT INTO t VALUES (2, 2, 2)", "DROP TABLE _t_del"),
+            *("UPDATE t SET a = 9 WHERE id = 2",),
+            database=name,
+        )
+        rows = await feed.seen(f"{name}.t", 4)
+    assert user_columns(rows[-1]) == {"id": 2, "a": 9, "b": 2}
+    (after,) = [span for span, versions in feed.target.versions.items() if versions[-1][1].name == f"{name}.t"]
+    assert (after == before) is not captured_ghost, "the table is what it was, or what the ghost was"
+
+
+async def test_columns_that_no_statement_told_of_are_taken_from_the_rows(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        hidden = ["SET sql_log_bin=0", "ALTER TABLE t ADD COLUMN a INT", "CREATE TABLE n (id INT PRIMARY KEY, x INT)"]
+        mariadb.execute("INSERT INTO t VALUES (1)", database=name)
+        mariadb.execute(*hidden, database=name)
+        mariadb.execute("INSERT INTO t VALUES (2, 3)", "INSERT INTO n VALUES (1, 5)", database=name)
+        rows = [user_columns(row) for row in await feed.seen(f"{name}.t", 2)]
+        (other,) = await feed.seen(f"{name}.n", 1)
+    assert rows == [{"id": 1}, {"id": 2, "a": 3}]
+    assert user_columns(other) == {"id": 1, "x": 5}
+
+
+@pytest.mark.parametrize(
+    ("statements", "expected"),
+    [
+        (["SET SESSION binlog_format=STATEMENT", "INSERT INTO t VALUES (5)"], StatementLoggedError),
+        (["ALTER TABLE t TRUNCATE PARTITION p0"], RowsMovedError),
+    ],
+)
+async def test_what_would_lose_rows_stops_with_its_name(
+    mariadb: MariaDb, meta: EtcdMeta, statements: list[str], expected: type[TidemarkError]
+) -> None:
+    name = mariadb.database()
+    partitions = "PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)"
+    mariadb.execute(f"CREATE TABLE t (id INT PRIMARY KEY) {partitions}", database=name)
+    with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(expected, match="binlog\\.|partitions"))):
+        async with following(mariadb.uri, meta, f"{name}.*") as feed:
+            mariadb.execute("INSERT INTO t VALUES (1), (11)", *statements, database=name)
+            await asyncio.wait_for(asyncio.wait([feed.task]), 20)
+
+
+def test_a_statement_nobody_understands_is_refused_if_it_names_a_table_of_ours() -> None:
+    from server.puller.mysql.ddl import Kind, read_statement
+    from server.puller.mysql.tables import Tables
+
+    statement = read_statement("FROBNICATE TABLE `x`", "db")
+    assert statement.kind is Kind.UNKNOWN
+    Tables([]).check(statement, "FROBNICATE TABLE `x`", "here")
+    with pytest.raises(DdlUnknownError, match="FROBNICATE"):
+        tables_named("x").check(statement, "FROBNICATE TABLE `x`", "here")
+
+
+def tables_named(name: str) -> Any:
+    from server.puller.mysql.source import mysql_table
+    from server.puller.mysql.tables import Tables
+    from server.puller.table import TableRecord
+    from storage.mysql.schema import Column, Table
+    from storage.mysql.types import Type
+
+    table = Table(1, name, (Column(name="id", type=Type.LONG, nullable=False),), ("id",))
+    return Tables([mysql_table(TableRecord("db", table.to_doc()))])
+
+
+def user_columns(row: Row) -> Row:
+    return {key: value for key, value in row.items() if not key.startswith("_")}
+
+
+def last_columns(feed: Feed, name: str) -> list[str]:
+    (versions,) = [each for each in feed.target.versions.values() if each[-1][1].name == name]
+    return [column for column in versions[-1][1].mounter.schema.names if not column.startswith("_")]
+
+
+def names(qualified: tuple[str, ...]) -> list[str]:
+    return [each.split(".")[1] for each in qualified]
