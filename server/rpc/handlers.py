@@ -6,6 +6,7 @@ client sends, garbage too, ends at most its own call: no error of parsing reache
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import grpc
@@ -75,8 +76,9 @@ def _batched(method: MethodDescriptor, route: Route) -> BatchedMethod:
         return answer
 
     async def answered(requests: AsyncIterator[bytes], context: Context) -> None:
-        async for request in requests:
-            await context.write(await call(request, context))
+        async with aclosing(aiter(requests)) as raws:  # type: ignore[type-var]  # gRPC's is a generator
+            async for request in raws:
+                await context.write(await call(request, context))
 
     assert method.client_streaming == method.server_streaming, f"{method.full_name} cannot be batched"
     if method.client_streaming:

@@ -1,0 +1,289 @@
+"""The native listener over real sockets: what gRPC's own one does otherwise, or not at all."""
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+from kvproto import tikvpb_pb2 as tikvpb
+
+from server.rpc.client import connect
+from server.rpc.credentials import CredentialsError, SecurityConfig
+from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
+from server.rpc.front import Answer
+from server.rpc.http2 import frames
+from server.rpc.limits import Limits
+from server.rpc.server import PortInUseError, RpcServer
+from tests.unit.server.certificates import Certificates
+from tests.unit.server.rpc.http2.wire import Client
+
+TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
+GET, COMMANDS = "/tikvpb.Tikv/RawGet", "/tikvpb.Tikv/BatchCommands"
+
+
+async def echo(requests: Any) -> list[Answer]:
+    return list(requests)
+
+
+@asynccontextmanager
+async def serving(
+    address: str = "127.0.0.1:0",
+    security: SecurityConfig | None = None,
+    limits: Limits | None = None,
+    servicer: object = None,
+) -> AsyncIterator[str]:
+    """`KvGet` echoes in batches; the rest is the servicer's."""
+    server = RpcServer(security, limits, Engine.NATIVE)
+    server.add_service(TIKV, servicer or object(), {"KvGet": echo})
+    async with server.listen(address) as bound:
+        yield bound
+
+
+async def get(channel: grpc.aio.Channel, body: bytes = b"k") -> bytes:
+    found: bytes = await channel.unary_unary("/tikvpb.Tikv/KvGet")(body, timeout=10)
+    return found
+
+
+async def test_a_reader_that_does_not_read_holds_its_writer_up_and_nobody_else() -> None:
+    written = 0
+
+    class Endless:
+        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+            nonlocal written
+            while True:
+                yield tikvpb.BatchCommandsResponse(request_ids=range(1 << 14))
+                written += 1
+
+    async with serving(servicer=Endless()) as bound, connect(bound) as channel:
+        call = channel.stream_stream(COMMANDS)()
+        before = -1
+        while written != before:
+            before = written
+            await asyncio.sleep(0.1)
+        assert written < 10_000
+        assert await get(channel) == b"k"
+        for _ in range(3):
+            assert len(tikvpb.BatchCommandsResponse.FromString(await call.read()).request_ids) == 1 << 14
+        call.cancel()
+
+
+async def test_requests_that_nobody_reads_hold_their_writer_up() -> None:
+    class Deaf:
+        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+            await asyncio.Event().wait()
+            yield tikvpb.BatchCommandsResponse()
+
+    async with serving(servicer=Deaf()) as bound, connect(bound) as channel:
+        call = channel.stream_stream(COMMANDS)()
+        sent = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while sent < 1000:
+                    await call.write(bytes(1 << 16))
+                    sent += 1
+        assert sent < 1000
+        call.cancel()
+
+
+async def test_a_stream_may_end_before_its_requests_do() -> None:
+    class Once:
+        async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for request in requests:
+                yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
+                return
+
+    async with serving(servicer=Once()) as bound, connect(bound) as channel:
+        call = channel.stream_stream(COMMANDS)()
+        message = tikvpb.BatchCommandsRequest(request_ids=[7]).SerializeToString()
+        await call.write(message)
+        assert [tikvpb.BatchCommandsResponse.FromString(one).request_ids[0] async for one in call] == [7]
+        assert await call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::]:0", "[::1]:0", "0.0.0.0:0"])
+async def test_addresses_are_written_as_grpcs_users_do(address: str) -> None:
+    async with serving(address) as bound:
+        port = bound.rpartition(":")[2]
+        host = address.rpartition(":")[0].replace("0.0.0.0", "127.0.0.1")
+        targets = [f"127.0.0.1:{port}", f"[::1]:{port}"] if host == "[::]" else [f"{host}:{port}"]
+        for target in targets:
+            async with connect(target) as channel:
+                assert await get(channel) == b"k"
+
+
+async def test_a_path_is_an_address_and_a_stale_socket_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    async with serving(f"unix:{path}"), connect(f"unix:{path}") as channel:
+        assert await get(channel) == b"k"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:nine", "nowhere.invalid:0", "8.8.8.8:0"])
+async def test_an_address_that_cannot_be_used_is_one_clear_error(address: str) -> None:
+    with pytest.raises(PortInUseError, match="choose another address"):
+        async with serving(address):
+            pass
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.mark.parametrize("ca", [False, True])
+async def test_tls_with_and_without_client_certificates(certificates: Certificates, *, ca: bool) -> None:
+    seen: dict[str, Any] = {}
+
+    class Asks:
+        async def RawGet(self, request: Any, context: Any) -> Any:  # noqa: N802
+            seen.update(context.auth_context(), peers=context.peer_identities())
+            return kvrpcpb.RawGetResponse()
+
+    client = certificates.security(ca=True)
+    async with serving(security=certificates.security(ca=ca), servicer=Asks()) as bound:
+        async with connect(bound, client) as channel:
+            assert await get(channel, bytes(1 << 20)) == bytes(1 << 20)
+            await channel.unary_unary(GET)(b"")
+        assert seen["transport_security_type"] == (b"ssl",)
+        assert seen.get("x509_common_name") == ((b"node",) if ca else None)
+        assert (seen["peers"] == (b"127.0.0.1",)) == ca
+
+
+async def test_clients_without_a_certificate_or_in_plain_text_are_turned_away(certificates: Certificates) -> None:
+    async with serving(security=certificates.security(ca=True)) as bound:
+        ours = SecurityConfig(ca_path=str(certificates.directory / "ca.pem"))
+        for security in (ours, SecurityConfig()):
+            async with connect(bound, security) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await get(channel)
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        async with connect(bound, certificates.security(ca=True)) as channel:
+            assert await get(channel) == b"k"
+
+
+async def test_tls_without_http2_is_closed(certificates: Certificates) -> None:
+    async with serving(security=certificates.security(ca=False)) as bound:
+        host, _, port = bound.rpartition(":")
+        for protocols in ([], ["http/1.1"]):
+            context = certificates.client(certificate=False)
+            if protocols:
+                context.set_alpn_protocols(protocols)
+            with suppress(ssl.SSLError, ConnectionError):
+                reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+                async with asyncio.timeout(5):
+                    assert await reader.read() == b""
+                writer.close()
+
+
+def test_tls_files_that_cannot_be_used_are_one_clear_error(certificates: Certificates, tmp_path: Path) -> None:
+    good = certificates.security(ca=True)
+    (tmp_path / "junk").write_text("junk")
+    for wrong in (
+        SecurityConfig(cert_path=good.cert_path),
+        SecurityConfig(cert_path=str(tmp_path / "none"), key_path=good.key_path),
+        SecurityConfig(cert_path=str(tmp_path / "junk"), key_path=good.key_path),
+        SecurityConfig(cert_path=good.cert_path, key_path=good.key_path, ca_path=str(tmp_path / "junk")),
+    ):
+        with pytest.raises(CredentialsError):
+            RpcServer(wrong, engine=Engine.NATIVE)
+
+
+def test_an_engine_nobody_has_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMARK_RPC_RPC_ENGINE", "native")
+    assert chosen() is Engine.NATIVE
+    with pytest.raises(EngineError, match="--rpc-engine is grpcio or native, not 'twisted'"):
+        choose(RpcConfig(rpc_engine="twisted"))
+
+
+async def test_random_bytes_over_sockets_hurt_nobody_else() -> None:
+    async with serving() as bound, connect(bound) as channel:
+        host, _, port = bound.rpartition(":")
+        for number in range(60):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            junk = os.urandom(2000)
+            writer.write((frames.PREFACE + frames.settings({})) * (number % 2) + junk)
+            with suppress(ConnectionError):
+                await writer.drain()
+                if number % 3:
+                    writer.write_eof()
+                    async with asyncio.timeout(5):
+                        await reader.read()
+            writer.close()
+        assert await get(channel) == b"k"
+
+
+async def test_a_peer_that_never_reads_is_not_read_either() -> None:
+    async with serving(limits=Limits(message_bytes=1 << 20)) as bound, connect(bound) as channel:
+        host, _, port = bound.rpartition(":")
+        with socket.create_connection((host, int(port))) as greedy:
+            greedy.setblocking(False)
+            client = Client()
+            windows = frames.settings({4: (1 << 31) - 1}) + frames.window_update(0, (1 << 31) - 1 - 65_535)
+            sent, pending, number = 0, frames.PREFACE + windows, 1
+            for _ in range(200):
+                while len(pending) < 1 << 20:
+                    pending += client.headers(number).replace(b"RawGet", b"KvGet")
+                    pending += frames.frame(0, 1, number, struct.pack(">BI", 0, 8000) + bytes(8000))
+                    number += 2
+                with suppress(BlockingIOError):
+                    taken = greedy.send(pending)
+                    sent, pending = sent + taken, pending[taken:]
+                await asyncio.sleep(0)
+            assert sent < 64 << 20
+            assert await get(channel) == b"k"
+
+
+async def test_cancelled_calls_of_a_batch_are_not_answered_and_others_are() -> None:
+    going, held = asyncio.Event(), asyncio.Event()
+
+    async def slow(requests: Any) -> list[Answer]:
+        held.set()
+        await going.wait()
+        return list(requests)
+
+    server = RpcServer(engine=Engine.NATIVE)
+    server.add_service(TIKV, object(), {"KvGet": slow})
+    async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
+        leaving = channel.unary_unary("/tikvpb.Tikv/KvGet")(b"leaving")
+        staying = channel.unary_unary("/tikvpb.Tikv/KvGet")(b"staying")
+        await held.wait()
+        leaving.cancel()
+        await asyncio.sleep(0.05)
+        going.set()
+        assert await staying == b"staying"
+        late = channel.unary_unary("/tikvpb.Tikv/KvGet")(b"late", timeout=5)
+        assert await late == b"late"
+
+
+async def test_calls_whose_deadline_passed_in_the_queue_are_not_worked_on() -> None:
+    batches: list[list[bytes]] = []
+    begun, going = asyncio.Event(), asyncio.Event()
+
+    async def slow(requests: Any) -> list[Answer]:
+        batches.append(list(requests))
+        begun.set()
+        await going.wait()
+        return list(requests)
+
+    server = RpcServer(engine=Engine.NATIVE)
+    server.add_service(TIKV, object(), {"KvGet": slow})
+    async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
+        first = asyncio.ensure_future(get(channel, b"first"))  # noqa: TID251 - a client of its own, awaited below
+        await begun.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await channel.unary_unary("/tikvpb.Tikv/KvGet")(b"late", timeout=0.1)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        going.set()
+        assert await first == b"first"
+        assert await get(channel, b"next") == b"next"
+    assert batches == [[b"first"], [b"next"]]
