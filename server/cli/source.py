@@ -1,0 +1,59 @@
+"""`tidemark cli source check`: whether a MySQL or MariaDB server can be a changefeed's source, and what to change."""
+
+import argparse
+import asyncio
+import random
+from dataclasses import asdict
+from typing import Any
+
+from server.cli.output import Output, table
+from server.cli.remote import Remote
+from server.daemon import EXIT_ERROR, EXIT_OK
+
+_COLUMNS = (("CHECK", "name"), ("STATE", "state"), ("FOUND", "found"))
+_ANY = ("*.*",)
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `source`."""
+    group = groups.add_parser("source", help="the databases that changefeeds replicate from")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
+    check = verbs.add_parser("check", help="whether a server's log tells the truth; exit 1 if not", parents=[shared])
+    check.add_argument("--source-uri", required=True, help="as for `changefeed create`: mysql://user@host:3306?…")
+    check.add_argument(
+        "--filter", action="append", default=[], metavar="RULE", help="which tables, as for `changefeed create`"
+    )
+    check.add_argument("--no-write", action="store_true", help="do not write the row that must come back by the log")
+    check.set_defaults(command=check_source)
+
+
+async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
+    """All checks; exit 1 if one failed."""
+    from server.puller.mysql.checks import FAILURE, WARNING, Check  # an SQL parser comes with them
+    from server.puller.mysql.options import MySqlOptions
+    from server.puller.mysql.preflight import check_source as run_checks
+    from server.puller.mysql.source import mysql_table
+    from server.puller.uri import SourceUri, SourceUriError
+
+    uri = SourceUri.parse(arguments.source_uri)
+    if uri.scheme != "mysql":
+        raise SourceUriError("only mysql:// sources are checked so; others are checked when a changefeed is created")
+    options = MySqlOptions.of(uri)
+    rules = tuple(arguments.filter) or _ANY
+    server_id = options.server_id or random.randint(1 << 31, (1 << 32) - 2)  # noqa: S311  it keeps nothing secret
+    checks: list[Check] = await asyncio.to_thread(
+        lambda: list(run_checks(options, rules, server_id, mysql_table, write=not arguments.no_write))
+    )
+    failures = [check for check in checks if check.state == FAILURE]
+    document = {"source_uri": uri.text, "ok": not failures, "checks": [asdict(check) for check in checks]}
+    status = EXIT_ERROR if failures else EXIT_OK
+    return Output(document, shown=_shown(checks, (FAILURE, WARNING)), status=status)
+
+
+def _shown(checks: Any, explained: tuple[str, ...]) -> str:
+    lines = [table([asdict(check) for check in checks], _COLUMNS)]
+    for check in checks:
+        if check.state in explained and (check.why or check.fix):
+            lines += ["", f"{check.name} ({check.state}): {check.why}"]
+            lines += [f"  fix: {check.fix}"] if check.fix else []
+    return "\n".join(lines)
