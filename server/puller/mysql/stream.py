@@ -15,7 +15,7 @@ from typing import Final
 from server.puller import metrics
 from server.puller.mysql import commands
 from server.puller.mysql.connection import Session, answers
-from server.puller.mysql.errors import MySqlUnavailableError
+from server.puller.mysql.errors import MySqlLoginError, MySqlPrivilegeError, MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.packets import Packets
 from server.puller.mysql.refusal import of_packet
@@ -176,7 +176,10 @@ def _check_answer(raw: socket.socket) -> None:
     (size,) = struct.unpack("<I", head)
     body = _exactly(raw, size & 0xFFFFFF)
     if body[:1] == b"\xff":
-        raise of_packet(body, "registering as a reader of the log")
+        refused = of_packet(body, "registering as a reader of the log")
+        if isinstance(refused, MySqlLoginError):  # we are in: it is about what the user may do
+            raise MySqlPrivilegeError(f"{refused.message}: GRANT REPLICATION SLAVE ON *.* TO the user")
+        raise refused
 
 
 def _exactly(raw: socket.socket, size: int) -> bytes:
