@@ -1,5 +1,6 @@
 """What the store says of a cluster's schemas: all of them as of a timestamp, one DDL job, the rows of a partition."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -8,7 +9,6 @@ from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient, Pairs
-from storage.model.ts import MAX_TS
 from storage.tidb.ddl import Job
 from storage.tidb.key import table_span
 from storage.tidb.meta_key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key
@@ -16,6 +16,7 @@ from storage.tidb.schema_history import SchemaHistory
 
 PAGE_KEYS: Final = 256
 _TIMEOUT_S: Final = 30.0
+_PAUSES_S: Final = (0.1, 0.4, 1.5, 3.0)
 
 
 class Schemas:
@@ -45,13 +46,15 @@ class Schemas:
         row = await self._snapshot(commit_ts).get(job_key(job_id))
         if row is not None:
             return Job.of_row(row)
-        text = await self._snapshot(MAX_TS - 1).get(history_key(job_id))
-        if text is None:
-            raise SchemaGapError(
-                f"the store does not know DDL job {job_id}, which came in force at {commit_ts}: rows above it cannot "
-                "be read; begin anew from a dump taken after it"
-            )
-        return Job.parse(text)
+        for pause_s in (*_PAUSES_S, 0.0):  # a job moves to the history some time after its transaction
+            text = await self._snapshot(await self._pd.tso()).get(history_key(job_id))
+            if text is not None:
+                return Job.parse(text)
+            await asyncio.sleep(pause_s)
+        raise SchemaGapError(
+            f"the store does not know DDL job {job_id}, which came in force at {commit_ts}: rows above it cannot be "
+            "read; begin anew from a dump taken after it"
+        )
 
     async def rows(self, table_id: int, ts: int) -> AsyncIterator[Pairs]:
         """The records of one table or partition at `ts`, page by page.

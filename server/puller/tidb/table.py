@@ -1,9 +1,11 @@
 """Tables of TiDB as sources know them: what can be replicated, and under which span. Pure.
 
 A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one span that reaches
-from its first partition's records to its last one's; new partitions have higher ids, so the span changes with them.
+from its first partition's records to behind its last one's. Its end names the set of partitions: another set is another
+span, with pullers of its own. Ids are not used twice, so no span comes again.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +19,7 @@ from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import REMOVED, Table
 
 _NO_PARTITIONS: Final[tuple[int, ...]] = ()
+_SET_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +76,8 @@ def removed_from(record: TableRecord) -> Removed:
 
 
 def _span(info: TableInfo) -> Span:
-    first, last = table_span(min(info.physical_ids)), table_span(max(info.physical_ids))
-    return Span(info.id, first.start_key, last.end_key)
+    if not info.partition_ids:
+        return table_span(info.id)
+    first, last = table_span(min(info.partition_ids)), table_span(max(info.partition_ids))
+    parts = hashlib.sha256(",".join(map(str, sorted(info.partition_ids))).encode()).digest()
+    return Span(info.id, first.start_key, last.end_key + parts[:_SET_BYTES])

@@ -26,6 +26,12 @@ _ROOT = Path(__file__).parents[4]
 _SHARED = Path(os.environ.get("TIDEMARK_SHARED", _ROOT.parent / "shared"))
 _DIRECTORY = _SHARED / "vectors" / "tidb"
 
+
+def is_there() -> bool:
+    """Whether the vectors can be read."""
+    return _DIRECTORY.is_dir()
+
+
 needed = pytest.mark.skipif(
     not _DIRECTORY.is_dir(), reason="no TiDB vectors: set TIDEMARK_SHARED to the folder that holds vectors/tidb"
 )

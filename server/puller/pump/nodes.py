@@ -1,0 +1,67 @@
+"""The registered pumps, as TiDB sees them: `/tidb-binlog/v1/pumps/<nodeId>`.
+
+A pump is registered before TiDB writes to it, and a transaction takes its commit_ts after its prewrite is in a pump. So
+whoever takes a timestamp, then reads the registry, knows every pump that has transactions up to that timestamp.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from server.pump.node import OFFLINE
+from server.pump.registry import PREFIX
+from server.rpc.pd import PdClient
+from storage.meta.meta import Meta
+from storage.model.errors import CorruptError
+
+DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
+
+
+@dataclass(frozen=True, slots=True)
+class PumpNode:
+    """One entry; a pump that is not offline may come back with binlogs, wherever it is now."""
+
+    name: str
+    host: str
+    state: str
+    max_commit_ts: int
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it said that all its binlogs have been read."""
+        return self.state == OFFLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """All pumps that may have transactions up to `ts`."""
+
+    ts: int
+    nodes: tuple[PumpNode, ...]
+
+
+async def read_membership(pd: PdClient, meta: Meta) -> Membership:
+    """The pumps of now.
+
+    Raises:
+        UnavailableError: the coordinator does not answer.
+        CorruptError: an entry cannot be read.
+    """
+    ts = await pd.tso()
+    pairs = await meta.get_prefix(PREFIX)
+    return Membership(ts, tuple(_node(pair.key.removeprefix(PREFIX).decode(), pair.value) for pair in pairs))
+
+
+def drainer_entry(name: str, checkpoint_ts: int, update_ts: int, state: str = "online") -> tuple[bytes, bytes]:
+    """Key and value by which pumps know how far a reader has brought their binlogs, durably."""
+    entry = {"nodeId": name, "host": "", "state": state, "isAlive": False, "score": 0, "label": None}
+    entry |= {"maxCommitTS": checkpoint_ts, "updateTS": update_ts}
+    return DRAINERS + name.encode(), json.dumps(entry, separators=(",", ":")).encode()
+
+
+def _node(name: str, value: bytes) -> PumpNode:
+    try:
+        entry = json.loads(value)
+        return PumpNode(name, str(entry["host"]), str(entry["state"]), int(entry.get("maxCommitTS") or 0))
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise CorruptError(f"the registry entry of pump {name} cannot be read: {err!r}") from err

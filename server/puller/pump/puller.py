@@ -1,0 +1,196 @@
+"""The puller of all pumps: reads each from the checkpoint on, and adds their transactions in the order of commit_ts.
+
+Invariants:
+1. A table is resolved up to a ts only when every pump that may have a transaction up to it has sent it: the registry
+   was read after that ts was taken, and no pump that is not offline is left out, wherever it is.
+2. A schema change is reported when all rows up to it were added, before a row above it is.
+3. Memory is bounded: a pump that has sent LANE_BYTES that nobody took is not read on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from server.puller import metrics
+from server.puller.pump.errors import PumpOfflineError
+from server.puller.pump.merge import Merge, Transaction
+from server.puller.pump.nodes import Membership, PumpNode, read_membership
+from server.puller.pump.rows import Tables, batches
+from server.puller.pump.stream import PumpStream
+from server.puller.source import Catalog, Rows, SourceContext
+from server.puller.table import SourceTable
+from server.puller.tidb.change import table_change
+from server.puller.tidb.removed_rows import removed_rows
+from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.table import removed_from
+from storage.meta.meta import Meta
+from storage.model.errors import UnavailableError
+
+LANE_BYTES: Final = 32 << 20
+_TAKE_BYTES: Final = 8 << 20
+_REGISTRY_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Whose changes, from where on, and where they go."""
+
+    tables: Sequence[SourceTable]
+    start_ts: int
+    rows: Rows
+    catalog: Catalog
+
+
+class PumpPuller:
+    """Implements `server.puller.source.Puller` for all tables of a changefeed."""
+
+    def __init__(self, context: SourceContext, meta: Meta, feed: Feed, register: Callable[[], Awaitable[None]]) -> None:
+        self.resolved_ts = feed.start_ts
+        self._context = context
+        self._meta = meta
+        self._feed = feed
+        self._register = register
+        self._schemas = Schemas(context.pd, context.kv)
+        self._merge = Merge(feed.start_ts)
+        self._known_ts = feed.start_ts
+        self._streams: dict[str, tuple[PumpStream, asyncio.Task[None]]] = {}
+        self._moved = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def run(self) -> None:
+        """See `Puller.run`.
+
+        Raises:
+            BinlogPurgedError, PumpOfflineError, HistoryLostError: binlogs or schemas that are needed are gone.
+            BinlogInvalidError, PrewriteMissingError, MutationError, TableUnknownError: a binlog cannot be read.
+            SchemaGapError, DdlUnsupportedError, TableIneligibleError: rows after a schema change cannot be read.
+        """
+        history = await self._schemas.at(self._feed.start_ts)
+        tables = Tables(history, self._feed.tables)
+        for table in self._feed.tables:
+            await self._delete_removed(table, self._feed.start_ts)
+        await self._register()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_registry(tasks), name="pumps of the registry")
+            tasks.create_task(self._deliver(tables), name="merge of pumps")
+
+    async def _watch_registry(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                membership = await read_membership(self._context.pd, self._meta)
+                self._follow(membership, tasks)
+                await self._register()
+            except UnavailableError as err:
+                _log.warning("registry of pumps not read", error=str(err))
+            await asyncio.sleep(_REGISTRY_S)
+
+    def _follow(self, membership: Membership, tasks: asyncio.TaskGroup) -> None:
+        """Read every pump that may have binlogs for us; then all that have some up to the membership's ts are known."""
+        for node in membership.nodes:
+            if node.is_offline:
+                self._let_go(node, membership.ts)
+            elif (running := self._streams.get(node.name)) is None or running[0].host != node.host:
+                self._begin(node, tasks)
+        self._known_ts = max(self._known_ts, membership.ts)
+        self._moved.set()
+
+    def _begin(self, node: PumpNode, tasks: asyncio.TaskGroup) -> None:
+        if node.name not in self._merge:
+            self._merge.add(node.name)
+        self._end(node.name)
+        last_ts, context = self._merge.position_ts(node.name), self._context
+        stream = PumpStream(node.name, node.host, context.pd.cluster_id, context.security, last_ts)
+        self._streams[node.name] = stream, tasks.create_task(self._read(stream), name=f"pump {node.name}")
+        _log.info("pump is read", pump=node.name, host=node.host, state=node.state, last_ts=last_ts)
+
+    def _let_go(self, node: PumpNode, ts: int) -> None:
+        """A pump has nothing more, if it has given us everything."""
+        position_ts = self._merge.position_ts(node.name) if node.name in self._merge else self._merge.resolved_ts
+        if position_ts < node.max_commit_ts:
+            raise PumpOfflineError(
+                f"pump {node.name} is offline with binlogs up to {node.max_commit_ts}, of which this feed has "
+                f"those up to {position_ts}: start the pump again, or set its state to paused, until they are read"
+            )
+        if node.name in self._merge:
+            self._merge.heartbeat(node.name, ts)
+            self._end(node.name)
+
+    def _end(self, pump: str) -> None:
+        if (running := self._streams.pop(pump, None)) is not None:
+            running[1].cancel()
+
+    async def _read(self, stream: PumpStream) -> None:
+        async for transaction in stream.run():
+            while self._merge.waiting_bytes(stream.name) > LANE_BYTES:
+                self._taken.clear()
+                await self._taken.wait()
+            if transaction.prewrite_value or transaction.ddl_job_id:
+                self._merge.push(stream.name, transaction)
+            else:
+                self._merge.heartbeat(stream.name, transaction.commit_ts)
+            self._moved.set()
+
+    async def _deliver(self, tables: Tables) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            while True:
+                before_ts = self._merge.resolved_ts
+                taken = self._merge.take(self._known_ts, _TAKE_BYTES)
+                self._taken.set()
+                if self._merge.resolved_ts == before_ts:
+                    break
+                await self._add_all(taken, tables)
+                await loop.run_in_executor(self._feed.rows.executor, self._resolve, tables, self._merge.resolved_ts)
+                self.resolved_ts = self._merge.resolved_ts
+
+    async def _add_all(self, transactions: Sequence[Transaction], tables: Tables) -> None:
+        """Add rows up to each schema change, then bring it in force, and go on."""
+        begin = 0
+        for end, transaction in enumerate(transactions):
+            if transaction.ddl_job_id:
+                await self._add(transactions[begin:end], tables)
+                await self._change(transaction, tables)
+                begin = end + 1
+        await self._add(transactions[begin:], tables)
+
+    async def _add(self, transactions: Sequence[Transaction], tables: Tables) -> None:
+        if transactions:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._feed.rows.executor, self._add_rows, transactions, tables)
+
+    def _add_rows(self, transactions: Sequence[Transaction], tables: Tables) -> None:
+        for span, batch in batches(transactions, tables):
+            metrics.ROWS.inc(batch.num_rows)
+            self._feed.rows.add(span, batch)
+
+    def _resolve(self, tables: Tables, ts: int) -> None:
+        for span in tables.spans:
+            self._feed.rows.resolve(span, ts)
+
+    async def _change(self, transaction: Transaction, tables: Tables) -> None:
+        job = await self._schemas.job(transaction.ddl_job_id, transaction.commit_ts)
+        change = tables.history.apply(job, transaction.commit_ts)
+        told = table_change(change, self._feed.catalog) if change else None
+        if told is None:
+            return
+        _log.info("schema change", commit_ts=told.commit_ts, job_id=job.id, tables=len(told.tables))
+        await self._feed.catalog.change(told)
+        tables.drop(told.dropped)
+        for table in told.tables:
+            tables.take(table)
+            await self._delete_removed(table, told.commit_ts)
+
+    async def _delete_removed(self, table: SourceTable, ts: int) -> None:
+        removed = removed_from(table.record)
+        if not removed.partition_ids or ts > removed.ts:
+            return
+        loop, table_id = asyncio.get_running_loop(), int(table.record.table_info["id"])
+        async for batch in removed_rows(self._schemas, removed, table_id):
+            await loop.run_in_executor(self._feed.rows.executor, self._feed.rows.add, table.span, batch)

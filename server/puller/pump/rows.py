@@ -1,0 +1,108 @@
+"""Transactions of pumps as changes of tables: mutations are gathered by table, then translated together.
+
+What is made of a run of transactions depends on nothing but them and the tables in force.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+from tipb import binlog_pb2
+
+from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
+from server.puller.pump.merge import Transaction
+from server.puller.table import SourceTable
+from sink.mounter import Mounter
+from storage.model.span import Span
+from storage.tidb.mutation import TableMutations
+from storage.tidb.schema import TableInfo
+from storage.tidb.schema_history import SchemaHistory
+
+BATCH_ROWS = 16_384
+
+
+class Tables:
+    """The tables of a changefeed by TiDB's ids, and whether an id is one of a table that it does not take."""
+
+    def __init__(self, history: SchemaHistory, tables: Sequence[SourceTable]) -> None:
+        self.history = history
+        self._taken = {int(table.record.table_info["id"]): table for table in tables}
+
+    @property
+    def spans(self) -> list[Span]:
+        """Where rows go."""
+        return [table.span for table in self._taken.values()]
+
+    def take(self, table: SourceTable, dropped: Sequence[str] = ()) -> None:
+        """A table has a new form; what had its name or id before is gone."""
+        self.drop([table.name, *dropped])
+        self._taken[int(table.record.table_info["id"])] = table
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Tables are gone."""
+        gone = [number for number, table in self._taken.items() if table.name in names]
+        for number in gone:
+            del self._taken[number]
+
+    def of(self, table_id: int, commit_ts: int) -> SourceTable | None:
+        """The table of a mutation; None: the changefeed does not take it.
+
+        Raises:
+            TableUnknownError: no schema change has brought it.
+        """
+        table = self._taken.get(table_id)
+        if table is None and self.history.table(table_id) is None:
+            raise TableUnknownError(
+                f"the transaction committed at {commit_ts} has rows of table {table_id}, which no schema change up to "
+                f"{self.history.ts} has brought: a schema change is missing; begin anew from a dump"
+            )
+        return table
+
+
+def batches(transactions: Sequence[Transaction], tables: Tables) -> Iterator[tuple[Span, pa.RecordBatch]]:
+    """The changes of all transactions, table by table, in batches of RAW_SCHEMA.
+
+    Raises:
+        BinlogInvalidError, MutationError: a binlog cannot be read.
+        TableUnknownError: it is of no table.
+    """
+    found: dict[int, tuple[Span, TableMutations]] = {}
+    for transaction in transactions:
+        if not transaction.prewrite_value:
+            continue
+        for mutation in _mutations(transaction):
+            table = tables.of(mutation.table_id, transaction.commit_ts)
+            if table is None:
+                continue
+            _, mutations = found.setdefault(mutation.table_id, (table.span, TableMutations(_info(table))))
+            if mutation.deleted_ids or mutation.deleted_pks:
+                raise BinlogInvalidError(
+                    f"table {mutation.table_id}, commit_ts {transaction.commit_ts}: deletes by key alone, as TiDB 1.0 "
+                    "wrote them, are not read"
+                )
+            mutations.add(
+                transaction.commit_ts,
+                transaction.start_ts,
+                inserted=mutation.inserted_rows,
+                updated=mutation.updated_rows,
+                deleted=mutation.deleted_rows,
+                sequence=list(mutation.sequence),
+            )
+    for span, mutations in found.values():
+        batch = mutations.to_batch()
+        yield from ((span, batch.slice(begin, BATCH_ROWS)) for begin in range(0, batch.num_rows, BATCH_ROWS))
+
+
+def _mutations(transaction: Transaction) -> Sequence[binlog_pb2.TableMutation]:
+    try:
+        return binlog_pb2.PrewriteValue.FromString(transaction.prewrite_value).mutations
+    except DecodeError as err:
+        raise BinlogInvalidError(
+            f"the rows of the transaction committed at {transaction.commit_ts} cannot be read: "
+            f"{transaction.prewrite_value[:64].hex()}"
+        ) from err
+
+
+def _info(table: SourceTable) -> TableInfo:
+    assert isinstance(table.mounter, Mounter), "tables of TiDB are mounted by its mounter"
+    return table.mounter.table

@@ -1,0 +1,60 @@
+"""`pump://`: the binlogs of the cluster that the capture belongs to, through its registered pumps."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from server.puller.pump.puller import Feed, PumpPuller
+from server.puller.pump.registration import Registration
+from server.puller.source import Catalog, Puller, Rows, SourceContext
+from server.puller.table import SourceTable, TableRecord
+from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.table import record_of, tidb_table
+from server.puller.uri import SourceUri, SourceUriError
+from storage.meta.meta import Meta
+from storage.model.errors import InvalidError
+
+SCHEME: Final = "pump"
+
+
+class PumpSource:
+    """Implements `server.puller.source.Source`; schemas come from the store, so its history is kept as well."""
+
+    keeps_history = True
+    per_table = False
+
+    def __init__(self, changefeed: str, uri: SourceUri, context: SourceContext) -> None:
+        """Raises: SourceUriError: the URI says more than the scheme."""
+        uri.check_options(())
+        if uri.addresses or uri.user or uri.path.strip("/"):
+            raise SourceUriError(f"pumps are found in the registry of the cluster: write {SCHEME}:// alone")
+        self._changefeed = changefeed
+        self._context = context
+        self._schemas = Schemas(context.pd, context.kv)
+
+    async def now(self) -> int:
+        """See `Source.now`."""
+        return await self._context.pd.tso()
+
+    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
+        """See `Source.snapshot`: what the meta keys say at `ts`."""
+        return [record_of(table) for table in await self._schemas.at(ts)]
+
+    def table(self, record: TableRecord) -> SourceTable:
+        """See `Source.table`."""
+        return tidb_table(record)
+
+    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+        """See `Source.pullers`: one for all tables."""
+        registration = Registration(self._changefeed, self._context.pd, self._meta, start_ts)
+        return [PumpPuller(self._context, self._meta, Feed(tables, start_ts, rows, catalog), registration.renew)]
+
+    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+        """See `Source.schema_puller`: schema changes are in the binlogs."""
+        del start_ts, catalog
+        return None
+
+    @property
+    def _meta(self) -> Meta:
+        if self._context.meta is None:
+            raise InvalidError("pumps are read by the capture itself, not by its workers")
+        return self._context.meta

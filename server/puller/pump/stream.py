@@ -1,0 +1,106 @@
+"""One pump's stream of committed binlogs, read again from where it broke off."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+from tipb import binlog_pb2, pump_pb2
+from tipb.pump_pb2_grpc import PumpStub
+
+from server.puller.pump.errors import (
+    BinlogInvalidError,
+    BinlogPurgedError,
+    PrewriteMissingError,
+    PumpClusterError,
+)
+from server.puller.pump.merge import Transaction
+from server.rpc.backoff import delay_s
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from storage.model.errors import TidemarkError
+
+_BASE_S: Final = 0.1
+_CAP_S: Final = 5.0
+_JITTER: Final = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+class PumpStream:
+    """Reads one pump above `last_ts`; a heartbeat comes as a transaction without rows and job."""
+
+    def __init__(self, name: str, host: str, cluster_id: int, security: SecurityConfig | None, last_ts: int) -> None:
+        self.name = name
+        self.host = host
+        self._cluster_id = cluster_id
+        self._security = security
+        self._last_ts = last_ts
+        self._failures = 0
+
+    async def run(self) -> AsyncIterator[Transaction]:
+        """Committed transactions in commit order, without end; waits while the pump is away.
+
+        Raises:
+            BinlogPurgedError, PumpClusterError: the pump will never serve what is asked for.
+            BinlogInvalidError, PrewriteMissingError: it sent something that cannot be used.
+        """
+        while True:
+            try:
+                async with connect(self.host, self._security) as channel:
+                    async for transaction in self._read(channel):
+                        self._failures = 0
+                        self._last_ts = transaction.commit_ts
+                        yield transaction
+            except grpc.aio.AioRpcError as err:
+                _raise_if_final(self.name, self._last_ts, err)
+                if self._failures % 10 == 0:
+                    _log.warning("pump does not answer", pump=self.name, host=self.host, error=err.details())
+            await asyncio.sleep(delay_s(self._failures, _JITTER, base_s=_BASE_S, cap_s=_CAP_S))
+            self._failures += 1
+
+    async def _read(self, channel: grpc.aio.Channel) -> AsyncIterator[Transaction]:
+        start = pump_pb2.Pos(offset=self._last_ts)
+        request = pump_pb2.PullBinlogReq(clusterID=self._cluster_id, startFrom=start)
+        async for answer in PumpStub(channel).PullBinlogs(request):
+            yield transaction_of(self.name, self._last_ts, answer.entity.payload)
+
+
+def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:
+    """Read a binlog that a pump sent after `last_ts`.
+
+    Raises:
+        BinlogInvalidError: it is no committed binlog.
+        PrewriteMissingError: it tells of a commit, but not of what was committed.
+    """
+    try:
+        binlog = binlog_pb2.Binlog.FromString(payload)
+    except DecodeError as err:
+        raise BinlogInvalidError(f"pump {pump} sent garbage after {last_ts}: {payload[:64].hex()}") from err
+    commit_ts, start_ts = binlog.commit_ts, binlog.start_ts
+    if binlog.tp == binlog_pb2.Rollback and start_ts == commit_ts > 0:
+        return Transaction(commit_ts, start_ts, b"", 0, b"")
+    if binlog.tp != binlog_pb2.Commit or not 0 < start_ts < commit_ts:
+        raise BinlogInvalidError(
+            f"pump {pump} sent a binlog of type {binlog.tp} with start_ts {start_ts} and commit_ts {commit_ts} after "
+            f"{last_ts}: that is no committed transaction"
+        )
+    if not binlog.prewrite_value and not binlog.ddl_job_id:
+        raise PrewriteMissingError(
+            f"pump {pump} knows that the transaction of {start_ts} was committed at {commit_ts}, but not its rows"
+        )
+    return Transaction(commit_ts, start_ts, binlog.prewrite_value, binlog.ddl_job_id, binlog.ddl_query)
+
+
+def _raise_if_final(pump: str, last_ts: int, err: grpc.aio.AioRpcError) -> None:
+    details = err.details() or ""
+    error: TidemarkError | None = None
+    if BinlogPurgedError.code in details:
+        error = BinlogPurgedError(f"pump {pump} does not have all binlogs above {last_ts} any more: {details}")
+    elif "cluster ID are mismatch" in details:
+        error = PumpClusterError(f"pump {pump} is of another cluster: {details}; correct the registry or --coordinator")
+    if error is not None:
+        raise error from err

@@ -1,0 +1,200 @@
+"""What a reader makes of a source: it keeps all that the source tells, and replays it up to any timestamp.
+
+It stands where a changefeed stands, but without sorter and sink, and also takes tables without a key, which changefeeds
+refuse: rows are known by their record keys.
+"""
+
+import asyncio
+from collections import defaultdict
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from server.puller.source import Puller, Source, TableChange
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from sink.mounter import Mounter
+from storage.model.event import DELETE
+from storage.model.span import Span
+from storage.tidb.cell import parse_default
+from storage.tidb.key import table_span
+from storage.tidb.record import decode_record
+from storage.tidb.schema import TableInfo
+from tests.unit.storage.tidb import vectors
+
+Row = dict[str, str | None]
+
+
+@dataclass
+class Table:
+    """One table while it is replayed."""
+
+    source: SourceTable
+    info: TableInfo
+    rows: dict[bytes, Row] = field(default_factory=dict)
+
+
+class Taken:
+    """Implements `Rows`: all that a source adds, by span."""
+
+    def __init__(self) -> None:
+        self.executor: Executor = ThreadPoolExecutor(4)
+        self.resolved: dict[Span, int] = {}
+        self._batches: dict[Span, list[pa.RecordBatch]] = defaultdict(list)
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`; nothing may come that was promised to be there."""
+        lowest = min(batch["commit_ts"].to_pylist())
+        assert lowest > self.resolved[span], (span, lowest, self.resolved[span])
+        self._batches[span].append(batch)
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`."""
+        assert ts >= self.resolved[span]
+        self.resolved[span] = ts
+
+    def rows(self, span: Span) -> list[dict[str, Any]]:
+        """All changes in their order."""
+        rows = [row for batch in self._batches.get(span, ()) for row in batch.to_pylist()]
+        return sorted(rows, key=lambda row: (row["commit_ts"], row["start_ts"], row["op"], row["key"]))
+
+
+class Replica:
+    """Implements `Catalog`, and runs the pullers of a source."""
+
+    def __init__(self, source: Source, start_ts: int) -> None:
+        self.taken = Taken()
+        self.changes: list[TableChange] = []
+        self._source = source
+        self._start_ts = start_ts
+        self._first: list[SourceTable] = []
+        self._schemas_ts = start_ts
+        self._pullers: dict[Puller, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self, upto_ts: int) -> None:
+        """Pull until everything up to `upto_ts` is here."""
+        records = await self._source.snapshot(self._start_ts)
+        self._first = [table for table in map(self.table, records) if table is not None]
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._pull(self._first, self._start_ts)
+            schemas = self._source.schema_puller(self._start_ts, self)
+            if schemas is not None:
+                self._pullers[schemas] = tasks.create_task(schemas.run())
+            while min((puller.resolved_ts for puller in self._pullers), default=0) < upto_ts:  # noqa: ASYNC110 - pullers tell no events
+                await asyncio.sleep(0.05)
+            for task in self._pullers.values():
+                task.cancel()
+
+    def _pull(self, tables: list[SourceTable], start_ts: int) -> None:
+        assert self._tasks is not None
+        self.taken.resolved |= {table.span: start_ts for table in tables}
+        for puller in self._source.pullers(tables, start_ts, self.taken, self):
+            self._pullers[puller] = self._tasks.create_task(puller.run())
+
+    def wants(self, schema_name: str, table_name: str) -> bool:
+        """See `Catalog.wants`."""
+        del schema_name, table_name
+        return True
+
+    def table(self, record: TableRecord) -> SourceTable | None:
+        """See `Catalog.table`."""
+        try:
+            return self._source.table(record)
+        except TableIneligibleError:
+            info = TableInfo.parse(record.table_info_json)
+            return SourceTable(record, table_span(info.id), Mounter(info, record.schema_name))
+
+    async def change(self, change: TableChange) -> None:
+        """See `Catalog.change`."""
+        assert not self.changes or self.changes[-1].commit_ts < change.commit_ts
+        assert change.commit_ts > self._schemas_ts
+        self.changes.append(change)
+        new = [table for table in change.tables if table.span not in self.taken.resolved]
+        if self._source.per_table:
+            self._pull(new, change.commit_ts)
+        else:
+            assert all(ts < change.commit_ts for ts in self.taken.resolved.values())
+            self.taken.resolved |= {table.span: change.commit_ts for table in new}
+
+    def resolve(self, ts: int) -> None:
+        """See `Catalog.resolve`."""
+        self._schemas_ts = ts
+
+    def at(self, ts: int) -> dict[str, Table]:
+        """The tables by name, and their rows as text, as of `ts`."""
+        tables = {table.name: _begun(table) for table in self._first}
+        done_ts = self._start_ts
+        for change in [it for it in self.changes if it.commit_ts <= ts]:
+            self._replay(tables, done_ts, change.commit_ts)
+            done_ts = change.commit_ts
+            tables = _changed(tables, change)
+        self._replay(tables, done_ts, ts)
+        return tables
+
+    def _replay(self, tables: dict[str, Table], after_ts: int, upto_ts: int) -> None:
+        for table in tables.values():
+            for row in self.taken.rows(table.source.span):
+                if not after_ts < row["commit_ts"] <= upto_ts:
+                    continue
+                if row["op"] == DELETE:
+                    table.rows.pop(row["key"], None)
+                else:
+                    table.rows[row["key"]] = _text(table.info, row["key"], row["value"])
+
+
+def _begun(table: SourceTable) -> Table:
+    return Table(table, TableInfo.parse(table.record.table_info_json))
+
+
+def _changed(before: dict[str, Table], change: TableChange) -> dict[str, Table]:
+    """Tables after a schema change, as a reader alters them: rows stay, columns come, go and are renamed."""
+    by_id = {int(table.source.record.table_info["id"]): table for table in before.values()}
+    after = {name: table for name, table in before.items() if name not in change.dropped}
+    for source in change.tables:
+        table = _begun(source)
+        old = by_id.get(table.info.id) or before.get(table.source.name)
+        if old is not None and source.name not in change.truncated:
+            table.rows = {key: _altered(old.info, table.info, row) for key, row in old.rows.items()}
+        after[source.name] = table
+    return after
+
+
+def _altered(old: TableInfo, new: TableInfo, row: Row) -> Row:
+    names = {column.name for column in new.stored_columns}
+    gone = {column.offset: column.name for column in old.stored_columns if column.name not in names}
+    out: Row = {}
+    for column in new.stored_columns:
+        was = column.name if column.name in row else gone.get(column.offset)
+        renamed = was is not None and len(old.stored_columns) == len(new.stored_columns)
+        is_kept = column.name in row or renamed
+        out[column.name] = row[str(was)] if is_kept else vectors.text(column, parse_default(column))
+    return out
+
+
+def _text(info: TableInfo, key: bytes, value: bytes) -> Row:
+    values = decode_record(info, key, value)
+    return {column.name: vectors.text(column, values[column.name]) for column in info.stored_columns}
+
+
+def compare(replica: Replica, step: dict[str, Any]) -> int:
+    """Check every table after a step; returns how many rows there are."""
+    tables = replica.at(step["ts_after"])
+    assert sorted(tables) == sorted(step["rows_after"]), step["name"]
+    rows = 0
+    for name, result in step["rows_after"].items():
+        table = tables[name]
+        found = [[row[column.name] for column in table.info.stored_columns] for row in table.rows.values()]
+        if "aggregate" in result:
+            sizes = [len(row[1] or "") for row in found]
+            total = [[str(len(found)), str(sum(int(row[0] or 0) for row in found)), str(sum(sizes))]]
+            assert total == result["aggregate"] or not found, step["name"]
+        else:
+            names = [column.name for column in table.info.stored_columns]
+            at = [result["columns"].index(it) for it in names]
+            wanted = [[row[number] for number in at] for row in result["rows"] or []]
+            assert sorted(found, key=repr) == sorted(wanted, key=repr), (step["name"], name)
+        rows += len(found)
+    return rows
