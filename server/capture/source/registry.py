@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
+from server.puller.pump.source import PumpSource
 from server.puller.source import Source, SourceContext, SourceFactory
 from server.puller.tidb.source import TidbSource
 from server.puller.uri import SourceUri, SourceUriError
@@ -23,7 +24,7 @@ def _mysql(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
     return mysql_source(changefeed, uri, context)
 
 
-SOURCES: Final[Mapping[str, SourceFactory]] = {"": _cluster, "mysql": _mysql}
+SOURCES: Final[Mapping[str, SourceFactory]] = {"": _cluster, "mysql": _mysql, "pump": PumpSource}
 """The empty scheme is the change feed of the cluster that the capture belongs to."""
 
 

@@ -61,9 +61,8 @@ def _txns() -> Iterator[Txn]:
             if not txn["ddl_job_id"]:
                 writes |= _removed_partitions_rows(state, txn)
             written |= writes
-            writes.setdefault(primaries[txn["start_ts"]], b"\0")  # a primary that the vectors leave out
-            if writes:
-                yield Txn(txn["start_ts"], txn["commit_ts"], writes)
+            writes.setdefault(primaries[txn["start_ts"]], None)  # a primary that was only locked
+            yield Txn(txn["start_ts"], txn["commit_ts"], writes)
         rest = {key: it for key, it in _writes(step["kv"]).items() if it is not None and key not in written}
         if rest and last_ddl_ts:
             yield Txn(last_ddl_ts - 2, last_ddl_ts - 1, rest)
