@@ -1,0 +1,119 @@
+"""The whole way: a capture follows a real MariaDB; what its readers applied cut by cut equals SELECT."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.capture.processes import Cluster, Reader, running_cluster
+from tests.mariadb import MariaDb, running_mariadb
+
+Key = tuple[Any, ...]
+
+
+class Lake:
+    """Applies cuts as a target does: tables by name, each with its rows by key."""
+
+    def __init__(self, cluster: Cluster, feed: str, start_ts: int) -> None:
+        self.tables: dict[str, dict[int, dict[str, Any]]] = {}
+        self._reader = Reader(cluster, feed)
+        self.at_ts = start_ts
+        self.ddls: list[str] = []
+
+    def follow(self, is_complete: Any, limit_s: float = 40.0) -> None:
+        """Read and acknowledge cuts until it says so."""
+        deadline = time.monotonic() + limit_s
+        while not is_complete(self.tables):
+            assert time.monotonic() < deadline, f"not complete at {self.at_ts}: {self.tables}"
+            end = self._reader.ask("latest", start=self.at_ts, wait_ms=500)["ts"]
+            if end > self.at_ts:
+                self._apply(end)
+
+    def _apply(self, end: int) -> None:
+        for part in self._reader.ask("plan", start=self.at_ts, end=end)["slices"]:
+            table = self.tables.setdefault(part["table"], {})
+            for row in self._reader.read(self.at_ts, end, part["table"]).to_pylist():
+                values = {name: value for name, value in row.items() if not name.startswith("_")}
+                if row["_op"] == "delete":
+                    table.pop(row["id"], None)
+                else:
+                    table[row["id"]] = values
+        for ddl in self._reader.ask("describe", ts=end)["ddls"]:
+            if ddl["ts"] == end:
+                self._apply_ddl(ddl)
+        self._reader.ask("ack", ts=end)
+        self.at_ts = end
+
+    def _apply_ddl(self, ddl: dict[str, Any]) -> None:
+        self.ddls.append(ddl["query"])
+        moved = {new: self.tables.pop(old, {}) for old, new in ddl["renamed"]}
+        self.tables |= moved
+        for name in ddl["dropped"]:
+            self.tables.pop(name, None)
+        for name in ddl["truncated"]:
+            self.tables[name] = {}
+
+
+@pytest.mark.timeout(120)
+def test_what_readers_of_a_capture_apply_equals_select(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    with running_mariadb() as server, running_cluster(tmp_path) as cluster:
+        server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc", "CREATE DATABASE shop")
+        server.execute(
+            "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(50))", "CREATE TABLE shop.old (id INT PRIMARY KEY)"
+        )
+        server.execute("CREATE TABLE shop.skipped (x INT)")
+        uri = f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=500"
+        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--source-uri", uri]
+        refused = cluster.cli(*create, "--filter", "shop.*")
+        assert "ErrTableIneligible" in refused, refused
+        assert "shop.skipped" in refused
+        made = cluster.cli(*create, "--filter", "shop.*", "--filter", "!shop.skipped")
+        assert made["state"] == "normal", made
+        lake = Lake(cluster, "shop", made["start_ts"] if "start_ts" in made else int(made["checkpoint_ts"]))
+        churn = threading.Thread(target=write, args=(server,))
+        churn.start()
+        lake.follow(lambda tables: len(tables.get("shop.t", {})) > 20)
+        cluster.capture.kill()
+        cluster.capture.start()
+        churn.join()
+        server.execute("INSERT INTO shop.t VALUES (-1, 'the end', 0)")
+        lake.follow(lambda tables: -1 in tables.get("shop.t", {}))
+        for table in ("t", "renamed"):
+            columns = [row[0] for row in server.execute(f"SHOW COLUMNS FROM shop.{table}")]
+            wanted = {
+                row[0]: dict(zip(columns, row, strict=True)) for row in server.execute(f"SELECT * FROM shop.{table}")
+            }
+            held = {key: dict.fromkeys(columns) | row for key, row in lake.tables[f"shop.{table}"].items()}
+            assert held == wanted
+        assert [query.split("shop.")[0].strip() for query in lake.ddls] == [
+            "RENAME TABLE",
+            "ALTER TABLE",
+            "CREATE TABLE",
+        ]
+        shown = json.dumps(cluster.cli("changefeed", "query", "-c", "shop"))
+        assert "s3cret" not in shown
+        cluster.cli("changefeed", "remove", "-c", "shop", "--no-confirm")
+
+
+def write(server: MariaDb) -> None:
+    """Inserts, updates that move keys, deletes, and DDLs between them."""
+    for number in range(60):
+        server.execute(
+            *("BEGIN", f"INSERT INTO shop.t (id, v) VALUES ({number * 10}, 'a'), ({number * 10 + 1}, 'é{number}')"),
+            f"UPDATE shop.t SET v = 'changed' WHERE id % 7 = {number % 7}",
+            *(
+                f"UPDATE shop.t SET id = id + 5 WHERE id = {number * 10}",
+                f"DELETE FROM shop.t WHERE id = {number}",
+                "COMMIT",
+            ),
+        )
+        if number == 10:
+            server.execute("INSERT INTO shop.old VALUES (1), (2)", "RENAME TABLE shop.old TO shop.renamed")
+        if number == 30:
+            server.execute("ALTER TABLE shop.t ADD COLUMN n INT", "INSERT INTO shop.renamed VALUES (3)")
+            server.execute("CREATE TABLE shop.new (id INT PRIMARY KEY)", "INSERT INTO shop.new VALUES (1)")
