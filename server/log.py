@@ -19,6 +19,14 @@ class LogConfig:
     log_format: str = setting("json", "json or text")
 
 
+_in_force = LogConfig()
+
+
+def log_config() -> LogConfig:
+    """What this process was set up with: its child processes log the same way."""
+    return _in_force
+
+
 def configure_command(level: str) -> None:
     """Set up structlog for a command: only what its user must know, as text, and never where its output goes.
 
@@ -44,6 +52,8 @@ def configure(config: LogConfig, daemon: str) -> None:
             f"--log-level is one of {', '.join(_LEVELS)}, --log-format json or text; "
             f"got {config.log_level!r} and {config.log_format!r}"
         )
+    global _in_force  # noqa: PLW0603 - structlog's own settings are the process's, too
+    _in_force = config
     renderer: structlog.typing.Processor
     renderer = structlog.processors.JSONRenderer() if config.log_format == "json" else structlog.dev.ConsoleRenderer()
     structlog.configure(

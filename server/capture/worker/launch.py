@@ -1,13 +1,14 @@
 """How many workers a capture has, and the command lines they are started with."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from server.capture.worker.directory import make_sockets_directory
 from server.capture.worker.pool import Worker
 from server.config import ConfigError
+from server.log import LogConfig, log_config
 from server.rpc.credentials import SecurityConfig
 from server.up.child import Child
 
@@ -39,6 +40,8 @@ class Launch:
     """Of each worker, for each changefeed."""
     security: SecurityConfig
     flight_token_file: str = ""
+    log: LogConfig = field(default_factory=log_config)
+    """As the capture logs."""
 
     def workers(self, count: int) -> list[Worker]:
         """The workers, not yet started.
@@ -64,6 +67,8 @@ class Launch:
             "--ca-path": self.security.ca_path,
             "--cert-path": self.security.cert_path,
             "--key-path": self.security.key_path,
+            "--log-level": self.log.log_level,
+            "--log-format": self.log.log_format,
         }
         child = Child(_COMMAND, [str(part) for flag in arguments.items() if flag[1] != "" for part in flag])
         scheme = "grpc+tls" if self.security.enabled else "grpc"

@@ -9,6 +9,7 @@ from server.capture.worker.directory import control_socket
 from server.capture.worker.launch import WORKERS_MAX, Launch
 from server.capture.worker.pool import Pool
 from server.config import ConfigError
+from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig
 from sorter.shard import get_db
 from storage.tidb.key import table_span
@@ -50,7 +51,17 @@ def test_with_tls_the_workers_have_the_captures_files(tmp_path):
     security = SecurityConfig(ca_path="ca", cert_path="cert", key_path="key")
     with ready(launch(tmp_path, security=security).workers(2)) as [first, _]:
         assert first.location.startswith("grpc+tls://")
-        assert first.child._arguments[-6:] == ["--ca-path", "ca", "--cert-path", "cert", "--key-path", "key"]
+        files = first.child._arguments
+        assert [files[files.index(flag) + 1] for flag in ("--ca-path", "--cert-path", "--key-path")] == [
+            "ca",
+            "cert",
+            "key",
+        ]
+
+
+def test_the_workers_log_as_the_capture_does(tmp_path):
+    with ready(launch(tmp_path, log=LogConfig(log_level="debug", log_format="text")).workers(2)) as [first, _]:
+        assert first.child._arguments[-4:] == ["--log-level", "debug", "--log-format", "text"]
 
 
 def test_the_workers_ask_readers_for_the_captures_token(tmp_path):
