@@ -1,0 +1,240 @@
+"""How far a dump is: for each table its ranges of keys, and in each the last key that is at the target for good.
+
+Invariants:
+1. What is durable of a cursor is at the target: a chunk counts once the checkpoint has reached its high watermark, and
+   after all chunks before it in its range. Whatever is lost in a crash is read again, never left out.
+2. A chunk that must be read again takes those behind it in its range with it: nothing is counted over a gap.
+Pure. docs/format/dump.md.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from storage.model.errors import CorruptError
+
+
+class TableState(enum.Enum):
+    """Of one table of a dump."""
+
+    WAITING = "waiting"
+    DUMPING = "dumping"
+    DONE = "done"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is read of it."""
+        return self in {TableState.DONE, TableState.FAILED, TableState.DROPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a key as the server gave it: the protocol's type and bytes, to be bound again as they are."""
+
+    type: int
+    data: bytes
+
+
+Cursor = tuple[Cell, ...]
+"""A row's key; rows behind it are those whose key is greater in the server's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The keys in `(after, until]`, without end where None; `after` moves on."""
+
+    after: Cursor | None = None
+    until: Cursor | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """What is durable of one table."""
+
+    name: str
+    table_id: int
+    job: str
+    state: TableState = TableState.WAITING
+    error: str = ""
+    ranges: tuple[Range, ...] = (Range(),)
+    rows: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    rows_estimated: int = 0
+    high_ts: int = 0
+    """The commit_ts of the last high watermark that counts."""
+
+    @classmethod
+    def parse(cls, doc: Mapping[str, Any]) -> Self:
+        """Read the document of `to_doc`.
+
+        Raises:
+            CorruptError: it is not one.
+        """
+        try:
+            return cls(
+                name=str(doc["name"]),
+                table_id=int(doc["table_id"]),
+                job=str(doc["job"]),
+                state=TableState(doc["state"]),
+                error=str(doc["error"]),
+                ranges=tuple(map(_range, doc["ranges"])),
+                rows=int(doc["rows"]),
+                bytes=int(doc["bytes"]),
+                chunks=int(doc["chunks"]),
+                rows_estimated=int(doc["rows_estimated"]),
+                high_ts=int(doc["high_ts"]),
+            )
+        except (KeyError, TypeError, ValueError) as err:
+            raise CorruptError(f"not a dump's progress: {err!r}; restart the dump") from err
+
+    def to_doc(self) -> dict[str, Any]:
+        """The document in the metadata."""
+        return {
+            "name": self.name,
+            "table_id": self.table_id,
+            "job": self.job,
+            "state": self.state.value,
+            "error": self.error,
+            "ranges": [_range_doc(each) for each in self.ranges],
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "chunks": self.chunks,
+            "rows_estimated": self.rows_estimated,
+            "high_ts": self.high_ts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A chunk that was read from a range of a table; `last` None: nothing was there."""
+
+    place: int
+    epoch: int
+    last: Cursor | None
+    ends: bool
+    """Whether nothing of the range is behind it."""
+    rows: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One range while it is read: `epoch` grows when it is set back, `unsettled` are the chunks not yet durable."""
+
+    at: Range
+    epoch: int = 0
+    unsettled: deque[tuple[int, Read]] = field(default_factory=deque)
+    """With the commit_ts of their high watermarks."""
+
+    @property
+    def closed(self) -> Range | None:
+        """As far as windows have closed."""
+        return _moved(self.at, self.unsettled[-1][1]) if self.unsettled else None
+
+
+class TableDump:
+    """One table while it is dumped: `durable`, and what is ahead of it in this process only."""
+
+    def __init__(self, durable: TableProgress) -> None:
+        self.durable = durable
+        self._ranges = [_Reading(each) for each in durable.ranges]
+        self._ahead = list(durable.ranges)
+
+    def next_range(self, taken: frozenset[int] = frozenset()) -> int | None:
+        """A range that has more to read and is not `taken`; None: there is none."""
+        open_ranges = (place for place, each in enumerate(self._ahead) if not each.done and place not in taken)
+        return next(open_ranges, None)
+
+    def ahead(self, place: int) -> tuple[Range, int]:
+        """What is still to be read of a range, and its epoch."""
+        return self._ahead[place], self._ranges[place].epoch
+
+    def read(self, chunk: Read) -> None:
+        """A chunk was read; the next one begins behind it. One of an older epoch is forgotten."""
+        if chunk.epoch == self._ranges[chunk.place].epoch:
+            self._ahead[chunk.place] = _moved(self._ahead[chunk.place], chunk)
+
+    def closed(self, chunk: Read, commit_ts: int) -> bool:
+        """Its window has closed; returns whether its rows count: not if it was set back meanwhile."""
+        reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
+        if reading is None or chunk.epoch != reading.epoch:
+            return False
+        reading.unsettled.append((commit_ts, chunk))
+        return True
+
+    def again(self, chunk: Read) -> None:
+        """It must be read again, and what was read behind it."""
+        reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
+        if reading is not None and chunk.epoch == reading.epoch:
+            reading.epoch += 1
+            self._ahead[chunk.place] = reading.closed or reading.at
+
+    def settle(self, checkpoint_ts: int) -> bool:
+        """Everything up to `checkpoint_ts` is at the target for good; returns whether `durable` has moved."""
+        before = self.durable
+        for place, reading in enumerate(self._ranges):
+            while reading.unsettled and reading.unsettled[0][0] <= checkpoint_ts:
+                commit_ts, chunk = reading.unsettled.popleft()
+                reading.at = _moved(reading.at, chunk)
+                self.durable = replace(
+                    self.durable,
+                    rows=self.durable.rows + chunk.rows,
+                    bytes=self.durable.bytes + chunk.bytes,
+                    chunks=self.durable.chunks + 1,
+                    high_ts=max(self.durable.high_ts, commit_ts),
+                    ranges=(*self.durable.ranges[:place], reading.at, *self.durable.ranges[place + 1 :]),
+                )
+        if self.durable.state is TableState.DUMPING and all(each.done for each in self.durable.ranges):
+            self.durable = replace(self.durable, state=TableState.DONE)
+        return self.durable != before
+
+    def moved_to(self, state: TableState, error: str = "") -> None:
+        """The table is in another state."""
+        self.durable = replace(self.durable, state=state, error=error)
+
+    def planned(self, ranges: tuple[Range, ...], rows_estimated: int) -> None:
+        """Reading begins, in these ranges."""
+        self._restarted(replace(self.durable, ranges=ranges, rows_estimated=rows_estimated))
+        self.moved_to(TableState.DUMPING)
+
+    def restart(self, table_id: int) -> None:
+        """Begin anew: nothing that was read counts."""
+        fresh = TableProgress(self.durable.name, table_id, self.durable.job)
+        self._restarted(fresh)
+
+    def _restarted(self, durable: TableProgress) -> None:
+        newest = max((each.epoch for each in self._ranges), default=0) + 1
+        self.durable = durable
+        self._ranges = [_Reading(each, newest) for each in durable.ranges]
+        self._ahead = list(durable.ranges)
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows whose windows have closed, durable or not."""
+        return self.durable.rows + sum(chunk.rows for each in self._ranges for _, chunk in each.unsettled)
+
+
+def _moved(at: Range, chunk: Read) -> Range:
+    return replace(at, after=chunk.last if chunk.last is not None else at.after, done=chunk.ends)
+
+
+def _range(doc: Mapping[str, Any]) -> Range:
+    return Range(_cursor(doc["after"]), _cursor(doc["until"]), bool(doc["done"]))
+
+
+def _range_doc(each: Range) -> dict[str, Any]:
+    return {"after": _cursor_doc(each.after), "until": _cursor_doc(each.until), "done": each.done}
+
+
+def _cursor(doc: Any) -> Cursor | None:
+    return None if doc is None else tuple(Cell(int(kind), bytes.fromhex(data)) for kind, data in doc)
+
+
+def _cursor_doc(cursor: Cursor | None) -> list[list[Any]] | None:
+    return None if cursor is None else [[cell.type, cell.data.hex()] for cell in cursor]

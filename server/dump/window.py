@@ -1,0 +1,138 @@
+"""The windows of a dump (seed 003, DBLog): chunks read between two written watermarks, and what changed meanwhile.
+
+    low watermark committed → SELECTs of chunks → high watermark written → … → the log passes low … high
+
+A chunk shows every change before the low watermark in the log, and none after the high one. Rows that the log changes
+in between may be older or newer than that change, so the log's are taken; the others are as of the high watermark, and
+come with its commit_ts. Invariants:
+1. A row of a chunk is given at most once, and only if the log, low to high, has no image with exactly its key.
+2. A chunk is given only if its table has the columns at the high watermark with which it was read.
+3. Watermarks that are not of a round under way (of another process, of one that was given up) change nothing.
+Pure; called in the order of the log, by one thread at a time.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.model.event import INSERT, RAW_SCHEMA
+
+LOW: Final = 1
+HIGH: Final = 2
+CHANGED_BYTES_MAX: Final = 128 << 20
+"""More keys than these in one window, and its chunks are read again, smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one table, in the order of their keys; `keys` are canonical, `values` behind their format byte."""
+
+    table_id: int
+    version: int
+    """Of the table, when it was read (`Windows.version`)."""
+    keys: pa.Array
+    values: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A chunk whose window has closed; `rows` None: it must be read again."""
+
+    chunk: Chunk
+    rows: pa.RecordBatch | None
+
+
+@dataclass(slots=True)
+class _Round:
+    low: str
+    high: str
+    tables: frozenset[int]
+    is_open: bool = False
+    overflown: bool = False
+    changed_bytes: int = 0
+    changed: dict[int, list[pa.Array]] = field(default_factory=dict)
+    chunks: Sequence[Chunk] = ()
+
+
+class Windows:
+    """The rounds under way, in the order of their watermarks."""
+
+    def __init__(self, changed_bytes_max: int = CHANGED_BYTES_MAX) -> None:
+        self._rounds: deque[_Round] = deque()
+        self._versions: dict[int, int] = {}
+        self._changed_bytes_max = changed_bytes_max
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def version(self, table_id: int) -> int:
+        """Counts the changes of a table that the log has passed."""
+        return self._versions.get(table_id, 0)
+
+    def begin(self, low: str, high: str, tables: Collection[int]) -> None:
+        """A round is about to write its low watermark, then to read from these tables."""
+        self._rounds.append(_Round(low, high, frozenset(tables)))
+
+    def fill(self, high: str, chunks: Sequence[Chunk]) -> None:
+        """What the round has read; it is about to write its high watermark."""
+        for each in self._rounds:
+            if each.high == high:
+                each.chunks = chunks
+
+    def give_up(self, high: str) -> None:
+        """Nothing will be made of the round, whatever of it was, or will be, written."""
+        self._rounds = deque(each for each in self._rounds if each.high != high)
+
+    def changed(self, table_id: int, keys: pa.Array) -> None:
+        """The keys of images that the log has passed."""
+        for each in self._rounds:
+            if each.is_open and table_id in each.tables and not each.overflown:
+                each.changed.setdefault(table_id, []).append(keys)
+                each.changed_bytes += keys.nbytes
+                if each.changed_bytes > self._changed_bytes_max:
+                    each.overflown = True
+                    each.changed.clear()
+
+    def table_changed(self, table_id: int) -> None:
+        """The log has passed a change of the table's columns, or its end, or all its rows went at once."""
+        self._versions[table_id] = self.version(table_id) + 1
+
+    def watermark(self, unique_identifier: str, kind: int, commit_ts: int) -> list[Closed]:
+        """The log has passed a watermark: the chunks whose window it closes."""
+        if kind == LOW:
+            for each in self._rounds:
+                each.is_open = each.is_open or each.low == unique_identifier
+            return []
+        if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
+            return []
+        while (first := self._rounds.popleft()).high != unique_identifier:
+            pass  # its high watermark was never written: the rounds are one after the other
+        return [Closed(chunk, self._rows(first, chunk, commit_ts)) for chunk in first.chunks]
+
+    def _rows(self, closed: _Round, chunk: Chunk, commit_ts: int) -> pa.RecordBatch | None:
+        if not closed.is_open or closed.overflown or chunk.version != self.version(chunk.table_id):
+            return None
+        changed = closed.changed.get(chunk.table_id)
+        if not changed:
+            return inserts(chunk.keys, chunk.values, commit_ts)
+        kept = pc.invert(pc.is_in(chunk.keys, value_set=pa.concat_arrays(changed)))
+        return inserts(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts)
+
+
+def inserts(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:
+    """Rows as inserts at one commit_ts, which nothing else has."""
+    count = len(keys)
+    columns = [
+        pa.array(np.full(count, commit_ts, np.uint64)),
+        pa.array(np.full(count, commit_ts - 1, np.uint64)),
+        pa.array(np.full(count, INSERT, np.uint8)),
+        keys,
+        values,
+        pa.nulls(count, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)

@@ -1,0 +1,321 @@
+"""A dump against a model: any interleaving of log, chunks, watermarks, DDL, acknowledgements, crashes and restarts.
+
+The source is a dict, its log a list. What a reader has applied must at every cut hold nothing but rows as the source
+had them there, no row may go back in time, and once the dump is done the reader has every row.
+"""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
+from server.dump.window import HIGH, LOW, Chunk, Windows
+from storage.model.event import DELETE
+
+TABLE = 7
+KEYS = 10
+WALKS = 300
+Rows = dict[int, str]
+
+
+def key_of(number: int) -> bytes:
+    return b"%03d" % number
+
+
+@dataclass
+class Event:
+    """One transaction of the log; the source after it."""
+
+    kind: str
+    rows: Rows
+    schema: int
+    changes: list[tuple[int, str | None]] = field(default_factory=list)
+    watermark: tuple[str, int] = ("", 0)
+
+
+@dataclass
+class Round:
+    """One under way, as the engine has it."""
+
+    low: str
+    high: str
+    filled: bool = False
+    chunks: list[tuple[Chunk, Read]] = field(default_factory=list)
+
+
+class Process:
+    """What a crash takes: windows, cursors ahead of the durable ones, rows in the sorter."""
+
+    def __init__(self, durable: dict[str, Any], position: int, schema: int, taken: set[str]) -> None:
+        self.windows = Windows(changed_bytes_max=40)
+        self.table = TableDump(TableProgress.parse(durable))
+        self.rounds: list[Round] = []
+        self.sorter: list[tuple[int, int, bytes, str | None]] = []
+        self.passed = position
+        self.schema = schema
+        self.taken = taken
+        self.reads: dict[int, Read] = {}
+
+
+class Model:
+    def __init__(self) -> None:
+        self.log: list[Event] = [Event("begin", dict.fromkeys(range(0, 10, 2), "s0 v000000"), 0)]
+        self.versions = itertools.count(1)
+        self.uuids = itertools.count()
+        ranges = (Range(None, (Cell(3, key_of(4)),)), Range((Cell(3, key_of(4)),), None))
+        begun = TableDump(TableProgress("shop.t", TABLE, "job"))
+        begun.planned(ranges, 10)
+        self.durable = begun.durable.to_doc()
+        self.checkpoint = self.applied = 0
+        self.target: dict[bytes, str] = {}
+        self.process = Process(self.durable, 0, 0, set())
+
+    # The source
+
+    def append(self, kind: str, rows: Rows, changes: list[tuple[int, str | None]], **more: Any) -> None:
+        schema = more.pop("schema", self.log[-1].schema)
+        self.log.append(Event(kind, rows, schema, changes, **more))
+
+    @property
+    def rows(self) -> Rows:
+        return self.log[-1].rows
+
+    def write(self, keys: list[int], keep: bool) -> None:
+        version = next(self.versions)
+        changes = [(key, f"s{self.log[-1].schema} v{version:06d}" if keep else None) for key in keys]
+        rows = {key: value for key, value in self.rows.items() if key not in keys}
+        self.append("rows", rows | {key: value for key, value in changes if value is not None}, changes)
+
+    def move(self, old: int, new: int) -> None:
+        if old in self.rows and new not in self.rows:
+            rows = {key: value for key, value in self.rows.items() if key != old}
+            value = f"s{self.log[-1].schema} v{next(self.versions):06d}"
+            self.append("rows", rows | {new: value}, [(old, None), (new, value)])
+
+    def truncate(self) -> None:
+        self.append("truncate", {}, [])
+
+    def alter(self) -> None:
+        schema = self.log[-1].schema + 1
+        rows = {key: f"s{schema} {value.split()[1]}" for key, value in self.rows.items()}
+        self.append("alter", rows, [], schema=schema)
+
+    # The dump
+
+    def begin_round(self, lost: bool) -> None:
+        uuid = next(self.uuids)
+        begun = Round(f"low {uuid}", f"high {uuid}")
+        self.process.windows.begin(begun.low, begun.high, [TABLE])
+        self.append("rows", dict(self.rows), [], watermark=(begun.low, LOW))
+        if lost:
+            self.process.windows.give_up(begun.high)
+        else:
+            self.process.rounds.append(begun)
+
+    def read_chunk(self, limit: int) -> None:
+        process = self.process
+        begun = next(each for each in process.rounds if not each.filled)
+        place = process.table.next_range(frozenset(read.place for _, read in begun.chunks))
+        if place is None or process.table.durable.state is not TableState.DUMPING:
+            return
+        ahead, epoch = process.table.ahead(place)
+        after = ahead.after[0].data if ahead.after else b""
+        until = ahead.until[0].data if ahead.until else b"\xff"
+        found = sorted((key_of(key), value) for key, value in self.rows.items() if after < key_of(key) <= until)
+        taken = found[:limit]
+        last = (Cell(3, taken[-1][0]),) if taken else None
+        read = Read(place, epoch, last, len(found) < limit, len(taken), 10 * len(taken))
+        version = process.windows.version(TABLE)
+        # An engine reads by the columns it knows: of a table that has others by now it gets rows of another shape.
+        stale = self.log[-1].schema != process.schema
+        values = pa.array([(b"bad" if stale else b"") + value.encode() for _, value in taken], pa.binary())
+        chunk = Chunk(TABLE, version, pa.array([key for key, _ in taken], pa.binary()), values)
+        process.table.read(read)
+        begun.chunks.append((chunk, read))
+
+    def end_round(self, lost: bool) -> None:
+        process = self.process
+        begun = next(each for each in process.rounds if not each.filled)
+        begun.filled = True
+        if lost:  # written, but the answer did not arrive
+            process.windows.give_up(begun.high)
+            process.rounds.remove(begun)
+            for _, read in begun.chunks:
+                process.table.again(read)
+        else:
+            process.windows.fill(begun.high, [chunk for chunk, _ in begun.chunks])
+            process.reads |= {id(chunk): read for chunk, read in begun.chunks}
+        self.append("rows", dict(self.rows), [], watermark=(begun.high, HIGH))
+
+    # The log
+
+    def pass_log(self, count: int) -> None:
+        for _ in range(min(count, len(self.log) - 1 - self.process.passed)):
+            self.pass_event()
+
+    def pass_event(self) -> None:
+        process = self.process
+        process.passed += 1
+        ts = process.passed
+        event = self.log[ts]
+        if event.kind == "truncate":
+            process.windows.table_changed(TABLE)
+            process.table.restart(TABLE)
+            process.table.planned((Range(),), 0)
+            process.sorter.append((ts, DELETE, b"", None))
+        if event.kind == "alter":
+            process.windows.table_changed(TABLE)
+            process.schema = event.schema
+            process.sorter.append((ts, 0, b"", f"s{event.schema}"))
+        if event.changes:
+            process.windows.changed(TABLE, pa.array([key_of(key) for key, _ in event.changes], pa.binary()))
+        for key, value in event.changes:
+            process.sorter.append((ts, DELETE if value is None else 3, key_of(key), value))
+        if event.watermark[0]:
+            self.pass_watermark(*event.watermark, ts)
+
+    def pass_watermark(self, unique_identifier: str, kind: int, ts: int) -> None:
+        process = self.process
+        closed = process.windows.watermark(unique_identifier, kind, ts)
+        if kind == HIGH:
+            process.rounds = [each for each in process.rounds if each.high != unique_identifier]
+        for each in closed:
+            read = process.reads.pop(id(each.chunk))
+            if each.rows is None:
+                process.table.again(read)
+            elif process.table.closed(read, ts):
+                assert each.rows["commit_ts"].to_pylist() == [ts] * each.rows.num_rows
+                pairs = zip(each.rows["key"].to_pylist(), each.rows["value"].to_pylist(), strict=True)
+                process.sorter += [(ts, 3, key, value.decode()) for key, value in pairs]
+
+    # The reader
+
+    def read_cut(self, share: int) -> None:
+        """Apply a cut, and look at what is there then."""
+        end = self.applied + max(0, self.process.passed - self.applied) * share // 4
+        for ts, op, key, value in self.process.sorter:
+            if self.applied < ts <= end:
+                self.apply(op, key, value)
+        self.applied = max(self.applied, end)
+        source = {key_of(key): value for key, value in self.log[self.applied].rows.items()}
+        for key, value in self.target.items():
+            assert source.get(key) == value, (key, value, source.get(key), self.applied)
+
+    def apply(self, op: int, key: bytes, value: str | None) -> None:
+        if op == 0:
+            self.target = {each: f"{value} {old.split()[1]}" for each, old in self.target.items()}
+        elif not key:
+            self.target.clear()
+        elif value is None:
+            self.target.pop(key, None)
+        else:
+            assert self.target.get(key, "s v").split()[1] <= value.split()[1], "a row went back in time"
+            self.target[key] = value
+
+    def acknowledge(self) -> None:
+        self.checkpoint = max(self.checkpoint, self.applied)
+        if self.process.table.settle(self.checkpoint):
+            self.durable = self.process.table.durable.to_doc()
+
+    # Faults
+
+    def crash(self) -> None:
+        """Begin again at the checkpoint; the reader has what it has, and asks for what comes behind that."""
+        self.process = Process(self.durable, self.checkpoint, self.log[self.checkpoint].schema, set())
+
+    def restart_dump(self) -> None:
+        self.process.table.restart(TABLE)
+        self.process.table.planned((Range(),), 0)
+        self.durable = self.process.table.durable.to_doc()
+
+    def what_is_durable_is_at_the_target(self) -> None:
+        """Of ranges that count, no row that is in the source at the checkpoint and here is left out."""
+        if self.applied < self.checkpoint:
+            return
+        source = self.log[self.applied].rows
+        progress = TableProgress.parse(self.durable)
+        if any(event.kind == "truncate" for event in self.log):
+            return  # what is durable may be of the table before
+        for each in progress.ranges:
+            low = each.after[0].data if each.after and not each.done else b""
+            for key in source:
+                inside = self.begin_of(each) < key_of(key) <= (each.until[0].data if each.until else b"\xff")
+                if inside and (each.done or key_of(key) <= low):
+                    assert key_of(key) in self.target, (key, each)
+
+    def begin_of(self, each: Range) -> bytes:
+        return key_of(4) if each.until is None and len(TableProgress.parse(self.durable).ranges) == 2 else b""
+
+    def finish(self) -> None:
+        """Without further faults the dump ends, and the reader has every row."""
+        for _ in range(60):
+            if len(self.process.rounds) < 2 and all(each.filled for each in self.process.rounds):
+                self.begin_round(lost=False)
+            if any(not each.filled for each in self.process.rounds):
+                self.read_chunk(3)
+                self.read_chunk(3)
+                self.end_round(lost=False)
+            self.pass_log(len(self.log))
+            while self.process.passed < len(self.log) - 1:
+                self.pass_event()
+            self.read_cut(4)
+            self.acknowledge()
+            if self.process.table.durable.state is TableState.DONE:
+                break
+        assert self.process.table.durable.state is TableState.DONE
+        assert self.target == {key_of(key): value for key, value in self.rows.items()}
+
+
+def step(model: Model, chance: random.Random) -> None:
+    """One thing that can happen now."""
+    process, key = model.process, chance.randrange
+    reads = any(not each.filled for each in process.rounds)
+    actions: dict[str, Callable[[], None]] = {
+        "write": lambda: model.write(chance.sample(range(KEYS), chance.choice((1, 1, 2, 5))), chance.random() < 0.7),
+        "move": lambda: model.move(key(KEYS), key(KEYS)),
+        "truncate": model.truncate,
+        "alter": model.alter,
+        "cut": lambda: model.read_cut(chance.randint(1, 4)),
+        "acknowledge": model.acknowledge,
+        "crash": model.crash,
+        "restart": model.restart_dump,
+    }
+    if reads:
+        actions["chunk"] = lambda: model.read_chunk(chance.randint(1, 4))
+        actions["end"] = lambda: model.end_round(lost=chance.random() < 0.05)
+    elif len(process.rounds) < 2:
+        actions["round"] = lambda: model.begin_round(lost=chance.random() < 0.05)
+    if process.passed < len(model.log) - 1:
+        actions["log"] = lambda: model.pass_log(chance.randint(1, 6))
+    chance.choices(list(actions.values()), [WEIGHTS[name] for name in actions])[0]()
+
+
+WEIGHTS = {
+    "write": 30,
+    "move": 5,
+    "truncate": 0.5,
+    "alter": 2,
+    "round": 20,
+    "chunk": 25,
+    "end": 15,
+    "log": 40,
+    "cut": 12,
+    "acknowledge": 12,
+    "crash": 3,
+    "restart": 0.5,
+}
+
+
+@pytest.mark.parametrize("seed", range(WALKS))
+def test_any_interleaving_gives_the_source_and_never_an_older_row(seed: int) -> None:
+    chance = random.Random(seed)
+    model = Model()
+    for _ in range(chance.choice((20, 60, 150))):
+        step(model, chance)
+        model.what_is_durable_is_at_the_target()
+    model.finish()
