@@ -1,7 +1,7 @@
 """A changefeed on its owner: its record, its checkpoint, its tables, and the processor that runs it."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,8 +12,10 @@ from server.capture.changefeed import ChangefeedInfo, State
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource
+from server.capture.source.unreadable import UnreadableSource
 from server.puller.source import Source
 from server.puller.table import SourceTable
+from storage.model.errors import TidemarkError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,25 @@ class Feed:
             InvalidError, TableIneligibleError: one of its tables cannot be read.
         """
         source = workshop.make_source(info.id, info.source_uri)
-        catalog = _catalog(workshop, info, source, History(changes), checkpoint_ts)
+        return cls._made(workshop, info, checkpoint_ts, source, History(changes), rules=info.rules)
+
+    @classmethod
+    def unreadable(cls, workshop: Workshop, info: ChangefeedInfo, checkpoint_ts: int, error: TidemarkError) -> "Feed":
+        """A changefeed that cannot run for `error`, which `of` raised; its records stay as they are."""
+        return cls._made(workshop, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
+
+    @classmethod
+    def _made(
+        cls,
+        workshop: Workshop,
+        info: ChangefeedInfo,
+        checkpoint_ts: int,
+        source: Source,
+        history: History,
+        *,
+        rules: Sequence[str],
+    ) -> "Feed":
+        catalog = _catalog(workshop, info, source, history, checkpoint_ts, rules)
         processor = workshop.make_processor(Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts))
         return cls(info, checkpoint_ts, source, catalog, processor, workshop)
 
@@ -74,7 +94,8 @@ class Feed:
         """Begin elsewhere next time it runs, with the tables of `changes`."""
         make = self.workshop.make_processor
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
-        self.catalog = _catalog(self.workshop, self.info, self.source, History(changes), checkpoint_ts)
+        history = History(changes)
+        self.catalog = _catalog(self.workshop, self.info, self.source, history, checkpoint_ts, self.info.rules)
         self.processor = make(Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts))
 
     def recovered(self) -> bool:
@@ -90,6 +111,8 @@ class Feed:
             await asyncio.wait([task])
 
 
-def _catalog(workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int) -> FeedCatalog:
-    terms = Terms(info.id, TableFilter(info.rules), info.ignore_ineligible)
+def _catalog(
+    workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
+) -> FeedCatalog:
+    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible)
     return FeedCatalog(terms, source, history, start_ts, partial(workshop.records.schemas.append, info.id))

@@ -175,7 +175,13 @@ class Owner:
     async def _loaded(self, info: ChangefeedInfo, checkpoint_ts: int) -> Feed:
         if info.tables:
             info = await self._records.move_tables(info)
-        return Feed.of(self._workshop, info, checkpoint_ts, await self._records.schemas.load(info.id))
+        changes = await self._records.schemas.load(info.id)
+        try:
+            return Feed.of(self._workshop, info, checkpoint_ts, changes)
+        except TidemarkError as err:
+            feed = Feed.unreadable(self._workshop, info, checkpoint_ts, err)
+            note(feed, State.FAILED, err)
+            return feed
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         chosen = await new.chosen(source, start_ts)

@@ -1,6 +1,7 @@
 """The life of changefeeds on their owner: real sorter, sink and metadata, an upstream in memory."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from server.capture.errors import (
     ChangefeedStateError,
     NotOwnerError,
     ParameterError,
+    SourceUriError,
     StartTsBeforeGcError,
     StartTsInFutureError,
     TableIneligibleError,
@@ -282,3 +284,24 @@ async def test_who_is_not_the_owner_changes_nothing(capture, upstream):
     await capture.stop()
     with pytest.raises(NotOwnerError):
         await owner.carry_out(owner.remove("feed"))
+
+
+async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_loses_nothing(capture, upstream, meta):
+    owner = await capture.start()
+    for name in ("feed", "other"):
+        await owner.create(new(name, URI, 1000, 0, [capture.table]))
+    await capture.stop()
+    [(info, _)] = [pair for pair in await capture.records.load() if pair[0].id == "feed"]
+    from_the_future = replace(info, source_uri="oracle://host")
+    await meta.put(b"/tidemark/default/changefeed/info/feed", from_the_future.to_json())
+    owner = await capture.start()
+    feed = owner.feed("feed")
+    assert (feed.info.state, feed.info.error.code) == ("failed", "ErrSourceURIInvalid")
+    await until(lambda: owner.feed("other").processor.sink and feed.info_saved)
+    with pytest.raises(SourceUriError):
+        await owner.resume("feed")
+    [(saved, _)] = [pair for pair in await capture.records.load() if pair[0].id == "feed"]
+    assert saved == replace(from_the_future, state=saved.state, error=saved.error)
+    assert (await capture.records.schemas.load("feed"))[0].tables
+    await owner.remove("feed")
+    assert [info.id for info, _ in await capture.records.load()] == ["other"]

@@ -1,0 +1,48 @@
+"""The source of a changefeed whose record this version cannot read: it is shown with its error, and stops no other.
+
+It can be removed; a version that can read it resumes it.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from server.puller.source import Catalog, Puller, Rows
+from server.puller.table import SourceTable, TableRecord
+from storage.model.errors import TidemarkError
+
+
+class UnreadableSource:
+    """Implements `server.puller.source.Source`; whatever is asked of it raises `error`."""
+
+    keeps_history = True
+    per_table = True
+
+    def __init__(self, error: TidemarkError) -> None:
+        self._error = error
+
+    async def now(self) -> int:
+        """Refused."""
+        self._refuse()
+
+    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
+        """Refused."""
+        del ts
+        self._refuse()
+
+    def table(self, record: TableRecord) -> SourceTable:
+        """Refused."""
+        del record
+        self._refuse()
+
+    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+        """Refused."""
+        del tables, start_ts, rows, catalog
+        self._refuse()
+
+    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+        """Refused."""
+        del start_ts, catalog
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise self._error
