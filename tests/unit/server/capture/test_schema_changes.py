@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from server.capture import keeper
 from server.capture.errors import ParameterError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
 from sink.errors import RangeCrossesDdlError
@@ -154,3 +155,29 @@ async def test_resumed_elsewhere_it_has_the_tables_of_that_time(capture, log):
     assert [(table.name, owner.feed("feed").checkpoint_ts) for table in owner.feed("feed").tables] == [
         ("bank.orders", 900)
     ]
+
+
+async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, log, monkeypatch):
+    monkeypatch.setattr(keeper, "_COLLECT_EVERY_S", 0.0)
+    _, feed, feeds = await started(capture)
+    log.ddl(1020, "CREATE TABLE orders", ORDERS)
+    log.ddl(1030, "DROP TABLE accounts", dropped=("bank.accounts",))
+    log.ddl(1040, "ALTER TABLE orders ADD v BIGINT", table_of(2, "orders", "amount", "v"))
+    log.resolve(1050)
+    await until(lambda: feed.processor.resolved_ts == 1050)
+    for ts in (1020, 1030, 1040, 1050):
+        await asyncio.to_thread(feeds.ack, "feed", None, ts)
+
+    async def kept():
+        return [(each.commit_ts, [t.name for t in each.tables]) for each in await capture.records.schemas.load("feed")]
+
+    for _ in range(200):
+        if await kept() == [(1040, ["bank.orders"])]:
+            break
+        await asyncio.sleep(0.01)
+    assert await kept() == [(1040, ["bank.orders"])]
+    assert [table.name for table in feed.tables] == ["bank.orders"]
+    await capture.stop()
+    owner = await capture.start()
+    assert await latest(OwnerFeeds(owner), 1050, wait_s=0.05) == 1050
+    assert [version.from_ts for version in owner.feed("feed").catalog.versions.at(1050)] == [1040]
