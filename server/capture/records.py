@@ -46,7 +46,7 @@ class Records:
         key = keys.info(info.id)
         if await self._meta.get(key):
             raise _exists(info.id)
-        await self._write([delete_all(info.id)])  # of a creation that was interrupted
+        await self._write(_all_but_info(info.id))  # of a creation, or a removal, that was interrupted
         start = SchemaChange(info.start_ts, tables=tuple(tables))
         await self.schemas.write_tables(info.id, start)
         puts = [head_put(info.id, start), Put(key, info.to_json())]
@@ -88,9 +88,7 @@ class Records:
 
     async def remove(self, changefeed: str) -> None:
         """Delete a changefeed. Durable; raises as `save`."""
-        of_source = keys.source(changefeed)
-        single = [Delete(keys.info(changefeed)), Delete(keys.status(changefeed))]
-        await self._write([*single, delete_all(changefeed), Delete(of_source, prefix_end(of_source))])
+        await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed)])
 
     async def _write(self, ops: Sequence[Op]) -> None:
         if not (await self._meta.txn([self._fenced()], ops)).succeeded:
@@ -98,6 +96,11 @@ class Records:
 
     def _fenced(self) -> Compare:
         return Compare.created_at(keys.OWNER, self.fence)
+
+
+def _all_but_info(changefeed: str) -> list[Op]:
+    of_source = keys.source(changefeed)
+    return [Delete(keys.status(changefeed)), delete_all(changefeed), Delete(of_source, prefix_end(of_source))]
 
 
 def _exists(changefeed: str) -> ChangefeedExistsError:

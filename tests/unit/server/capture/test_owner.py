@@ -305,3 +305,15 @@ async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_los
     assert (await capture.records.schemas.load("feed"))[0].tables
     await owner.remove("feed")
     assert [info.id for info, _ in await capture.records.load()] == ["other"]
+
+
+async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(capture, upstream, meta):
+    """A puller may still write while its changefeed is being removed."""
+    left = (b"source/feed/anchor", b"schema/feed/00000000000000000500", b"status/feed")
+    for key in left:
+        await meta.put(b"/tidemark/default/changefeed/" + key, b'{"checkpoint_ts": 7}')
+    owner = await capture.start()
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    assert await meta.get(b"/tidemark/default/changefeed/source/feed/anchor") is None
+    assert [change.commit_ts for change in await capture.records.schemas.load("feed")] == [1000]
+    assert feed.checkpoint_ts == 1000
