@@ -71,7 +71,7 @@ async def opened(
         node = Node(node_id="", host="")
         registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
         steering = Steering(node, registry, storage, pd, meta, config.close_seconds)
-        collector = GarbageCollector(storage, pd, config.gc_retention_seconds, config.gc_force_seconds)
+        collector = GarbageCollector(storage, pd, meta, config.gc_retention_seconds, config.gc_force_seconds)
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = PumpService(storage, admission)
         server = RpcServer(security)

@@ -76,7 +76,9 @@ class PumpService:
     @staticmethod
     def _report_orphans(orphans: Sequence[int]) -> None:
         metrics.ORPHANS.inc(len(orphans))
-        _log.error("commits without a known prewrite were not sent", count=len(orphans), first_start_ts=orphans[0])
+        _log.error(
+            "commits without a known prewrite were sent without rows", count=len(orphans), first_start_ts=orphans[0]
+        )
 
 
 def _unknown(err: TidemarkError) -> StatusError:

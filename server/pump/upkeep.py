@@ -5,7 +5,9 @@ import asyncio
 import structlog
 
 from server.pump import metrics
+from server.pump.drainers import slowest_drainer
 from server.rpc.pd import PdClient
+from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
 from storage.pump.append import Append
@@ -31,11 +33,16 @@ async def write_heartbeats(storage: Append, pd: PdClient, interval_seconds: floa
 
 
 class GarbageCollector:
-    """Removes what is older than the retention, and tells of what readers lost by it."""
+    """Removes what is older than the retention and what nobody needs, and tells of what readers lost by it.
 
-    def __init__(self, storage: Append, pd: PdClient, retention_seconds: int, force_seconds: int) -> None:
+    Needed is what a connected reader has not had, and what a registered drainer has not brought downstream; both hold
+    GC back up to the forced age.
+    """
+
+    def __init__(self, storage: Append, pd: PdClient, meta: Meta, retention_seconds: int, force_seconds: int) -> None:
         self._storage = storage
         self._pd = pd
+        self._meta = meta
         self._retention_ms = retention_seconds * 1000
         self._force_ms = max(retention_seconds, force_seconds) * 1000
 
@@ -55,9 +62,11 @@ class GarbageCollector:
             TidemarkError: no timestamp is to be had, or the disk refuses.
         """
         now_ms = physical_ms(await self._pd.tso())
-        done = await self._storage.gc(
-            compose(max(0, now_ms - self._retention_ms)), force_ts=compose(max(0, now_ms - self._force_ms))
-        )
+        aged_ts, forced_ts = (compose(max(0, now_ms - age_ms)) for age_ms in (self._retention_ms, self._force_ms))
+        needed_ts, drainer = await slowest_drainer(self._meta)
+        if needed_ts < aged_ts:
+            _log.warning("gc waits for a drainer", drainer=drainer, at_ts=needed_ts, forced_ts=forced_ts)
+        done = await self._storage.gc(min(aged_ts, needed_ts), force_ts=forced_ts)
         metrics.GC_KEYS.inc(done.keys)
         metrics.GC_PAUSES.inc(done.pauses)
         _log.info("gc ran", **done._asdict(), log_bytes=self._storage.statistics().log_bytes)

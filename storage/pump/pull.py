@@ -1,4 +1,8 @@
-"""Reading committed binlogs in commit order: the commits of a stretch of the index, joined with their prewrites."""
+"""Reading committed binlogs in commit order: the commits of a stretch of the index, joined with their prewrites.
+
+A commit whose prewrite is not known goes out as it is, without rows: readers that look for them stop there, and the
+original Drainer passes over it as over a transaction that changed nothing.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,10 +46,9 @@ def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chun
         CorruptError: the log does not hold what the index says.
     """
     commits = index.commits(after, upto_ts, CHUNK_COMMITS, CHUNK_BYTES)
-    known = [commit for commit in commits if commit.prewrite is not None or _is_fake(commit)]
     orphans = [commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)]
     try:
-        payloads = _payloads(log, known)
+        payloads = _payloads(log, commits)
     except CorruptError:
         check_not_purged(index, after.commit_ts)
         raise

@@ -64,11 +64,11 @@ async def test_several_readers_tail_without_polling() -> None:
                 await anext(reader)
 
 
-async def test_a_commit_without_its_prewrite_is_reported_not_served() -> None:
+async def test_a_commit_without_its_prewrite_is_served_without_rows_and_reported() -> None:
     async with opened(MemFS()) as append:
         await append.write([commit(3, 5), heartbeat(9)])
         chunk = await anext(append.pull(0))
-        assert (len(chunk.payloads), chunk.orphans) == (1, [3])
+        assert (len(chunk.payloads), chunk.orphans) == (2, [3])
 
 
 async def test_a_probe_is_not_stored() -> None:
@@ -192,7 +192,7 @@ async def test_damage_in_a_finished_segment_is_reported_and_costs_only_its_own_r
     async with opened(fs, segment_bytes=1) as append:
         assert [(skipped.fid, skipped.torn) for skipped in append.recovery.skipped] == [(1, False)]
         chunk = await anext(append.pull(0))
-        assert (len(chunk.payloads), chunk.orphans) == (1, [2])
+        assert (len(chunk.payloads), chunk.orphans) == (2, [2])
 
 
 async def test_a_lost_segment_stops_the_start() -> None:
