@@ -8,21 +8,18 @@ A packet of 16 MB - 1 goes on in the next one; such rows are joined. Source: MyS
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from server.dump.progress import Cell
 from server.puller.mysql.connection import Session, answers
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.refusal import of_packet
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import BINARY_ROW
 
-VAR_STRING: Final = 253
-UNSIGNED: Final = 0x8000
 _PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _END_BYTES_MAX = 9
@@ -31,15 +28,6 @@ _RECEIVE_BYTES = 1 << 18
 _HEAD = struct.Struct("<I")
 _PREPARED = struct.Struct("<BIHHxH")
 _EXECUTED = struct.Struct("<BIBI")
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A value to bind, in the form a row of the binary protocol has it, its size in front where it has one."""
-
-    type: int
-    """The protocol's field type, with `UNSIGNED` where the number is."""
-    cell: bytes
 
 
 class Statement:
@@ -62,7 +50,7 @@ class Statement:
                 for _ in range(count + 1 if count else 0):  # definitions, and an end
                     self._packets.one()
 
-    def rows(self, parameters: Sequence[Parameter] = ()) -> pa.Array:
+    def rows(self, parameters: Sequence[Cell] = ()) -> pa.Array:
         """Run it; its rows, each behind the format byte of docs/format/mysql-rows.md.
 
         Raises:
@@ -164,8 +152,8 @@ def _is_end(packet: bytes) -> bool:
     return packet[0] == _END and len(packet) < _END_BYTES_MAX
 
 
-def _bound(parameters: Sequence[Parameter]) -> bytes:
+def _bound(parameters: Sequence[Cell]) -> bytes:
     if not parameters:
         return b""
     types = b"".join(struct.pack("<H", parameter.type) for parameter in parameters)
-    return bytes((len(parameters) + 7) // 8) + b"\x01" + types + b"".join(each.cell for each in parameters)
+    return bytes((len(parameters) + 7) // 8) + b"\x01" + types + b"".join(each.data for each in parameters)

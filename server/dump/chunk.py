@@ -1,0 +1,160 @@
+"""The SELECT of a chunk: the next rows of a table in the order of its key, in the server's own collation.
+
+Keys are compared by the server only: a cursor is the server's own bytes, bound again as they came. Text is bound as
+bytes and read in the column's character set and collation: no conversion, no client's order comes in between.
+A session that runs it has `time_zone = '+00:00'` and `character_set_results = NULL`. Pure.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from server.dump.progress import Cell, Cursor, Range
+from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
+from storage.mysql.buffer import Bytes
+from storage.mysql.schema import Column, Table
+from storage.mysql.types import INTEGERS, Type
+
+UNSIGNED: Final = 0x8000
+_LONGLONG, _BLOB = 8, 252
+_BOUND_AS: Final = {
+    Type.YEAR: 2,
+    Type.INT24: 3,
+    Type.ENUM: _LONGLONG | UNSIGNED,
+    Type.SET: _LONGLONG | UNSIGNED,
+    Type.DATETIME2: Type.DATETIME,
+    Type.TIMESTAMP2: Type.TIMESTAMP,
+    Type.TIME2: Type.TIME,
+    Type.VARCHAR: _BLOB,
+    Type.STRING: _BLOB,
+    Type.BIT: _LONGLONG | UNSIGNED,
+}
+_ROWS_MIN, _ROWS_MAX = 64, 65_536
+_TARGET_S = 0.25
+_TARGET_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class ChunkQuery:
+    """What reads one table; `collations` are the names of its key columns' collations."""
+
+    schema: str
+    table: Table
+    collations: Mapping[str, str]
+    where: str = ""
+
+    def sql(self, *, after: bool, until: bool) -> str:
+        """The query, for a cursor to begin behind, for a last key, or for neither; the limit is its last parameter."""
+        key = [self._side(place) for place in self.table.key_places]
+        conditions = [f"({self.where})"] if self.where else []
+        conditions += [_beyond(key, ">", ">")] if after else []
+        conditions += [_beyond(key, "<", "<=")] if until else []
+        columns, name = ", ".join(map(_selected, self.table.columns)), quoted(self.table.name)
+        parts = ["SELECT", columns, "FROM", f"{quoted(self.schema)}.{name}"]
+        if conditions:
+            parts += ["WHERE", " AND ".join(conditions)]
+        return " ".join([*parts, "ORDER BY", ", ".join(name for name, _ in key), "LIMIT ?"])
+
+    def parameters(self, part: Range, limit: int) -> list[Cell]:
+        """What to bind, for the rows of a range."""
+        bound = [cell for cursor in (part.after, part.until) if cursor is not None for cell in _repeated(cursor)]
+        return [*bound, integer(limit)]
+
+    def cursor(self, row: bytes) -> Cursor:
+        """The key of a row, which is behind its format byte."""
+        data, columns = Bytes.padded(row), self.table.columns
+        cells = BinaryShape.of(columns).find(data, np.ones(1, np.int64), set(self.table.key_places))
+        found = []
+        for place in self.table.key_places:
+            content = row[int(cells[place].begin[0]) : int(cells[place].end[0])]
+            found.append(_cell(columns[place], content))
+        return tuple(found)
+
+    def _side(self, place: int) -> tuple[str, str]:
+        """A key column, and what a value of it is compared as."""
+        column = self.table.columns[place]
+        if not column.is_text:
+            return quoted(column.name), "?"
+        return quoted(column.name), f"CONVERT(? USING {column.charset}) COLLATE {self.collations[column.name]}"
+
+
+@dataclass(slots=True)
+class ChunkSize:
+    """How many rows to ask for: as many as take about `_TARGET_S` and `_TARGET_BYTES`, changed by a factor of two."""
+
+    rows: int = 1024
+
+    def took(self, rows: int, size_bytes: int, seconds: float) -> None:
+        """A chunk of so many rows took so long."""
+        if rows == 0:
+            return
+        wanted = min(rows * _TARGET_S / max(seconds, 1e-4), rows * _TARGET_BYTES / max(size_bytes, 1))
+        self.rows = int(min(max(wanted, self.rows / 2, _ROWS_MIN), self.rows * 2, _ROWS_MAX))
+
+    def halve(self) -> None:
+        """A window was too long for its keys."""
+        self.rows = max(self.rows // 2, _ROWS_MIN)
+
+
+def split_ranges(column: Column, least: int, most: int, parts: int) -> tuple[Range, ...]:
+    """The key space of a table with one integer key, in equal steps between its least and greatest key."""
+    assert column.type in INTEGERS, "only integers have equal steps"
+    steps = sorted({least + (most - least) * part // parts for part in range(1, parts)})
+    cursors = [None, *((integer(step, unsigned=column.unsigned),) for step in steps), None]
+    return tuple(Range(after, until) for after, until in itertools.pairwise(cursors))
+
+
+def integer(number: int, *, unsigned: bool = False) -> Cell:
+    """A number to bind."""
+    data = number.to_bytes(8, "little", signed=not unsigned)
+    return Cell(_LONGLONG | (UNSIGNED if unsigned else 0), data)
+
+
+def quoted(name: str) -> str:
+    """A name as an identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def last_row(rows: pa.Array) -> bytes:
+    """The last one."""
+    found: bytes = rows[len(rows) - 1].as_py()
+    return found
+
+
+def _beyond(key: Sequence[tuple[str, str]], strict: str, last: str) -> str:
+    """Keys on one side of a cursor, the one with it, too, if `last` takes it: an index finds its first column."""
+    (name, value), rest = key[0], key[1:]
+    if not rest:
+        return f"{name} {last} {value}"
+    behind = f"{name} {strict} {value} OR ({name} = {value} AND {_beyond(rest, strict, last)})"
+    return f"({name} {strict}= {value} AND ({behind}))"
+
+
+def _repeated(cursor: Cursor) -> list[Cell]:
+    """The cells as `_beyond` asks for them: three times each but for the last one."""
+    return [cell for cell in cursor[:-1] for _ in range(3)] + [cursor[-1]]
+
+
+def _selected(column: Column) -> str:
+    """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers."""
+    return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else quoted(column.name)
+
+
+def _cell(column: Column, content: bytes) -> Cell:
+    kind = int(_BOUND_AS.get(column.type, column.type))
+    if column.type in INTEGERS:
+        return Cell(kind | (UNSIGNED if column.unsigned else 0), content)
+    if column.type is Type.BIT:
+        return integer(int.from_bytes(content, "big"), unsigned=True)
+    return Cell(kind, content if column.type in NUMBER_BYTES else _sized(content))
+
+
+def _sized(content: bytes) -> bytes:
+    size = len(content)
+    if size < 0xFB:
+        return bytes((size,)) + content
+    return (b"\xfc" + size.to_bytes(2, "little") if size < 1 << 16 else b"\xfd" + size.to_bytes(3, "little")) + content

@@ -1,0 +1,120 @@
+"""Chunks of a real MariaDB: by small steps over keys of every type, each row comes once, in the server's order."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from server.dump.chunk import ChunkQuery, last_row, split_ranges
+from server.dump.progress import Range
+from server.dump.statement import Statement
+from server.dump.window import inserts
+from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.connection import Session, log_in
+from server.puller.mysql.definition import Definition
+from server.puller.mysql.options import MySqlOptions
+from server.puller.uri import SourceUri
+from sink.mysql_mounter import MysqlMounter
+from tests.mariadb import MariaDb
+
+KEYS = {
+    "ci": ("k VARCHAR(20) COLLATE utf8mb4_general_ci", ["'Abc'", "'b '", "'ß'", "''", "'z'", "'é'"]),
+    "unicode": ("k VARCHAR(20) COLLATE utf8mb4_unicode_nopad_ci", ["'Abc'", "'b'", "'b '", "'ß'", "''", "'😀'"]),
+    "latin1": ("k CHAR(8) CHARACTER SET latin1 COLLATE latin1_german2_ci", ["'a'", "'b  '", "'é'", "'ä'", "'z'"]),
+    "utf16": ("k CHAR(4) CHARACTER SET utf16", ["'a'", "'ü '", "'漢'"]),
+    "binary": ("k BINARY(4)", ["'a'", "'a\\0b'", "''", "x'ff'"]),
+    "varbinary": ("k VARBINARY(300)", ["'a'", "'a\\0'", "''", "REPEAT('b', 299)"]),
+    "decimal": ("k DECIMAL(20,5)", ["-1.5", "0", "99999.99999", "-0.00001"]),
+    "unsigned": ("k BIGINT UNSIGNED", ["0", "18446744073709551615", "9223372036854775808", "5"]),
+    "tinyint": ("k TINYINT", ["-128", "-1", "127", "0"]),
+    "mediumint": ("k MEDIUMINT", ["-8388608", "-1", "8388607", "0"]),
+    "timestamp": (
+        "k TIMESTAMP(3)",
+        ["'1970-01-01 00:00:01'", "'2024-10-27 02:30:00.123'", "'2024-10-27 02:30'"],
+    ),
+    "datetime": ("k DATETIME(5)", ["'0000-00-00'", "'2023-00-10 01:02:03.04567'", "'9999-12-31 23:59:59.99999'"]),
+    "time": ("k TIME(4)", ["'-838:59:59'", "'-00:00:00.0001'", "'12:13:14.5678'", "'0'"]),
+    "date": ("k DATE", ["'0000-00-00'", "'2024-02-29'", "'1000-01-01'"]),
+    "year": ("k YEAR", ["0", "1901", "2155"]),
+    "enum": ("k ENUM('z','b','a')", ["'a'", "'z'", "'b'"]),
+    "set": ("k SET('c','b','a')", ["''", "'a,c'", "'b'", "'c'"]),
+    "bit": ("k BIT(12)", ["0", "4095", "1", "256"]),
+    "double": ("k DOUBLE", ["0.1", "-1e300", "0.30000000000000004", "0.3"]),
+    "float": ("k FLOAT", ["0.1", "16777216", "-0.5"]),
+}
+
+
+@pytest.fixture
+def session(mariadb: MariaDb) -> Iterator[Session]:
+    with log_in(MySqlOptions.of(SourceUri.parse(mariadb.uri))) as session:
+        session.execute("SET character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION'")
+        yield session
+
+
+def query_of(session: Session, database: str, table: str, where: str = "") -> ChunkQuery:
+    definition: Definition = read_definitions(session, [(database, table)])[(database, table)]
+    rows = session.execute(
+        "SELECT column_name, collation_name FROM information_schema.columns"
+        " WHERE table_schema = %s AND table_name = %s AND collation_name IS NOT NULL",
+        (database, table),
+    )
+    return ChunkQuery(database, definition.table(1), dict(rows), where)
+
+
+def walked(session: Session, query: ChunkQuery, part: Range, limit: int) -> pa.Array:
+    """The rows of a range, chunk by chunk."""
+    found = []
+    while True:
+        sql = query.sql(after=part.after is not None, until=part.until is not None)
+        rows = Statement(session, sql).rows(query.parameters(part, limit))
+        found.append(rows)
+        if len(rows) < limit:
+            return pa.concat_arrays(found)
+        part = Range(query.cursor(last_row(rows)), part.until)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("kind", KEYS)
+def test_small_steps_give_each_row_once_in_the_servers_order(
+    mariadb: MariaDb, session: Session, kind: str, limit: int
+) -> None:
+    column, values = KEYS[kind]
+    database = mariadb.database()
+    session.execute(f"CREATE TABLE {database}.t (v INT, {column} PRIMARY KEY)")
+    session.execute(f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}")
+    query = query_of(session, database, "t")
+    whole = Statement(session, query.sql(after=False, until=False)).rows(query.parameters(Range(), 100))
+    assert len(whole) == len(values)
+    assert walked(session, query, Range(), limit).to_pylist() == whole.to_pylist()
+
+
+def test_composite_keys_are_walked_within_both_ends_and_a_condition(mariadb: MariaDb, session: Session) -> None:
+    database = mariadb.database()
+    session.execute(
+        f"CREATE TABLE {database}.`t``x` (a VARCHAR(5) COLLATE utf8mb4_general_ci, b INT UNSIGNED, c DATE, `d e` INT,"
+        " PRIMARY KEY (b, a, c))"
+    )
+    values = [(chr(97 + n % 3), n // 9, f"2024-01-0{n // 3 % 3 + 1}", n) for n in range(27)]
+    for value in values:
+        session.execute(f"INSERT INTO {database}.`t``x` VALUES (%s, %s, %s, %s)", value)
+    query = query_of(session, database, "t`x", "`d e` <> 13")
+    mounter = MysqlMounter(query.table, database)
+    ordered = [n for _, _, _, n in sorted(values, key=lambda row: (row[1], row[0], row[2])) if n != 13]
+    rows = walked(session, query, Range(), 4)
+    assert mounter.mount(inserts(rows, rows, 5))["d e"].to_pylist() == ordered
+    first, middle = query.cursor(rows[3].as_py()), query.cursor(rows[15].as_py())
+    part = walked(session, query, Range(first, middle), 5)
+    assert mounter.mount(inserts(part, part, 5))["d e"].to_pylist() == ordered[4:16]
+
+
+def test_ranges_of_an_integer_key_make_up_the_whole(mariadb: MariaDb, session: Session) -> None:
+    database = mariadb.database()
+    session.execute(f"CREATE TABLE {database}.t (id BIGINT UNSIGNED PRIMARY KEY)")
+    numbers = [0, 1, 7, 1 << 40, (1 << 63) + 5, (1 << 64) - 1]
+    session.execute(f"INSERT INTO {database}.t VALUES {', '.join(f'({number})' for number in numbers)}")
+    query = query_of(session, database, "t")
+    ranges = split_ranges(query.table.columns[0], 0, (1 << 64) - 1, 4)
+    assert len(ranges) == 4
+    rows = pa.concat_arrays([walked(session, query, part, 2) for part in ranges])
+    found = MysqlMounter(query.table, database).mount(inserts(rows, rows, 5))["id"].to_pylist()
+    assert [int(number) for number in found] == numbers
