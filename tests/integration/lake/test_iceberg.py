@@ -15,21 +15,6 @@ pytestmark = pytest.mark.timeout(300)
 CUTS = tuple(range(100, 1001, 100))
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory):
-    import os
-    import time
-
-    from pyspark_tidemark.lake.session import open_session
-
-    os.environ["TZ"] = "UTC"
-    time.tzset()
-    directory = tmp_path_factory.mktemp("spark")
-    session = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="iceberg", extra={})
-    yield session
-    session.stop()
-
-
 def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_every=0):
     target = IcebergTarget(spark, str(root), "bank", mode=mode, compact_every=compact_every)
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}

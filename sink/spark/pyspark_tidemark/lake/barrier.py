@@ -39,6 +39,8 @@ class Crossed:
     tables: dict[str, TableMeta]
     dropped: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    changed: frozenset[str] = frozenset()
+    """Tables that the barrier made, emptied, altered or renamed: the next cut names them, also without rows."""
 
 
 class Barrier:
@@ -67,9 +69,10 @@ class Barrier:
             renamed += self._rename(ddl, before, now)
             dropped += [name for name in ddl.dropped if self._drop(name, before, ts)]
             self._empty(ddl, before, now)
-        for name in {name for ddl in ddls for name in ddl.tables} & now.tables.keys():
+        changed = {name for ddl in ddls for name in (*ddl.tables, *ddl.truncated)} & now.tables.keys()
+        for name in sorted(changed):
             self.fitting(now.tables[name], tuple(ddl.query for ddl in ddls))
-        return Crossed(now.tables, tuple(dropped), tuple(renamed))
+        return Crossed(now.tables, tuple(dropped), tuple(renamed), frozenset(changed))
 
     def fitting(self, table: TableMeta, queries: tuple[str, ...] = ()) -> TableMeta:
         """`table` as the target can be written to; altered before, where it has not yet the table's newest schema.

@@ -114,7 +114,7 @@ class CutApplier:
             slices[part.table].append(part)
         tables = crossed.tables
         first = self._manifest.last is None
-        names = sorted(tables if first else slices)
+        names = sorted(tables if first else slices.keys() | crossed.changed)
         work = [(tables[name], start_ts, end_ts, slices.get(name, [])) for name in names]
         return list(self._pool.map(lambda arguments: self._apply_table(*arguments), work))
 

@@ -92,14 +92,22 @@ def widens(old: Any, new: Any) -> bool:
 
 
 def fitted(rows: Any, schema: Any) -> Any:
-    """`rows` (pyarrow.Table) as the columns of `schema`: null where they have none, cast where types differ."""
+    """`rows` (pyarrow.Table) as the columns of `schema`: null where they have none, cast where types differ.
+
+    Raises:
+        SourceError: ErrSchemaIncompatible, a value does not fit.
+    """
     if rows.schema.equals(schema):
         return rows
-    columns = [
-        rows[field.name].cast(field.type, safe=True) if field.name in rows.schema.names
-        else pa.nulls(len(rows), field.type)
-        for field in schema
-    ]  # fmt: skip
+    try:
+        columns = [
+            rows[field.name].cast(field.type) if field.name in rows.schema.names else pa.nulls(len(rows), field.type)
+            for field in schema
+        ]
+    except pa.ArrowInvalid as err:
+        raise SourceError(
+            "ErrSchemaIncompatible", f"a new value does not fit into the target's type ({err}); start a new target"
+        ) from None
     return pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -77,6 +77,11 @@ class Catalog:
         """The current pyarrow.Schema, with field ids."""
         return arrow_schema(self._iceberg.SchemaParser.toJson(table.schema()))
 
+    def schema_of(self, table: Any, snapshot_id: int) -> Any:
+        """The pyarrow.Schema that a snapshot was written with, with field ids."""
+        found = table.schemas().get(table.snapshot(snapshot_id).schemaId())
+        return arrow_schema(self._iceberg.SchemaParser.toJson(found))
+
     def commit(self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int) -> None:
         """One snapshot with the files, fenced by the cut.
 

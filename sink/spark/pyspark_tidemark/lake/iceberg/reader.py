@@ -26,7 +26,7 @@ class Snapshot:
 
     def __init__(self, spark: SparkSession, catalog: Catalog, table: Any, snapshot_id: int) -> None:
         self._spark = spark
-        self._schema = catalog.schema(table)
+        self._schema = catalog.schema_of(table, snapshot_id)
         tasks = catalog.listed(table.newScan().useSnapshot(snapshot_id).planFiles())
         self.data = [task.file() for task in tasks]
         self._masked = [task.file() for task in tasks if len(task.deletes())]

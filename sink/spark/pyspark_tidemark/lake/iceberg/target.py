@@ -72,7 +72,7 @@ class IcebergTarget:
         return Applied(counted.rows, self.version(changes.table), counted.checksum)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """One metadata commit with all steps."""
+        """One metadata commit with all steps, then a snapshot that has the new schema."""
         update = self._catalog.load(table.name).updateSchema()
         for old, new in change.renamed:
             update.renameColumn(old, new)
@@ -85,6 +85,8 @@ class IcebergTarget:
             update.addColumn(field.name, self._catalog.java_type(type_name(field.type)))
         with self._committing:
             update.commit()
+            found = self._catalog.load(table.name)
+            self._catalog.fenced(found.newAppend(), self._catalog.position(found, table.name) or 0)
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """A snapshot without rows (upsert), or as it is (append)."""
