@@ -1,0 +1,80 @@
+"""Rows of several partitions on their way into one span, and rows of DDL jobs."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.puller.tidb.partitioned_puller import JoinedRows
+from server.puller.tidb.schema_puller import JobRows
+from storage.model.event import INSERT, raw_batch
+from storage.model.span import Span
+from storage.tidb.key import table_span
+from storage.tidb.meta_key import JOB_META_COLUMN_ID, job_key, job_span
+from storage.tidb.row import encode_row
+
+WHOLE = Span(7, b"a", b"z")
+PARTS = [table_span(number) for number in (8, 9, 10)]
+
+
+class Told:
+    """Rows that were passed on."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1)
+        self.resolved: list[int] = []
+        self.added: list[Span] = []
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        del batch
+        self.added.append(span)
+
+    def resolve(self, span: Span, ts: int) -> None:
+        assert span == WHOLE
+        self.resolved.append(ts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=40))
+def test_a_table_is_resolved_as_far_as_its_slowest_partition(steps: list[tuple[int, int]]) -> None:
+    told, at = Told(), [100, 100, 100]
+    joined = JoinedRows(WHOLE, PARTS, 100, told)
+    for number, step in steps:
+        at[number] += step
+        joined.resolve(PARTS[number], at[number])
+        assert (told.resolved or [100])[-1] == min(at)
+    assert told.resolved == sorted(set(told.resolved))
+
+
+def test_rows_of_a_partition_go_to_the_table() -> None:
+    told = Told()
+    JoinedRows(WHOLE, PARTS, 100, told).add(PARTS[1], raw_batch([], [], [], [], [], []))
+    assert told.added == [WHOLE]
+
+
+def jobs(*found: tuple[int, int, int]) -> pa.RecordBatch:
+    """A batch of (commit_ts, job id, state)."""
+    docs = [{"id": number, "type": 3, "state": state, "schema_id": 1, "table_id": 2} for _, number, state in found]
+    values = [encode_row({JOB_META_COLUMN_ID: json.dumps(doc).encode()}) for doc in docs]
+    times = [commit_ts for commit_ts, _, _ in found]
+    keys = [job_key(number) for _, number, _ in found]
+    return raw_batch(times, [ts - 1 for ts in times], [INSERT] * len(found), keys, values, [None] * len(found))
+
+
+async def test_jobs_come_in_order_once_they_are_done_and_complete() -> None:
+    rows = JobRows(100)
+    rows.loop = asyncio.get_running_loop()
+    rows.add(job_span(), jobs((120, 2, 4), (110, 1, 1), (115, 1, 4), (90, 9, 4), (130, 3, 4)))
+    rows.add(job_span(), jobs((115, 1, 4)))
+    rows.resolve(job_span(), 125)
+    assert await rows.wait_resolved(100) == 125
+    assert [(ts, job.id) for ts, job in rows.take(125)] == [(115, 1), (120, 2)]
+    assert rows.take(125) == []
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(rows.wait_resolved(125))
+        await asyncio.sleep(0)
+        rows.resolve(job_span(), 131)
+    assert waiting.result() == 131
+    assert [job.id for _, job in rows.take(131)] == [3]
