@@ -88,7 +88,12 @@ class FeedCatalog:
         try:
             return self._source.table(record)
         except TableIneligibleError as err:
-            if not self._terms.ignore_ineligible or record.name in self._in_force():
+            if record.name in self._in_force():
+                raise TableIneligibleError(
+                    f"{err.message}: its rows after this DDL could not be replicated. Undo the DDL, then resume with "
+                    "--overwrite-checkpoint-ts now and copy the table, or create a changefeed that leaves it out"
+                ) from err
+            if not self._terms.ignore_ineligible:
                 raise
             _log.warning("table left out", changefeed=self._terms.changefeed, table=record.name, error=err.message)
             return None

@@ -208,6 +208,24 @@ def test_removing_asks_first_and_gives_the_safepoint_up(cluster):
     assert cluster.cli("changefeed", "query", "-c", "doomed").startswith("[TM:ErrChangeFeedNotExists]")
 
 
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (["--source-uri", "mysql://u:geheim@db", "--filter", "shop.*"], "ErrSourceURIInvalid"),
+        (["--source-uri", "oracle://db", "--filter", "shop.*"], "there are no oracle:// sources"),
+        (["--filter", "shop"], "ErrFilterRuleInvalid"),
+        (["--filter", "nothing.*"], "the filter takes none"),
+        ([], "name them by --filter"),
+    ],
+)
+def test_what_cannot_be_replicated_is_refused_with_a_name_and_a_way_out(cluster, flags, refusal):
+    told = cluster.cli("changefeed", "create", "-c", "refused", "--sink-uri", "delta:///lake", *flags)
+    assert refusal in told
+    assert "geheim" not in told
+    assert "ErrChangeFeedNotExists" in cluster.cli("changefeed", "query", "-c", "refused")
+    assert "creating" not in str(cluster.cli("gc", "safepoint"))
+
+
 def test_captures_are_listed_with_their_owner(cluster):
     [capture] = cluster.cli("capture", "list")
     assert capture["is-owner"]

@@ -68,9 +68,22 @@ class Upstream:
         if subscription in self.subscriptions:
             self.subscriptions.remove(subscription)
 
+    def commit_all(self, timestamps):
+        """A row each."""
+        for ts in timestamps:
+            self.rows.append(self._row(ts, ts, ts))
+        for subscription in self.subscriptions:
+            for begin in range(0, len(self.rows), 1000):
+                self._send(subscription, self.rows[begin : begin + 1000])
+
     def commit(self, commit_ts, identity, balance):
+        self.rows.append(self._row(commit_ts, identity, balance))
+        for subscription in self.subscriptions:
+            self._send(subscription, self.rows[-1:])
+
+    def _row(self, commit_ts, identity, balance):
         key, value = encode_record(TABLE, {"id": identity, "balance": balance})
-        row = Row(
+        return Row(
             type=cdcpb.Event.COMMITTED,
             op_type=Row.PUT,
             start_ts=commit_ts - 1,
@@ -78,9 +91,6 @@ class Upstream:
             key=key,
             value=value,
         )
-        self.rows.append(row)
-        for subscription in self.subscriptions:
-            self._send(subscription, [row])
 
     def resolve(self, ts):
         self.resolved_ts = ts

@@ -45,6 +45,35 @@ async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1040) == 1040
 
 
+async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(capture, upstream, tmp_path):
+    owner = await capture.start()
+    feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
+    feeds = OwnerFeeds(owner)
+    await until(lambda: upstream.subscriptions)
+    upstream.commit_all(range(1001, 13_001))
+    upstream.resolve(20_000)
+    await until(lambda: feed.processor.resolved_ts == 20_000)
+    await until(lambda: feed.processor.stats().sorter_disk_bytes)
+    before = await rows(feeds, 1000, 20_000)
+    feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what is staged in memory is whole
+    for path in (tmp_path / "sorter" / "feed").rglob("*"):
+        if path.is_file() and path.stat().st_size > 100_000 and "LOG" not in path.name:
+            damage(path)
+    with pytest.raises(TableDamagedError):
+        await rows(feeds, 1000, 20_000)
+    await until(lambda: feed.info.state == "warning")
+    await until(lambda: feed.info.state == "normal")
+    assert await rows(feeds, 1000, 20_000) == before
+
+
+def damage(path):
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+
+
 async def test_a_log_is_read_again_as_a_whole(capture, upstream):
     accounts = table_of(1, "accounts", "balance")
     upstream.log = log = ScriptedLog(accounts)
