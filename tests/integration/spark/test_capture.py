@@ -68,6 +68,16 @@ def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster
     assert cluster.cli("changefeed", "query", "-c", "accounts")["checkpoint_tso"] > written[0]
 
 
+def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cluster, written):
+    ranges = {"startTs": str(written[0]), "endTs": str(written[1]), "sliceBytes": "8000", "beforeImage": "true"}
+    frame = spark.read.format("tidemark").options(**options(cluster, **ranges)).load()
+    assert frame.rdd.getNumPartitions() > 3
+    rows = sorted(frame.collect(), key=lambda row: (row._commit_ts, row._seq))
+    assert [(row.id, row.balance) for row in rows] == [(20 * (n % 50) + at, n) for n in range(60) for at in range(20)]
+    before = [None if row._before is None else (row._before.id, row._before.balance) for row in rows]
+    assert before == [None] * 1000 + [(20 * n + at, n) for n in range(10) for at in range(20)]
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
