@@ -13,14 +13,21 @@ class SparkConfig:
 
     endpoint: str = setting("", "Flight addresses of captures, grpc://host:port, separated by commas")
     changefeed: str = setting("", "the changefeed's id")
-    target: str = setting("", "delta:///directory or parquet:///directory")
+    target: str = setting(
+        "", "delta:///dir, iceberg:///dir, parquet:///dir, postgresql://user@host:port/db or mysql://user@host:port/db"
+    )
+    mode: str = setting("", "upsert, append or scd2; empty: upsert, of parquet append")
+    schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
+    on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
     checkpoint_dir: str = setting("", "Spark's checkpoint and scratch files; empty: under the target")
     master: str = setting("local[2]", "Spark master")
     driver_memory: str = setting("1g", "JVM heap of the driver")
     trigger: str = setting("500 milliseconds", "shortest time between cuts")
     max_rows_per_trigger: int = setting(250_000, "rows of one cut at most; a commit_ts is never split")
     until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
-    compact_every: int = setting(64, "commits of a Delta table between compactions; 0: never")
+    compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
+    keep_cuts_hours: float = setting(48.0, "how far back readers may go; older files and cuts are removed")
+    token_file: str = setting("", "file with the token that captures ask readers for")
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting("", "file that the lines about each cut are appended to, besides standard output")
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
@@ -39,6 +46,11 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--endpoint": config.endpoint,
         "--changefeed": config.changefeed,
         "--target": config.target,
+        "--mode": config.mode,
+        "--schema-evolution": config.schema_evolution,
+        "--on-drop": config.on_drop,
+        "--keep-cuts-hours": str(config.keep_cuts_hours),
+        "--token-file": config.token_file,
         "--checkpoint-dir": config.checkpoint_dir,
         "--master": config.master,
         "--driver-memory": config.driver_memory,

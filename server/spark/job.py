@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from server.process import drain
-from server.spark.metrics import STARTS, observe_cut
+from server.spark.metrics import STARTS, observe
 from storage.model.errors import TidemarkError
 
 DRAIN_SECONDS = 60.0
@@ -102,7 +102,7 @@ class LakeJob:
             document = json.loads(line)
             if "end_ts" in document:
                 self._failures = 0
-                observe_cut(self._changefeed, document)
+            observe(self._changefeed, document)
             self._on_line(document)
 
     async def _follow_errors(self, process: Process) -> None:

@@ -28,7 +28,8 @@ from server.spark.config import SparkConfig, job_command
 from server.spark.job import LakeJob
 from storage.model.errors import TidemarkError
 
-LAKES = ("delta", "parquet")
+LAKES = ("delta", "iceberg", "parquet", "postgresql", "mysql")
+"""Sinks that a lake job keeps."""
 _POLL_SECONDS = 1.0
 _RPC_SECONDS = 10.0
 _RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)

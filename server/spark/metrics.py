@@ -15,6 +15,51 @@ CHECKPOINT_TS = Gauge("tidemark_spark_checkpoint_ts", "What the changefeed answe
 LAG_SECONDS = Gauge("tidemark_spark_lag_seconds", "Now minus the physical time of the newest cut", ["changefeed"])
 STARTS = Counter("tidemark_spark_job_starts_total", "Processes started for the job", ["changefeed"])
 
+STAGE_LAG_SECONDS = Gauge(
+    "tidemark_spark_stage_lag_seconds",
+    "How far a stage is behind the one before it: captures (upstream to sink), spark (sink to lake)",
+    ["changefeed", "stage"],
+)
+STEP_SECONDS = Histogram(
+    "tidemark_spark_step_seconds", "Time of the steps of a batch, as Spark tells them", ["changefeed", "step"]
+)
+SMALL_FILE_RATIO = Gauge(
+    "tidemark_spark_small_file_ratio", "Files below 16 MiB, of the table maintained last", ["changefeed"]
+)
+DELETED_ROW_RATIO = Gauge(
+    "tidemark_spark_deleted_row_ratio", "Rows that readers must leave out, of the table maintained last", ["changefeed"]
+)
+MAINTENANCE_SECONDS = Histogram(
+    "tidemark_spark_maintenance_seconds", "Time for which maintenance held up the cuts", ["changefeed"]
+)
+_STEPS = ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets", "triggerExecution")
+
+
+def observe(changefeed: str, line: dict[str, Any]) -> None:
+    """Count a line of the job, whatever it tells of."""
+    if "end_ts" in line:
+        observe_cut(changefeed, line)
+    elif "progress" in line:
+        observe_progress(changefeed, line["progress"])
+    elif "maintenance" in line:
+        observe_maintenance(changefeed, line["maintenance"])
+
+
+def observe_progress(changefeed: str, progress: dict[str, Any]) -> None:
+    """Note the lags and steps of a batch."""
+    STAGE_LAG_SECONDS.labels(changefeed, "captures").set(progress["captures_lag_s"])
+    STAGE_LAG_SECONDS.labels(changefeed, "spark").set(progress["spark_lag_s"])
+    for step in _STEPS:
+        if step in progress["ms"]:
+            STEP_SECONDS.labels(changefeed, step).observe(progress["ms"][step] / 1000)
+
+
+def observe_maintenance(changefeed: str, found: dict[str, Any]) -> None:
+    """Note what maintenance found."""
+    SMALL_FILE_RATIO.labels(changefeed).set(found["small_file_ratio"])
+    DELETED_ROW_RATIO.labels(changefeed).set(found["deleted_row_ratio"])
+    MAINTENANCE_SECONDS.labels(changefeed).observe(found["seconds"])
+
 
 def observe_cut(changefeed: str, line: dict[str, Any]) -> None:
     """Count one cut."""

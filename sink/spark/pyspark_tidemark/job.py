@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -26,6 +28,7 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.kept import Keeper
 from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.progress import BatchListener
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
@@ -47,6 +50,7 @@ class Job:
         self._out = out
         self._stop = threading.Event()
         self._in_batch = threading.Lock()
+        self._saying = threading.Lock()
         self._failure: SourceError | None = None
 
     def stop(self, *_: Any) -> None:
@@ -59,6 +63,7 @@ class Job:
         Raises:
             SourceError: what a batch failed with.
         """
+        spark.streams.addListener(BatchListener(self._say))
         query = self._started(spark, start_ts)
         self._say({"ready": True, "query": query.id, "start_ts": start_ts})
         try:
@@ -104,6 +109,9 @@ class Job:
             except SourceError as err:
                 self._failure = err
                 raise
+            except (PySparkException, Py4JError, OSError) as err:
+                self._failure = _disk_full(err)
+                raise
 
     def _apply_one(self, cut: Cut) -> None:
         started = time.monotonic()
@@ -133,8 +141,17 @@ class Job:
             self._stop.set()
 
     def _say(self, document: dict[str, Any]) -> None:
-        self._out.write(json.dumps(document) + "\n")
-        self._out.flush()
+        with self._saying:
+            self._out.write(json.dumps(document) + "\n")
+            self._out.flush()
+
+
+def _disk_full(err: Exception) -> SourceError | None:
+    if "No space left on device" not in str(err):
+        return None
+    return SourceError(
+        "ErrTargetFull", "the target's disk is full; make room: the job goes on by itself", retryable=True
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -50,6 +50,7 @@ class Arguments:
         target = TargetUri.parse(given.target)
         mode = target.mode(given.mode)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
+        tls["tokenFile"] = given.token_file
         return cls(
             endpoint=given.endpoint,
             changefeed=given.changefeed,
@@ -105,5 +106,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--ca-path", default="", help="PEM file of the CA that captures are checked against")
     add("--cert-path", default="", help="PEM file of our certificate")
     add("--key-path", default="", help="PEM file of our key")
+    add("--token-file", default="", help="file with the token that captures ask readers for")
     add("--follow-parent", action="store_true", help="end at once when standard input closes")
     return parser

@@ -1,0 +1,115 @@
+"""What a manifest says about its tables, rolled up or not, whole or after a crash."""
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake import manifest as manifests
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut, records, rolled, versions_at
+from pyspark_tidemark.lake.kept import versions_since
+from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_rolled_v1.json"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def cut(number, *tables, **more):
+    applied_at = (START + timedelta(minutes=number)).isoformat(timespec="milliseconds")
+    found = tuple(TableCut(name, 1, version, "0123456789abcdef") for name, version in tables)
+    return CutRecord("bank", 10 * number - 10, 10 * number, number, applied_at, found, "upsert", **more)
+
+
+HISTORY = [
+    cut(1, ("b.a", 1), ("b.b", 1), ("b.c", 5)),
+    cut(2, ("b.a", 2)),
+    cut(3, ("b.b", 2), dropped=("b.c",)),
+    cut(4, ("b.d", 3), renamed=(("b.a", "b.d"),)),
+]
+
+
+def test_tables_are_as_the_newest_cut_at_or_before_names_them():
+    assert versions_at(HISTORY, 29) == {"b.a": 2, "b.b": 1, "b.c": 5}
+    assert versions_at(HISTORY, 30) == {"b.a": 2, "b.b": 2}
+    assert versions_at(HISTORY, 99) == {"b.d": 3, "b.b": 2}
+    with pytest.raises(SourceError, match=r"ErrCutNotFound.*first cut ends at 10"):
+        versions_at(HISTORY, 9)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=8), st.data())
+def test_a_roll_up_says_the_same_without_what_came_before_it(tables, data):
+    cuts = [cut(number, *found.items()) for number, found in enumerate(tables, 1)]
+    at = data.draw(st.integers(0, len(cuts) - 1))
+    alone = rolled(cuts[:at], cuts[at:])
+    for ts in range(cuts[at].end_ts, cuts[-1].end_ts + 10, 10):
+        assert versions_at(alone, ts) == versions_at(cuts, ts)
+
+
+def test_the_documents_are_as_written_down():
+    lines = [found.to_json() for found in rolled(HISTORY[:1], HISTORY[1:])]
+    assert "".join(line + "\n" for line in lines) == GOLDEN.read_text(encoding="utf-8")
+    assert records(GOLDEN.read_text(encoding="utf-8").splitlines()) == rolled(HISTORY[:1], HISTORY[1:])
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_files_are_rolled_up_and_a_crash_before_the_old_ones_are_gone_is_no_harm(tmp_path, monkeypatch, crash):
+    monkeypatch.setattr(manifests, "ROLL_UP_FILES", 3)
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        for number in range(1, 9):
+            manifest.commit(cut(number, ("b.a", number)))
+        if crash:
+            monkeypatch.setattr(Path, "unlink", lambda path: (_ for _ in ()).throw(OSError("crash")))
+            with pytest.raises(OSError, match="crash"):
+                manifest.roll_up()
+            monkeypatch.undo()
+            monkeypatch.setattr(manifests, "ROLL_UP_FILES", 3)
+        assert [found.end_ts for found in manifest.cuts()] == list(range(10, 90, 10))
+        manifest.roll_up()
+        manifest.roll_up()
+    names = sorted(path.name for path in (tmp_path / DIRECTORY).glob("*.json"))
+    assert names == [f"{a:020d}-{b:020d}.json" for a, b in ((10, 30), (40, 60))] + [f"{n:020d}.json" for n in (70, 80)]
+    assert [found.end_ts for found in read_cuts(tmp_path / DIRECTORY)] == list(range(10, 90, 10))
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        assert manifest.last == cut(8, ("b.a", 8))
+
+
+def test_old_roll_ups_go_but_never_the_one_that_shows_the_horizon(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifests, "ROLL_UP_FILES", 2)
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        for number in range(1, 8):
+            manifest.commit(cut(number, ("b.a", number)))
+        for _ in range(3):
+            manifest.roll_up()
+        manifest.forget(START + timedelta(minutes=5))
+        kept = manifest.cuts()
+    assert [found.end_ts for found in kept] == [30, 40, 50, 60, 70]
+    assert versions_at(kept, 40) == {"b.a": 4}
+
+
+def test_the_last_file_of_a_manifest_may_be_a_roll_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifests, "ROLL_UP_FILES", 2)
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        manifest.commit(cut(1, ("b.a", 1)))
+        manifest.commit(cut(2))
+        manifest.tidy(START)
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        assert manifest.last.end_ts == 20
+        manifest.commit(cut(3))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=10), st.integers(0, 12))
+def test_every_version_that_a_kept_cut_shows_is_kept(changed, horizon):
+    cuts = [cut(number, *([("b.a", number)] if yes else [])) for number, yes in enumerate(changed, 1)]
+    kept = versions_since(cuts, START + timedelta(minutes=horizon), "b.a")
+    for number in range(max(horizon, 1), len(cuts) + 1):
+        assert versions_at(cuts, 10 * number).items() <= {("b.a", version) for version in kept}
+
+
+def test_records_of_older_jobs_have_no_checksum():
+    old = dataclasses.replace(HISTORY[1], mode=None, tables=(TableCut("b.a", 1, 2),))
+    assert '"mode"' not in old.to_json()
+    assert '"checksum"' not in old.to_json()
+    assert CutRecord.from_json(old.to_json()) == old
