@@ -3,6 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+from server.dump.engine import DumpEngine
+from server.dump.job import DumpRecords
+from server.dump.listener import DumpListener
+from server.dump.puller import DumpingPuller
 from server.puller.mysql.anchors import Anchors
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
@@ -35,7 +39,7 @@ class MySqlSource:
         self._meta = meta
         self._torn: set[int] = set()
         self.listener: LogListener | None = None
-        """Who follows the log of pullers made from now on: the dump."""
+        """Who follows the log of pullers made from now on, instead of their dump."""
 
     async def now(self) -> int:
         """See `Source.now`; keeps an anchor for it."""
@@ -56,8 +60,14 @@ class MySqlSource:
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for all."""
-        upstream = Upstream(self._changefeed, self._options, self._meta, self.listener, self._torn)
-        return [LogPuller(tables, start_ts, upstream, rows, catalog)]
+        if self.listener is not None:
+            upstream = Upstream(self._changefeed, self._options, self._meta, self.listener, self._torn)
+            return [LogPuller(tables, start_ts, upstream, rows, catalog)]
+        listener = DumpListener(self._changefeed, tables)
+        upstream = Upstream(self._changefeed, self._options, self._meta, listener, self._torn)
+        log = LogPuller(tables, start_ts, upstream, rows, catalog)
+        engine = DumpEngine(self._changefeed, self._options, DumpRecords(self._meta, self._changefeed), listener)
+        return [DumpingPuller(log, engine)]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
         """See `Source.schema_puller`: the log brings them."""

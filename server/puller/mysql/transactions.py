@@ -141,11 +141,13 @@ class Transactions:
         marks = np.flatnonzero(_MARKS[kinds])
         plain = _plain(events, marks, kinds[marks])
         for first, last in _stretches(plain):
-            if last - first >= _RUN_MIN and self._open is None and bool(plain[first]):
-                self._many(events, marks[first:last], kinds[marks[first:last]])
-            else:
-                for mark in marks[first:last].tolist():
-                    yield from self._one(events, mark, int(kinds[mark]))
+            at = first
+            while at < last:
+                if last - at >= _RUN_MIN and plain[at] and self._open is None:
+                    self._many(events, marks[at:last], kinds[marks[at:last]])
+                    break
+                yield from self._one(events, int(marks[at]), int(kinds[marks[at]]))
+                at += 1
         yield from self._rest(events)
 
     def reconnected(self, *, fold_case: bool) -> None:
