@@ -68,6 +68,8 @@ class TableProgress:
     rows_estimated: int = 0
     high_ts: int = 0
     """The commit_ts of the last high watermark that counts."""
+    rows_per_s: int = 0
+    """How fast it went lately."""
 
     @classmethod
     def parse(cls, doc: Mapping[str, Any]) -> Self:
@@ -89,6 +91,7 @@ class TableProgress:
                 chunks=int(doc["chunks"]),
                 rows_estimated=int(doc["rows_estimated"]),
                 high_ts=int(doc["high_ts"]),
+                rows_per_s=int(doc["rows_per_s"]),
             )
         except (KeyError, TypeError, ValueError) as err:
             raise CorruptError(f"not a dump's progress: {err!r}; restart the dump") from err
@@ -107,6 +110,7 @@ class TableProgress:
             "chunks": self.chunks,
             "rows_estimated": self.rows_estimated,
             "high_ts": self.high_ts,
+            "rows_per_s": self.rows_per_s,
         }
 
 

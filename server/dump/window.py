@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from server.dump.progress import Read
 from storage.model.event import INSERT, RAW_SCHEMA
 
 LOW: Final = 1
@@ -35,6 +36,8 @@ class Chunk:
     table_id: int
     version: int
     """Of the table, when it was read (`Windows.version`)."""
+    read: Read
+    """Where in the table it was read."""
     keys: pa.Array
     values: pa.Array
 
@@ -110,9 +113,10 @@ class Windows:
             return []
         if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
             return []
-        while (first := self._rounds.popleft()).high != unique_identifier:
-            pass  # its high watermark was never written: the rounds are one after the other
-        return [Closed(chunk, self._rows(first, chunk, commit_ts)) for chunk in first.chunks]
+        lost: list[Closed] = []
+        while (first := self._rounds.popleft()).high != unique_identifier:  # its high watermark was never written
+            lost += [Closed(chunk, None) for chunk in first.chunks]
+        return lost + [Closed(chunk, self._rows(first, chunk, commit_ts)) for chunk in first.chunks]
 
     def _rows(self, closed: _Round, chunk: Chunk, commit_ts: int) -> pa.RecordBatch | None:
         if not closed.is_open or closed.overflown or chunk.version != self.version(chunk.table_id):

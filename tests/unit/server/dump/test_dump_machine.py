@@ -59,7 +59,6 @@ class Process:
         self.passed = position
         self.schema = schema
         self.taken = taken
-        self.reads: dict[int, Read] = {}
 
 
 class Model:
@@ -134,7 +133,7 @@ class Model:
         # An engine reads by the columns it knows: of a table that has others by now it gets rows of another shape.
         stale = self.log[-1].schema != process.schema
         values = pa.array([(b"bad" if stale else b"") + value.encode() for _, value in taken], pa.binary())
-        chunk = Chunk(TABLE, version, pa.array([key for key, _ in taken], pa.binary()), values)
+        chunk = Chunk(TABLE, version, read, pa.array([key for key, _ in taken], pa.binary()), values)
         process.table.read(read)
         begun.chunks.append((chunk, read))
 
@@ -149,7 +148,6 @@ class Model:
                 process.table.again(read)
         else:
             process.windows.fill(begun.high, [chunk for chunk, _ in begun.chunks])
-            process.reads |= {id(chunk): read for chunk, read in begun.chunks}
         self.append("rows", dict(self.rows), [], watermark=(begun.high, HIGH))
 
     # The log
@@ -185,7 +183,7 @@ class Model:
         if kind == HIGH:
             process.rounds = [each for each in process.rounds if each.high != unique_identifier]
         for each in closed:
-            read = process.reads.pop(id(each.chunk))
+            read = each.chunk.read
             if each.rows is None:
                 process.table.again(read)
             elif process.table.closed(read, ts):

@@ -1,0 +1,317 @@
+"""The engine of a dump: round after round of low watermark, chunks, high watermark, beside the log of its changefeed.
+
+A round reads up to `parallel` chunks, of several tables and of several ranges of one table, under one pair of
+watermarks. At most `ROUNDS_MAX` rounds wait for the log to pass them, so the log sets the pace and memory is bounded.
+Invariants:
+1. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`).
+2. A table that cannot be read stops, with what the server said; the others go on. None is left out silently.
+It begins and ends with the puller of the log (`server.dump.puller`).
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from server.dump import metrics
+from server.dump.chunk import ChunkQuery, ChunkSize
+from server.dump.job import RUNNING, DumpRecords, Job
+from server.dump.listener import DumpListener, fresh
+from server.dump.progress import Range, TableDump, TableProgress, TableState
+from server.dump.reader import Server, Taken
+from server.dump.window import HIGH, LOW
+from server.puller.mysql.errors import MySqlUnavailableError
+from server.puller.mysql.options import MySqlOptions
+from storage.model.errors import CorruptError, InvalidError, TidemarkError, UnavailableError
+
+T = TypeVar("T")
+ROUNDS_MAX: Final = 2
+_SETTLE_S: Final = 0.3
+_PAUSE_S: Final = (0.2, 5.0)
+_ATTEMPTS: Final = 3
+_THREADS_MAX: Final = 16
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """A range of a table that is next."""
+
+    table_id: int
+    place: int
+    part: Range
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How a table is read; made anew when it is another one."""
+
+    version: int
+    query: ChunkQuery
+    size: ChunkSize
+    refusals: int = 0
+
+
+class DumpEngine:
+    """Of one changefeed; its rows are added by the log, through `listener`."""
+
+    def __init__(self, changefeed: str, options: MySqlOptions, records: DumpRecords, listener: DumpListener) -> None:
+        self._changefeed = changefeed
+        self._options = options
+        self._records = records
+        self._listener = listener
+        self._job: Job | None = None
+        self._server: Server | None = None
+        self._paces: dict[int, _Pace] = {}
+        self._written: dict[int, TableProgress] = {}
+        self._news = asyncio.Event()
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
+
+    async def run(self) -> None:
+        """Look after the job until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._news.set)
+
+        self._listener.on_news = wake
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._settle_always(), name=f"dump progress {self._changefeed}")
+                tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
+        finally:
+            self._listener.on_news = lambda: None
+            self._hang_up()
+            self._threads.shutdown(wait=False)
+
+    async def _rounds(self) -> None:
+        pause_s = _PAUSE_S[0]
+        while True:
+            try:
+                busy = await self._next()
+            except TidemarkError as err:
+                _log.warning("dump waits", changefeed=self._changefeed, code=err.code, error=err.message)
+                self._note(str(err))
+                self._hang_up()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S[1])
+                continue
+            pause_s = _PAUSE_S[0]
+            if not busy:
+                await self._wait(_SETTLE_S)
+
+    async def _next(self) -> bool:
+        """A round, if there is anything to do and the log keeps up; returns whether to go on at once."""
+        await self._take_up(await self._records.job())
+        job = self._job
+        if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
+            return False
+        with self._listener.looking():
+            states = {each.durable.table_id: each.durable.state for each in self._listener.all_dumps()}
+        unplanned = [table_id for table_id, state in states.items() if state is TableState.WAITING]
+        for table_id in unplanned[: job.parallel]:
+            await self._plan(job, table_id)
+        picks = self._pick(job.parallel)
+        if not picks:
+            return False
+        began = time.monotonic()
+        rows, size = await self._round(job, picks)
+        least_s = max(rows / job.rows_per_s if job.rows_per_s else 0, size / job.bytes_per_s if job.bytes_per_s else 0)
+        await asyncio.sleep(max(0.0, least_s - (time.monotonic() - began)))
+        return True
+
+    async def _take_up(self, job: Job | None) -> None:
+        """See to the job as it is now, and to tables that are new."""
+        before = self._job
+        if job is None or before is None or job.id != before.id:
+            if self._listener.rounds:
+                return  # they are of the job before: the log passes them soon
+            durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
+            self._paces.clear()
+            self._written = dict(durable)
+            self._listener.take_up({table_id: TableDump(each) for table_id, each in durable.items()})
+        elif job.attempt != before.attempt:
+            self._retry_failed()
+        self._job = job
+        with self._listener.looking():
+            dumps = {each.durable.table_id for each in self._listener.all_dumps()}
+        for table_id, table in self._listener.tables().items():
+            if job is not None and table_id not in dumps and job.takes(table.name):
+                self._listener.add(table_id, fresh(table.name, table_id, job.id))
+
+    def _retry_failed(self) -> None:
+        with self._listener.looking():
+            self._paces.clear()
+            for dump in self._listener.all_dumps():
+                if dump.durable.state is TableState.FAILED:
+                    dump.moved_to(TableState.DUMPING if dump.durable.chunks else TableState.WAITING)
+
+    async def _plan(self, job: Job, table_id: int) -> None:
+        known = self._listener.known(table_id)
+        if known is None:
+            self._fail(table_id, TableState.DROPPED, "")
+            return
+        table, version = known
+        try:
+            where = job.where.get(table.name, "")
+            server = await self._connected()
+            query, ranges, rows = await self._call(server.plan, table, where, job.parallel)
+        except MySqlUnavailableError:
+            raise
+        except (InvalidError, CorruptError) as err:
+            self._fail(table_id, TableState.FAILED, str(err))
+            return
+        self._paces[table_id] = _Pace(version, query, ChunkSize())
+        with self._listener.looking():
+            dump = self._listener.dump(table_id)
+            if dump is not None and dump.durable.state is TableState.WAITING:
+                dump.planned(ranges, rows)
+
+    def _pick(self, most: int) -> list[_Pick]:
+        """The next ranges: of each table one, then more of each."""
+        picks: list[_Pick] = []
+        with self._listener.looking():
+            dumping = {
+                dump.durable.table_id: dump
+                for dump in self._listener.all_dumps()
+                if dump.durable.state is TableState.DUMPING
+            }
+            taken: dict[int, frozenset[int]] = {}
+            while dumping and len(picks) < most:
+                for table_id, dump in list(dumping.items()):
+                    place = dump.next_range(taken.get(table_id, frozenset()))
+                    if place is None or len(picks) == most:
+                        dumping.pop(table_id)
+                        continue
+                    taken[table_id] = taken.get(table_id, frozenset()) | {place}
+                    picks.append(_Pick(table_id, place, *dump.ahead(place)))
+        return picks
+
+    async def _round(self, job: Job, picks: Sequence[_Pick]) -> tuple[int, int]:
+        """Returns how many rows and bytes were read."""
+        low, high = uuid.uuid4().hex, uuid.uuid4().hex
+        server = await self._connected()
+        taken: list[Taken] = []
+        self._listener.begin(low, high, [pick.table_id for pick in picks])
+        try:
+            with metrics.ROUND_SECONDS.time():
+                await self._call(server.write, low, LOW)
+                found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
+                taken = [each for each in found if isinstance(each, Taken)]
+                self._listener.fill(high, [each.chunk for each in taken])
+                for each in found:
+                    if isinstance(each, MySqlUnavailableError):
+                        raise each
+                await self._call(server.write, high, HIGH)
+        except TidemarkError:
+            self._listener.give_up(high, [each.chunk for each in taken])
+            raise
+        self._note("")
+        rows, size = sum(len(each.chunk.keys) for each in taken), sum(each.bytes for each in taken)
+        metrics.ROWS.inc(rows)
+        metrics.BYTES.inc(size)
+        return rows, size
+
+    async def _read(self, job: Job, server: Server, pick: _Pick) -> Taken | TidemarkError | None:
+        """One chunk of a round; None or an error: there is none."""
+        known = self._listener.known(pick.table_id)
+        if known is None:
+            return None
+        table, version = known
+        try:
+            pace = self._paces.get(pick.table_id)
+            if pace is None or pace.version != version:
+                query = await self._call(server.query, table, job.where.get(table.name, ""))
+                pace = self._paces[pick.table_id] = _Pace(version, query, ChunkSize())
+            taken = await self._call(self._read_by_one, server, pick, pace)
+        except MySqlUnavailableError as err:
+            return err
+        except (InvalidError, CorruptError) as err:
+            self._refused(pick.table_id, pace, err)
+            return err
+        pace.refusals = 0
+        pace.size.took(taken.chunk.read.rows, taken.bytes, taken.seconds)
+        return taken
+
+    def _read_by_one(self, server: Server, pick: _Pick, pace: _Pace) -> Taken:
+        reader = server.reader()
+        try:
+            return reader.read(
+                pick.table_id, pace.version, pace.query, pick.place, pick.part, pick.epoch, pace.size.rows
+            )
+        finally:
+            server.done(reader)
+
+    def _refused(self, table_id: int, pace: _Pace | None, err: TidemarkError) -> None:
+        """A DDL that the log has not passed yet may be the reason: it is tried again when the log is further."""
+        if pace is not None and self._listener.known(table_id) is not None:
+            pace.refusals += 1
+            if pace.refusals < _ATTEMPTS:
+                return
+        self._fail(table_id, TableState.FAILED, str(err))
+
+    def _fail(self, table_id: int, state: TableState, error: str) -> None:
+        with self._listener.looking():
+            dump = self._listener.dump(table_id)
+            if dump is not None and not dump.durable.state.is_over:
+                dump.moved_to(state, error)
+                _log.error("table not dumped", changefeed=self._changefeed, table=dump.durable.name, error=error)
+
+    def _note(self, error: str) -> None:
+        """What everything waits for, as tables that are not done tell it."""
+        with self._listener.looking():
+            for dump in self._listener.all_dumps():
+                if not dump.durable.state.is_over and dump.durable.error != error:
+                    dump.moved_to(dump.durable.state, error)
+
+    # Progress
+
+    async def _settle_always(self) -> None:
+        """Write what has become durable; as long as nobody answers, later."""
+        while True:
+            await asyncio.sleep(_SETTLE_S)
+            try:
+                await self._settle()
+            except UnavailableError as err:
+                _log.warning("the dump's progress cannot be kept now", changefeed=self._changefeed, error=err.message)
+
+    async def _settle(self) -> None:
+        checkpoint_ts = await self._records.checkpoint_ts()
+        with self._listener.looking():
+            for dump in self._listener.all_dumps():
+                dump.settle(checkpoint_ts)
+            now = {dump.durable.table_id: dump.durable for dump in self._listener.all_dumps()}
+        changed = {table_id: each for table_id, each in now.items() if self._written.get(table_id) != each}
+        if changed:
+            await self._records.put_tables(changed.values())
+            self._written |= changed
+
+    # The server
+
+    async def _connected(self) -> Server:
+        if self._server is None:
+            self._server = await self._call(Server, self._changefeed, self._options)
+        return self._server
+
+    def _hang_up(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def _wait(self, seconds: float) -> None:
+        """For news of the log, at most so long."""
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()

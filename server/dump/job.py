@@ -1,0 +1,137 @@
+"""What a dump was asked to do, and how it is kept with its progress in the metadata: docs/format/dump.md.
+
+    …/changefeed/source/<id>/dump/job            one document
+    …/changefeed/source/<id>/dump/table/<id>     one for each table, of the job it names
+
+The job is written by whoever is asked, in a transaction that compares; tables by the capture that runs the changefeed.
+Both go with the changefeed.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+from server.capture import keys
+from server.capture.changefeed import checkpoint_of
+from server.dump.errors import DumpStateError
+from server.dump.progress import TableProgress
+from storage.meta.meta import Compare, Delete, Meta, Put
+from storage.model.errors import CorruptError
+
+RUNNING, PAUSED = "running", "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One dump of a changefeed; its id is new each time it begins anew."""
+
+    id: str
+    state: str = RUNNING
+    tables: tuple[str, ...] = ()
+    """Patterns of `schema.table`, `*` and `?` as in a shell; empty: all tables."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Conditions by `schema.table`."""
+    rows_per_s: int = 0
+    """0: as fast as the log lets it."""
+    bytes_per_s: int = 0
+    parallel: int = 4
+    """How many chunks are read at a time."""
+    attempt: int = 0
+    """Grows each time it is resumed: tables that have failed are tried again."""
+
+    def takes(self, name: str) -> bool:
+        """Whether the table is to be dumped."""
+        return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Read the document of `to_json`.
+
+        Raises:
+            CorruptError: it is not one.
+        """
+        try:
+            doc: dict[str, Any] = json.loads(text)
+            return cls(
+                id=str(doc["id"]),
+                state=str(doc["state"]),
+                tables=tuple(map(str, doc["tables"])),
+                where={str(name): str(condition) for name, condition in doc["where"].items()},
+                rows_per_s=int(doc["rows_per_s"]),
+                bytes_per_s=int(doc["bytes_per_s"]),
+                parallel=int(doc["parallel"]),
+                attempt=int(doc["attempt"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as err:
+            raise CorruptError(f"not a dump's job: {err!r}; restart the dump") from err
+
+    def to_json(self) -> bytes:
+        """The document in the metadata."""
+        doc = {
+            "id": self.id,
+            "state": self.state,
+            "tables": list(self.tables),
+            "where": dict(self.where),
+            "rows_per_s": self.rows_per_s,
+            "bytes_per_s": self.bytes_per_s,
+            "parallel": self.parallel,
+            "attempt": self.attempt,
+        }
+        return json.dumps(doc, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+class DumpRecords:
+    """The records of one changefeed's dump; every call raises `MetaUnavailableError` when nobody answers."""
+
+    def __init__(self, meta: Meta, changefeed: str) -> None:
+        self._meta = meta
+        self._changefeed = changefeed
+        self._job = keys.source(changefeed) + b"dump/job"
+        self._tables = keys.source(changefeed) + b"dump/table/"
+
+    async def job(self) -> Job | None:
+        """What was asked for; None: nothing yet."""
+        found = await self._meta.get(self._job)
+        return Job.parse(found.value) if found else None
+
+    async def put_job(self, before: Job | None, job: Job) -> None:
+        """Ask for something else than `before`. Durable.
+
+        Raises:
+            DumpStateError: somebody else did, meanwhile.
+        """
+        unchanged = (
+            Compare(self._job, "value", "==", before.to_json()) if before is not None else Compare.absent(self._job)
+        )
+        if not (await self._meta.txn([unchanged], [Put(self._job, job.to_json())])).succeeded:
+            raise DumpStateError("somebody else has changed the dump just now; look at its status, and ask again")
+
+    async def tables(self, job: Job) -> list[TableProgress]:
+        """What is durable of the job's tables."""
+        found = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
+        return [each for each in found if each.job == job.id]
+
+    async def put_tables(self, tables: Iterable[TableProgress]) -> None:
+        """Keep what is durable. Durable when it returns."""
+        texts = [(each.table_id, json.dumps(each.to_doc(), separators=(",", ":"))) for each in tables]
+        await self._meta.write_all([Put(self._tables + b"%d" % table_id, text.encode()) for table_id, text in texts])
+
+    async def delete_table(self, table_id: int) -> None:
+        """Forget a table."""
+        await self._meta.write_all([Delete(self._tables + b"%d" % table_id)])
+
+    async def checkpoint_ts(self) -> int:
+        """Up to which everything is at the target, durably; 0 if nothing is known."""
+        found = await self._meta.get(keys.status(self._changefeed))
+        return checkpoint_of(found.value) if found else 0
+
+
+def parse_progress(text: bytes) -> TableProgress:
+    """Read one table's document."""
+    try:
+        doc = json.loads(text)
+    except ValueError as err:
+        raise CorruptError(f"not a dump's progress: {err}; restart the dump") from err
+    return TableProgress.parse(doc)

@@ -1,0 +1,156 @@
+"""The dump's ear at the log: implements `LogListener`; keeps windows and tables in the order of the log.
+
+The log's thread calls it, and the engine asks and tells it things from the event loop and its readers' threads: one
+lock for all.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import pyarrow as pa
+
+from server.dump import metrics
+from server.dump.progress import TableDump, TableProgress, TableState
+from server.dump.window import Chunk, Windows
+from server.puller.source import TableChange
+from server.puller.table import SourceTable
+from storage.model.span import Span
+
+
+class DumpListener:
+    """Of one changefeed; `tables` are those in force where its log begins to be read."""
+
+    def __init__(self, changefeed: str, tables: Sequence[SourceTable]) -> None:
+        self._changefeed = changefeed
+        self._lock = threading.Lock()
+        self._windows = Windows()
+        self._tables = {table.span.table_id: table for table in tables}
+        self._dumps: dict[int, TableDump] = {}
+        self.on_news: Callable[[], None] = lambda: None
+        """Called by the log's thread when a window has closed or a table is another one."""
+
+    # By the log
+
+    def changed(self, span: Span, keys: pa.BinaryArray) -> None:
+        """See `LogListener.changed`."""
+        with self._lock:
+            self._windows.changed(span.table_id, keys)
+
+    def watermark(self, values: Mapping[str, object], commit_ts: int) -> Sequence[tuple[Span, pa.RecordBatch]]:
+        """See `LogListener.watermark`."""
+        if values["changefeed_id"] != self._changefeed:
+            return []
+        with self._lock:
+            closed = self._windows.watermark(
+                str(values["unique_identifier"]), int(str(values["event_type"])), commit_ts
+            )
+            found = []
+            for each in closed:
+                dump = self._dumps.get(each.chunk.table_id)
+                if dump is None or each.rows is None:
+                    self._again(each.chunk)
+                elif dump.closed(each.chunk.read, commit_ts):
+                    found.append((self._tables[each.chunk.table_id].span, each.rows))
+                    metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
+        self.on_news()
+        return [(span, rows) for span, rows in found if rows.num_rows]
+
+    def changed_schema(self, change: TableChange) -> None:
+        """See `LogListener.changed_schema`."""
+        with self._lock:
+            brought = {table.span.table_id: table for table in change.tables}
+            for table_id, table in brought.items():
+                self._windows.table_changed(table_id)
+                before = self._tables.get(table_id)
+                if before is None or before.mounter.key_columns != table.mounter.key_columns:
+                    self._restart(table_id)
+            for table_id, before in list(self._tables.items()):
+                if table_id in brought:
+                    continue
+                if before.name in change.dropped:
+                    self._windows.table_changed(table_id)
+                    del self._tables[table_id]
+                    if table_id in self._dumps:
+                        self._dumps[table_id].moved_to(TableState.DROPPED)
+            self._tables |= brought
+            for table_id, table in self._tables.items():
+                if table.name in change.truncated:
+                    self._windows.table_changed(table_id)
+                    self._restart(table_id)
+        self.on_news()
+
+    # By the engine
+
+    @property
+    def rounds(self) -> int:
+        """How many are under way."""
+        with self._lock:
+            return len(self._windows)
+
+    def tables(self) -> dict[int, SourceTable]:
+        """Those in force as far as the log was read."""
+        with self._lock:
+            return dict(self._tables)
+
+    def looking(self) -> threading.Lock:
+        """Held while a `TableDump` is looked into or told something."""
+        return self._lock
+
+    def all_dumps(self) -> Collection[TableDump]:
+        """Those of the job's tables; call it `looking`."""
+        return self._dumps.values()
+
+    def dump(self, table_id: int) -> TableDump | None:
+        """One of them; call it `looking`."""
+        return self._dumps.get(table_id)
+
+    def take_up(self, dumps: Mapping[int, TableDump]) -> None:
+        """Another job: its tables, none of which has a round under way."""
+        with self._lock:
+            assert not len(self._windows), "rounds of another job"
+            self._dumps = dict(dumps)
+
+    def add(self, table_id: int, dump: TableDump) -> None:
+        """One more table."""
+        with self._lock:
+            self._dumps[table_id] = dump
+
+    def known(self, table_id: int) -> tuple[SourceTable, int] | None:
+        """A table with the number of its changes, to read a chunk of it; None: it is gone."""
+        with self._lock:
+            table = self._tables.get(table_id)
+            return (table, self._windows.version(table_id)) if table is not None else None
+
+    def begin(self, low: str, high: str, tables: Sequence[int]) -> None:
+        """See `Windows.begin`."""
+        with self._lock:
+            self._windows.begin(low, high, tables)
+
+    def fill(self, high: str, chunks: Sequence[Chunk]) -> None:
+        """See `Windows.fill`; the next chunks begin behind these."""
+        with self._lock:
+            self._windows.fill(high, chunks)
+            for chunk in chunks:
+                self._dumps[chunk.table_id].read(chunk.read)
+
+    def give_up(self, high: str, chunks: Sequence[Chunk] = ()) -> None:
+        """Nothing comes of the round: its chunks are read again."""
+        with self._lock:
+            self._windows.give_up(high)
+            for chunk in chunks:
+                self._again(chunk)
+
+    def _again(self, chunk: Chunk) -> None:
+        metrics.AGAIN.inc()
+        if chunk.table_id in self._dumps:
+            self._dumps[chunk.table_id].again(chunk.read)
+
+    def _restart(self, table_id: int) -> None:
+        dump = self._dumps.get(table_id)
+        if dump is not None and not dump.durable.state.is_over:
+            dump.restart(table_id)
+
+
+def fresh(name: str, table_id: int, job: str) -> TableDump:
+    """A table of which nothing has been read."""
+    return TableDump(TableProgress(name, table_id, job))

@@ -1,0 +1,12 @@
+"""Metrics of dumps."""
+
+from prometheus_client import Counter, Histogram
+
+ROWS = Counter("tidemark_dump_rows_total", "Rows read from tables by dumps")
+BYTES = Counter("tidemark_dump_bytes_total", "Bytes of rows read from tables by dumps")
+REPLACED = Counter("tidemark_dump_replaced_rows_total", "Rows of chunks left out, as the log changed them meanwhile")
+AGAIN = Counter(
+    "tidemark_dump_chunks_again_total", "Chunks that must be read again: schema changes, faults, full windows"
+)
+ROUND_SECONDS = Histogram("tidemark_dump_round_seconds", "From a low watermark written to its high watermark written")
+WINDOW_SECONDS = Histogram("tidemark_dump_window_seconds", "From a high watermark written until the log has passed it")

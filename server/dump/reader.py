@@ -1,0 +1,141 @@
+"""Reads of a dump at the server: watermarks, plans, chunks; blocking, each reader in a thread of its own.
+
+All are sessions with one server, as a chunk shows what is before a watermark only where that was written.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from server.dump import watermark
+from server.dump.chunk import ChunkQuery, last_row, quoted, split_ranges
+from server.dump.progress import Range, Read
+from server.dump.statement import Statement
+from server.dump.window import Chunk
+from server.puller.mysql.connection import Session, log_in, log_in_to
+from server.puller.mysql.options import MySqlOptions
+from server.puller.table import SourceTable
+from storage.mysql.binary_row import binary_keys
+from storage.mysql.buffer import PAD_BYTES, Bytes
+from storage.mysql.changes import Plan
+from storage.mysql.schema import Table
+from storage.mysql.types import INTEGERS
+
+SPLIT_ROWS_MIN = 200_000
+"""Smaller tables are one range."""
+_SESSION = "SET SESSION character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION'"
+_COLLATIONS = (
+    "SELECT column_name, collation_name FROM information_schema.columns"
+    " WHERE table_schema = %s AND table_name = %s AND collation_name IS NOT NULL"
+)
+_ROWS = "SELECT table_rows FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A chunk and what it cost."""
+
+    chunk: Chunk
+    bytes: int
+    seconds: float
+
+
+class Server:
+    """The sessions of a dump: one that writes watermarks and looks things up, and one for each reader."""
+
+    def __init__(self, changefeed: str, options: MySqlOptions) -> None:
+        """Log in; raises as `log_in`, and as `watermark.prepare`."""
+        self._changefeed = changefeed
+        self._options = options
+        self._session = log_in(options)
+        self._idle: list[ChunkReader] = []
+        self._open: list[Session] = [self._session]
+        watermark.prepare(self._session)
+
+    def write(self, unique_identifier: str, kind: int) -> None:
+        """Write a watermark; see `watermark.write`."""
+        watermark.write(self._session, self._changefeed, unique_identifier, kind)
+
+    def plan(self, table: SourceTable, where: str, parts: int) -> tuple[ChunkQuery, tuple[Range, ...], int]:
+        """How a table is read, in which ranges, and about how many rows it has."""
+        name = (table.record.schema_name, table.record.table_name)
+        query = self.query(table, where)
+        found = self._session.execute(_ROWS, name)
+        rows = int(found[0][0] or 0) if found else 0
+        key = [query.table.columns[place] for place in query.table.key_places]
+        if rows < SPLIT_ROWS_MIN or len(key) != 1 or key[0].type not in INTEGERS:
+            return query, (Range(),), rows
+        column = quoted(key[0].name)
+        ends = f"SELECT MIN({column}), MAX({column}) FROM {quoted(name[0])}.{quoted(name[1])}"  # noqa: S608 - quoted names
+        least, most = self._session.row(ends)
+        return query, split_ranges(key[0], int(least or 0), int(most or 0), parts), rows
+
+    def query(self, table: SourceTable, where: str) -> ChunkQuery:
+        """How a table is read."""
+        name = (table.record.schema_name, table.record.table_name)
+        collations = dict(self._session.execute(_COLLATIONS, name))
+        return ChunkQuery(name[0], Table.parse(table.record.table_info), collations, where)
+
+    def reader(self) -> "ChunkReader":
+        """One that nobody uses; give it back by `done`."""
+        if self._idle:
+            return self._idle.pop()
+        session = log_in_to(self._session.address, self._options)
+        self._open.append(session)
+        session.execute(_SESSION)
+        return ChunkReader(session)
+
+    def done(self, reader: "ChunkReader") -> None:
+        """It can be used again."""
+        self._idle.append(reader)
+
+    def close(self) -> None:
+        """End all sessions; calls under way fail."""
+        for session in self._open:
+            session.raw_socket().close()
+
+
+class ChunkReader:
+    """Reads chunks in one session, one after the other."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._statements: dict[str, Statement] = {}
+
+    def read(
+        self, table_id: int, version: int, query: ChunkQuery, place: int, part: Range, epoch: int, limit: int
+    ) -> Taken:
+        """Read the next rows of a range.
+
+        Raises:
+            MySqlStatementError, MySqlPrivilegeError: the server refuses; CorruptError: the table has other columns now.
+            MySqlUnavailableError: the connection broke.
+        """
+        began = time.monotonic()
+        sql = query.sql(after=part.after is not None, until=part.until is not None)
+        if sql not in self._statements:
+            self._forget_many()
+            self._statements[sql] = Statement(self._session, sql)
+        rows = self._statements[sql].rows(query.parameters(part, limit))
+        count = len(rows)
+        last = query.cursor(last_row(rows)) if count else None
+        read = Read(place, epoch, last, count < limit, count, rows.nbytes)
+        return Taken(
+            Chunk(table_id, version, read, keys_of(query.table, rows), rows), rows.nbytes, time.monotonic() - began
+        )
+
+    def _forget_many(self) -> None:
+        while len(self._statements) >= 64:
+            self._statements.pop(next(iter(self._statements))).close()
+
+
+def keys_of(table: Table, rows: pa.Array) -> pa.Array:
+    """The canonical keys of rows behind their format byte."""
+    if not len(rows):
+        return pa.array([], pa.binary())
+    _, offsets, content = rows.buffers()
+    begin = np.frombuffer(offsets, np.int32)[rows.offset : rows.offset + len(rows)].astype(np.int64)
+    data = Bytes(np.concatenate([np.frombuffer(content, np.uint8), np.zeros(PAD_BYTES, np.uint8)]))
+    return binary_keys(data, begin + 1, table.columns, Plan.of(table).key)
