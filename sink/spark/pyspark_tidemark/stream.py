@@ -15,26 +15,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyspark_tidemark.admission import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark_tidemark.barrier import check_schema, check_truncated
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.reader import batches, planned
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # before Spark 4.2 there is no admission control: latestOffset is called without arguments
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands in for the mixin that Spark does not have yet."""
-
-    ReadLimit = ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]
 
 CUT_SCHEMA = pa.schema([("start_ts", pa.int64()), ("end_ts", pa.int64())])
 _REPORT_S = 1.0
@@ -114,7 +106,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._acked = ts
 
     def _limits(self, limit: ReadLimit | None) -> tuple[int | None, int | None]:
-        if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
+        if isinstance(limit, ReadAllAvailable):
             return None, None
         return self._options.max_rows, self._options.max_bytes
 
