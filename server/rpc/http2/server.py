@@ -25,7 +25,7 @@ from server.rpc.http2.host import Bounds
 from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.request_head import RequestHead
-from server.rpc.http2.sockets import listening
+from server.rpc.http2.sockets import close, listening
 from server.rpc.http2.stream import Stream
 from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 
@@ -211,4 +211,4 @@ class NativeServer:
         for task in self._accepting:
             task.cancel()
         for one in self._sockets:
-            one.close()
+            close(one)

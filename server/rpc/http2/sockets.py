@@ -36,6 +36,14 @@ def listening(address: str) -> Sequence[socket.socket]:
     return sockets
 
 
+def close(listener: socket.socket) -> None:
+    """Listen no more; a path goes with its socket."""
+    name = listener.getsockname()
+    listener.close()
+    if isinstance(name, str):
+        Path(name).unlink(missing_ok=True)
+
+
 def _bound(family: socket.AddressFamily, address: tuple[object, ...] | str, *, alone: bool) -> socket.socket:
     """`alone`: an IPv6 address takes no IPv4 connections."""
     bound = socket.socket(family, socket.SOCK_STREAM)

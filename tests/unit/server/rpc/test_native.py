@@ -126,6 +126,7 @@ async def test_a_path_is_an_address_and_a_stale_socket_is_taken_over(tmp_path: P
         stale.bind(str(path))
     async with serving(f"unix:{path}"), connect(f"unix:{path}") as channel:
         assert await get(channel) == b"k"
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:nine", "nowhere.invalid:0", "8.8.8.8:0"])
