@@ -86,9 +86,10 @@ class TornTransactionError(UnavailableError):
 
     code = "ErrMySQLTransactionTorn"
 
-    def __init__(self, commit_ts: int, gtid: str) -> None:
+    def __init__(self, gtid: str, place: tuple[str, int]) -> None:
         super().__init__(f"the server died within transaction {gtid}, which is large: its rows are taken back")
-        self.commit_ts = commit_ts
+        self.place = place
+        """The log's file, and the offset behind its first event: its GTID may be given out again."""
 
 
 class XaTooLargeError(InvalidError):

@@ -55,8 +55,8 @@ class Upstream:
     options: MySqlOptions
     meta: Meta
     listener: LogListener | None = None
-    torn: set[int] = field(default_factory=set)
-    """Transactions that a server began to write and never ended, by commit_ts; known as long as the source."""
+    torn: set[tuple[str, int]] = field(default_factory=set)
+    """Where transactions begin that a server never ended; known as long as the source."""
 
 
 class LogPuller:
@@ -131,7 +131,7 @@ class LogPuller:
             )
             await self._follow(log)
         except TornTransactionError as err:
-            self._upstream.torn.add(err.commit_ts)
+            self._upstream.torn.add(err.place)
             raise
         finally:
             log.close()

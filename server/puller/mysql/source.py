@@ -37,7 +37,7 @@ class MySqlSource:
         self._changefeed = changefeed
         self._options = options
         self._meta = meta
-        self._torn: set[int] = set()
+        self._torn: set[tuple[str, int]] = set()
         self.listener: LogListener | None = None
         """Who follows the log of pullers made from now on, instead of their dump."""
 

@@ -95,6 +95,8 @@ class _Open:
 
     ts: int
     gtid: Gtid | None
+    place: tuple[str, int]
+    """The log's file, and the offset behind its first event."""
     single: bool
     """Its first statement ends it."""
     parts: list[Events] = field(default_factory=list)
@@ -111,7 +113,7 @@ class Transactions:
         self,
         position: LogPosition,
         *,
-        torn: frozenset[int] = frozenset(),
+        torn: frozenset[tuple[str, int]] = frozenset(),
         held_bytes: int = HELD_BYTES,
     ) -> None:
         self.position = position
@@ -210,7 +212,8 @@ class Transactions:
         second = int.from_bytes(events.header(mark)[:4], "little")
         ts = int(fold(self.position.ts, np.array([second], np.uint32))[0])
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
-        self._open = _Open(ts, gtid, single)
+        place = (self.position.file, _next_position(events, mark))
+        self._open = _Open(ts, gtid, place, single)
         self._runs.open(mark)
 
     def _query(self, events: Events, mark: int) -> Iterator[Item]:
@@ -247,8 +250,8 @@ class Transactions:
         self._open = None
         begin = self._runs.close()
         if opened.given and not rows:
-            raise TornTransactionError(opened.ts, str(opened.gtid))
-        left_out = not rows or opened.ts in self._torn
+            raise TornTransactionError(str(opened.gtid), opened.place)
+        left_out = not rows or opened.place in self._torn
         self.position.passed(opened.gtid, opened.ts, _next_position(events, mark))
         if opened.stated:
             yield from self._runs.flush()
@@ -290,7 +293,7 @@ class Transactions:
             opened.parts.append(_joined([part]))
             opened.size += _size(part)
         prepared = isinstance(opened.gtid, MariaGtid) and opened.gtid.is_prepared
-        if opened.size > self._held_bytes and not prepared and opened.ts not in self._torn:
+        if opened.size > self._held_bytes and not prepared and opened.place not in self._torn:
             for each in opened.parts:
                 opened.given += 1
                 yield Commits(each, np.full(len(each), opened.ts), np.empty(0, np.int64), opened.given)
@@ -302,7 +305,7 @@ class Transactions:
         if opened is not None:
             self._runs.close()
             if opened.given:
-                raise TornTransactionError(opened.ts, str(opened.gtid))
+                raise TornTransactionError(str(opened.gtid), opened.place)
 
 
 class _Runs:

@@ -1,0 +1,70 @@
+"""The fold that gives transactions their commit_ts, and the anchors it goes on from."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.puller.mysql.anchors import spare_anchors
+from server.puller.mysql.position import STEP, Anchor, LogPosition, fold
+from storage.model.errors import CorruptError
+from storage.model.ts import compose, physical_ms
+from storage.mysql.control import MariaGtid
+
+SECONDS = st.lists(st.one_of(st.integers(0, 5), st.integers(1_700_000_000, 1_700_000_010), st.just((1 << 32) - 1)))
+
+
+def folded_one_by_one(previous_ts: int, seconds: list[int]) -> list[int]:
+    found = []
+    for second in seconds:
+        previous_ts = max(previous_ts + STEP, compose(second * 1000))
+        found.append(previous_ts)
+    return found
+
+
+@given(st.integers(0, compose(1_700_000_005_000)), SECONDS)
+def test_the_fold_is_that_of_one_transaction_after_the_other(previous_ts: int, seconds: list[int]) -> None:
+    assert fold(previous_ts, np.array(seconds, np.uint32)).tolist() == folded_one_by_one(previous_ts, seconds)
+
+
+@given(st.integers(0, compose(1_700_000_005_000)), SECONDS, st.integers(0, 20))
+def test_any_transaction_is_an_anchor_that_the_rest_goes_on_from(start_ts: int, seconds: list[int], cut: int) -> None:
+    whole = fold(start_ts, np.array(seconds, np.uint32)).tolist()
+    first = fold(start_ts, np.array(seconds[:cut], np.uint32)).tolist()
+    rest = fold(first[-1] if first else start_ts, np.array(seconds[cut:], np.uint32)).tolist()
+    assert first + rest == whole
+
+
+@given(SECONDS)
+def test_the_ts_before_each_commit_is_free_for_a_schema_change(seconds: list[int]) -> None:
+    stamps = fold(0, np.array(seconds, np.uint32)).tolist()
+    assert not {ts - 1 for ts in stamps} & set(stamps)
+
+
+def test_a_position_keeps_its_last_gtid_of_each_domain() -> None:
+    position = LogPosition(Anchor(7, "0-1-41,2-1-5", "binlog.000001", 4))
+    position.passed(MariaGtid(seq=42, domain=0, server=3, flags=0), 9, 1234)
+    assert position.anchor == Anchor(9, "0-3-42,2-1-5", "binlog.000001", 1234)
+
+
+def test_an_anchor_is_read_as_it_was_written_and_nothing_else_is() -> None:
+    anchor = Anchor(9, "0-3-42", "binlog.000002", 1234)
+    assert anchor.to_json() == b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234}'
+    assert Anchor.from_json(anchor.to_json()) == anchor
+    for damaged in (b"", b"[]", b'{"ts": 1}', b'{"other": 1}'):
+        with pytest.raises(CorruptError):
+            Anchor.from_json(damaged)
+
+
+@given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=60), st.integers(0, 10_000_000))
+def test_anchors_lie_no_further_apart_than_a_share_of_their_age(gaps: list[int], since_ms: int) -> None:
+    kept = [compose(1_700_000_000_000 + ms) for ms in np.cumsum(gaps).tolist()]
+    now_ms = physical_ms(kept[-1]) + since_ms
+    spare = set(spare_anchors(kept, now_ms))
+    left = [ts for ts in kept if ts not in spare]
+    assert (left[0], left[-1]) == (kept[0], kept[-1])
+    for before, after in itertools.pairwise(left):
+        widest = max((physical_ms(b) - physical_ms(a) for a, b in itertools.pairwise(kept)), default=0)
+        assert physical_ms(after) - physical_ms(before) <= max(widest, (now_ms - physical_ms(before)) // 32)

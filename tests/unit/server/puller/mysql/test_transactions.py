@@ -1,0 +1,189 @@
+"""Whatever buffers a log comes in, and wherever its connection breaks: the same transactions, never half of one."""
+
+import itertools
+import struct
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.puller.mysql.errors import LogDamagedError, TornTransactionError
+from server.puller.mysql.position import Anchor, LogPosition
+from server.puller.mysql.transactions import Commits, Stated, Transactions
+from storage.model.ts import compose
+from storage.mysql.event import EventType
+from tests.unit.storage.mysql.encode import event, events
+
+STANDALONE, DDL, PREPARED, COMPLETED = 1, 32, 64, 128
+FDE = event(EventType.FORMAT_DESCRIPTION, bytes(60))
+
+
+@dataclass
+class Log:
+    """Events of a server, and what should come of them: (commit_ts, the bodies of row events) and statements."""
+
+    parts: list[bytes] = field(default_factory=list)
+    wanted: list[tuple[int, object]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """How many events each transaction ends after."""
+    ts: int = 0
+    seq: int = 0
+    rows: int = 0
+    prepared: dict[bytes, list[bytes]] = field(default_factory=dict)
+
+    def begin(self, flags: int, second: int, xid: bytes = b"") -> None:
+        self.seq += 1
+        self.ts = max(self.ts + 2, compose(second * 1000))
+        tail = struct.pack("<IBB", 1, len(xid), 0) + xid if flags & (PREPARED | COMPLETED) else bytes(6)
+        gtid = event(EventType.MARIADB_GTID, struct.pack("<QIB", self.seq, 0, flags) + tail, timestamp=second)
+        next_position = struct.pack("<I", len(self.parts) + 1)
+        self.parts.append(gtid[:13] + next_position + gtid[17:])
+
+    def write(self, count: int) -> list[bytes]:
+        bodies = []
+        for _ in range(count):
+            self.rows += 1
+            bodies.append(b"row %d" % self.rows)
+            self.parts += [event(EventType.TABLE_MAP, b"map"), event(EventType.WRITE_ROWS_V1, bodies[-1])]
+        return bodies
+
+    def query(self, sql: str) -> None:
+        self.parts.append(event(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0" + sql.encode()))
+
+    def end(self, *wanted: tuple[int, object]) -> None:
+        self.wanted += wanted
+        self.ends.append(len(self.parts))
+
+    def transaction(self, second: int, count: int) -> None:
+        self.begin(0, second)
+        bodies = self.write(count)
+        self.parts.append(event(EventType.XID, bytes(8)))
+        self.end(*((self.ts, body) for body in bodies))
+
+    def ddl(self, second: int) -> None:
+        self.begin(STANDALONE | DDL, second)
+        self.query(f"ALTER TABLE t{self.seq} ADD COLUMN x INT")
+        self.end((self.ts - 1, f"ALTER TABLE t{self.seq} ADD COLUMN x INT"))
+
+    def create_select(self, second: int, count: int) -> None:
+        self.begin(DDL, second)
+        self.query("CREATE TABLE c (id INT)")
+        bodies = self.write(count)
+        self.parts.append(event(EventType.XID, bytes(8)))
+        self.end((self.ts - 1, "CREATE TABLE c (id INT)"), *((self.ts, body) for body in bodies))
+
+    def rolled_back(self, second: int, count: int) -> None:
+        self.begin(0, second)
+        self.write(count)
+        self.query("ROLLBACK")
+        self.end()
+
+    def prepare(self, second: int, count: int) -> None:
+        xid = b"x%d" % self.seq
+        self.begin(PREPARED, second, xid)
+        self.prepared[xid] = self.write(count)
+        self.query(f"XA END X'{xid.hex()}',X'',1")
+        self.parts.append(event(EventType.XA_PREPARE, struct.pack("<BIII", 0, 1, len(xid), 0) + xid))
+        self.end()
+
+    def finish(self, second: int, *, commit: bool) -> None:
+        if not self.prepared:
+            return
+        xid, bodies = self.prepared.popitem()
+        self.begin(STANDALONE | COMPLETED, second, xid)
+        self.query(f"XA {'COMMIT' if commit else 'ROLLBACK'} X'{xid.hex()}',X'',1")
+        self.end(*((self.ts, body) for body in bodies if commit))
+
+    def torn(self, second: int, count: int) -> None:
+        """The server dies in a transaction and begins another log."""
+        ts, seq = self.ts, self.seq
+        self.begin(0, second)
+        self.write(count)
+        self.parts.append(FDE)
+        self.ts, self.seq = ts, seq
+        self.ends.append(len(self.parts))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    log = Log()
+    for _ in range(draw(st.integers(0, 12))):
+        second = draw(st.integers(1000, 1003))
+        many = st.integers(1, 30)
+        kind = draw(st.sampled_from(["many", "one", "ddl", "select", "rollback", "prepare", "commit", "undo", "torn"]))
+        if kind == "many":
+            for _ in range(draw(many)):
+                log.transaction(second, 1)
+        elif kind == "ddl":
+            log.ddl(second)
+        elif kind in ("commit", "undo"):
+            log.finish(second, commit=kind == "commit")
+        else:
+            write = {"one": log.transaction, "select": log.create_select, "rollback": log.rolled_back}
+            (write | {"prepare": log.prepare, "torn": log.torn})[kind](second, draw(st.integers(0, 3)))
+    return log
+
+
+def taken(transactions: Transactions, parts: list[bytes]) -> list[tuple[int, object]]:
+    found: list[tuple[int, object]] = []
+    for item in transactions.take(events(parts)):
+        if isinstance(item, Stated):
+            found.append((item.commit_ts, item.query.sql))
+        elif isinstance(item, Commits):
+            kinds = item.events.types
+            numbers = (kinds == EventType.WRITE_ROWS_V1).nonzero()[0].tolist()
+            found += [(int(item.commit_ts[number]), item.events.body(number)) for number in numbers]
+            assert item.part or item.ends[-1] == len(item.events)
+    return found
+
+
+@given(logs(), st.lists(st.integers(0, 200)))
+def test_any_buffers_give_the_same_transactions(log: Log, cuts: list[int]) -> None:
+    transactions = Transactions(LogPosition(Anchor(0, "")))
+    borders = sorted({0, len(log.parts), *(cut % (len(log.parts) + 1) for cut in cuts)})
+    found = []
+    for begin, end in itertools.pairwise(borders):
+        found += taken(transactions, log.parts[begin:end])
+    assert found == log.wanted
+    assert (transactions.position.ts, transactions.is_at_rest) == (log.ts, not log.prepared)
+    assert transactions.position.anchor.gtids == (f"0-1-{log.seq}" if log.seq else "")
+
+
+@given(logs(), st.integers(0, 200))
+def test_a_connection_that_breaks_anywhere_is_gone_on_from_the_last_complete_transaction(log: Log, cut: int) -> None:
+    cut %= len(log.parts) + 1
+    transactions = Transactions(LogPosition(Anchor(0, "")))
+    found = taken(transactions, log.parts[:cut])
+    transactions.reconnected(fold_case=False)
+    resumed = max((end for end in log.ends if end <= cut), default=0)
+    assert found + taken(transactions, log.parts[resumed:]) == log.wanted
+
+
+def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_then_left_out() -> None:
+    log = Log()
+    log.transaction(1000, 1)
+    log.torn(1000, 3)
+    log.transaction(1000, 1)
+    eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
+    with pytest.raises(TornTransactionError) as told:
+        [taken(eager, [part]) for part in log.parts]
+    warned = Transactions(LogPosition(Anchor(0, "")), held_bytes=1, torn=frozenset({told.value.place}))
+    found = [each for part in log.parts for each in taken(warned, [part])]
+    assert found == log.wanted, "the transaction after it has its GTID and commit_ts, and is not left out"
+    assert warned.position.ts == log.ts
+
+
+def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> None:
+    log = Log()
+    log.transaction(1000, 3)
+    eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
+    items = [item for part in log.parts for item in eager.take(events([part])) if isinstance(item, Commits)]
+    assert {int(ts) for item in items for ts in item.commit_ts} == {log.ts}
+    assert [item.part for item in items] == [*range(1, len(log.parts)), 0]
+
+
+@pytest.mark.parametrize("kind", [EventType.INCIDENT, EventType.GTID_TAGGED, EventType.XID])
+def test_a_log_that_cannot_be_followed_is_refused(kind: EventType) -> None:
+    with pytest.raises(LogDamagedError):
+        taken(Transactions(LogPosition(Anchor(0, ""))), [event(kind, bytes(8))])
