@@ -18,7 +18,7 @@ _CHUNK = 1000
 
 
 class Txn(NamedTuple):
-    """What one transaction wrote; None is a delete."""
+    """What one transaction wrote; None is a delete, an empty value a key that was only locked."""
 
     start_ts: int
     commit_ts: int
@@ -43,7 +43,7 @@ async def load(kv: KvClient, history: Iterable[Txn]) -> None:
 
 
 def _mutation(key: bytes, value: bytes | None) -> kvrpcpb.Mutation:
-    op = kvrpcpb.Del if value is None else kvrpcpb.Put
+    op = kvrpcpb.Del if value is None else kvrpcpb.Put if value else kvrpcpb.Lock
     return kvrpcpb.Mutation(op=op, key=key, value=value or b"")
 
 
@@ -61,7 +61,7 @@ def _txns() -> Iterator[Txn]:
             if not txn["ddl_job_id"]:
                 writes |= _removed_partitions_rows(state, txn)
             written |= writes
-            writes.setdefault(primaries[txn["start_ts"]], None)  # a primary that was only locked
+            writes.setdefault(primaries[txn["start_ts"]], b"")  # a primary that was only locked
             yield Txn(txn["start_ts"], txn["commit_ts"], writes)
         rest = {key: it for key, it in _writes(step["kv"]).items() if it is not None and key not in written}
         if rest and last_ddl_ts:
