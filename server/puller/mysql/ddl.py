@@ -218,7 +218,7 @@ class _Reader:
         renamed: TableName | None = None
         for spec in self._specs():
             renamed = self._spec_rename(spec) or renamed
-            if _moves_rows([token.text.upper() for token in spec]):
+            if _moves_rows(spec):
                 yield Action(Verb.ROWS_MOVED, name)
                 yield from self._other_table(spec)
         yield Action(Verb.ALTERED, name)
@@ -352,7 +352,9 @@ def _is(token: Token, *texts: str) -> bool:
     return not quoted and token.text.upper() in texts
 
 
-def _moves_rows(words: list[str]) -> bool:
-    if words[1:2] == ["TABLESPACE"]:
-        return words[0] in ("DISCARD", "IMPORT")
-    return bool(words) and words[0] in _MOVES_ROWS and words[1:2] in (["PARTITION"], ["TABLE"])
+def _moves_rows(spec: list[Token]) -> bool:
+    if len(spec) < 2:
+        return False
+    if _is(spec[1], "TABLESPACE"):
+        return _is(spec[0], "DISCARD", "IMPORT")
+    return _is(spec[0], *_MOVES_ROWS) and _is(spec[1], "PARTITION", "TABLE")

@@ -1,0 +1,127 @@
+"""What statements do to the tables of a changefeed: ids stay with tables, through renames and ghosts."""
+
+from typing import Any
+
+import pytest
+
+from server.puller.mysql.ddl import TableName, read_statement
+from server.puller.mysql.definition import Definition
+from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.lookahead import Lookahead, Sought, is_before
+from server.puller.mysql.source import mysql_table
+from server.puller.mysql.tables import Tables, name_of, new_id, record_of
+from server.puller.table import SourceTable, TableIneligibleError
+from storage.mysql.schema import Column
+from storage.mysql.types import Type
+
+COLUMNS = (Column(name="id", type=Type.LONG, nullable=False), Column(name="v", type=Type.LONG))
+
+
+def table(name: str, table_id: int, schema: str = "s") -> SourceTable:
+    return mysql_table(record_of(Definition((schema, name), COLUMNS, ("id",)), table_id))
+
+
+def tables() -> Tables:
+    return Tables([table("a", 1), table("b", 2), table("x", 9, "other")])
+
+
+def effect(query: str, wanted: str = "ab_") -> tuple[dict[str, int], list[str], list[str]]:
+    found = tables().effect(read_statement(query, "s"), lambda _, name: name[0] in wanted)
+    return (
+        {name: table_id for (_, name), table_id in found.touched.items()},
+        [name for _, name in found.dropped],
+        [name for _, name in found.truncated],
+    )
+
+
+NONE: Any = ({}, [], [])
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("ALTER TABLE a ADD COLUMN c INT", ({"a": 1}, [], [])),
+        ("ALTER TABLE elsewhere.z ADD COLUMN c INT", NONE),
+        ("CREATE TABLE a2 (id INT)", ({"a2": -1}, [], [])),
+        ("CREATE TABLE z (id INT)", NONE),
+        ("CREATE OR REPLACE TABLE a (id INT)", ({"a": -1}, ["a"], [])),
+        ("DROP TABLE a, z", ({}, ["a"], [])),
+        ("DROP DATABASE s", ({}, ["a", "b"], [])),
+        ("TRUNCATE a", ({}, [], ["a"])),
+        ("TRUNCATE z", NONE),
+        ("RENAME TABLE a TO a3", ({"a3": 1}, ["a"], [])),
+        ("RENAME TABLE a TO z", ({}, ["a"], [])),
+        ("RENAME TABLE a TO z, b TO a, z TO b", ({"a": 2, "b": 1}, [], [])),
+        ("RENAME TABLE a TO z, zgho TO a", ({"a": 1}, [], [])),
+        ("RENAME TABLE a TO _del, zgho TO a", ({"_del": 1, "a": -1}, ["zgho"], [])),
+        ("RENAME TABLE z TO a9", ({"a9": -1}, ["z"], [])),
+        ("ALTER TABLE a RENAME TO b2, ADD COLUMN c INT", ({"b2": 1}, ["a"], [])),
+        ("CREATE VIEW a AS SELECT 1", NONE),
+    ],
+)
+def test_a_statement_touches_truncates_and_drops_by_name(query: str, expected: Any) -> None:
+    assert effect(query) == expected
+
+
+def test_partitions_of_a_table_of_ours_that_come_and_go_are_refused() -> None:
+    with pytest.raises(RowsMovedError, match=r"s\.a"):
+        effect("ALTER TABLE z EXCHANGE PARTITION p WITH TABLE a")
+    assert effect("ALTER TABLE z DROP PARTITION p") == NONE
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("INSERT INTO a VALUES (1)", StatementLoggedError),
+        ("CALL anything()", StatementLoggedError),
+        ("REORGANIZE THE `A`", DdlUnknownError),
+    ],
+)
+def test_statements_that_may_change_rows_of_ours_are_refused(query: str, expected: type[Exception]) -> None:
+    with pytest.raises(expected, match=r"binlog\.000001:9"):
+        tables().check(read_statement(query, "s"), query, "binlog.000001:9")
+
+
+def test_statements_about_other_tables_are_not_refused() -> None:
+    for query in ("INSERT INTO z VALUES (1)", "REORGANIZE THE z"):
+        tables().check(read_statement(query, "s"), query, "here")
+
+
+def test_a_renamed_table_is_known_by_its_new_name_only() -> None:
+    held = tables()
+    held.apply([table("c", 1)], [("s", "b")])
+    assert sorted(map(name_of, held.by_name.values())) == [("other", "x"), ("s", "c")] == sorted(held.by_name)
+
+
+def test_new_ids_depend_on_name_and_commit_ts_and_are_not_those_of_snapshots() -> None:
+    ids = {new_id(ts, name) for ts in range(50) for name in (("a", "b.c"), ("a.b", "c"), ("x", "y"))}
+    assert len(ids) == 150
+    assert all(1 << 48 <= each < 1 << 53 for each in ids)
+    assert new_id(7, ("a", "b")) == 509880632073864
+
+
+def test_what_makes_a_table_ineligible_is_kept_in_its_record() -> None:
+    with pytest.raises(TableIneligibleError, match="no transactions"):
+        mysql_table(record_of(Definition(("s", "t"), COLUMNS, ("id",), "MyISAM", ("it has no transactions",)), 1))
+    with pytest.raises(TableIneligibleError, match="primary key"):
+        mysql_table(record_of(Definition(("s", "t"), COLUMNS, ()), 1))
+
+
+def looked(*queries: str) -> dict[TableName, str]:
+    """By the names a table has first: where it is at the end, or `gone`."""
+    look = Lookahead(fold_case=False, sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
+    for query in queries:
+        look._see_statement(read_statement(query, "s"))
+    return {each.name: "gone" for each in look.done} | {each.name: now[1] for now, each in look.sought.items()}
+
+
+def test_looking_ahead_follows_names_and_ends_at_drops() -> None:
+    assert looked("RENAME TABLE a TO t, b TO a, t TO b") == {("s", "a"): "b", ("s", "b"): "a"}
+    assert looked("RENAME TABLE a TO t", "DROP TABLE t, b") == {("s", "a"): "gone", ("s", "b"): "gone"}
+    assert looked("DROP DATABASE s", "CREATE TABLE a (id INT)") == {("s", "a"): "gone", ("s", "b"): "gone"}
+
+
+def test_places_of_a_log_are_ordered_by_the_number_of_their_file() -> None:
+    assert is_before(("binlog.999999", 5), ("binlog.1000000", 4))
+    assert is_before(("binlog.000002", 4), ("binlog.000002", 5))
+    assert not is_before(("binlog.000002", 5), ("binlog.000002", 5))
