@@ -21,6 +21,7 @@ from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
 from server.rpc.front import Answer
 from server.rpc.http2 import frames
+from server.rpc.http2.sockets import listening
 from server.rpc.limits import Limits
 from server.rpc.server import PortInUseError, RpcServer
 from tests.unit.server.certificates import Certificates
@@ -288,3 +289,12 @@ async def test_calls_whose_deadline_passed_in_the_queue_are_not_worked_on() -> N
         assert await first == b"first"
         assert await get(channel, b"next") == b"next"
     assert batches == [[b"first"], [b"next"]]
+
+
+async def test_small_answers_do_not_wait_for_acknowledgements_of_earlier_ones() -> None:
+    for listener in listening("localhost:0"):
+        with listener, socket.create_connection(listener.getsockname()[:2]):
+            listener.settimeout(5)
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
