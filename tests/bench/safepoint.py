@@ -1,8 +1,8 @@
 """Safepoints under load: `python -m tests.bench.safepoint --call update|get --callers N --services M`.
 
 `update`: each call moves another of M services' safe points, durable in etcd when it is answered; `get`: what stores
-poll. Without `--addr` it runs our coordinator on a real etcd; `--addr H:P --pid P` takes a PD that already runs, so
-that both can be measured one after the other by the same client. Prints one JSON line; CPU is the server's and etcd's
+poll. Without `--addr` it runs our coordinator on a real etcd, with either engine; `--addr H:P --pid P` takes a PD that
+already runs, so that all can be measured one after the other by the same client. Prints one JSON line; CPU is the server's and etcd's
 (a PD has its etcd inside).
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from kvproto import pdpb_pb2
 
 from tests.bench.http2 import Load
-from tests.bench.target import Target, target
+from tests.bench.target import Target, add_flags, server_of, target
 
 _METHODS = {"update": "pdpb.PD/UpdateServiceGCSafePoint", "get": "pdpb.PD/GetGCSafePoint"}
 
@@ -27,11 +27,9 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=16)
     parser.add_argument("--services", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--addr", default="")
-    parser.add_argument("--pid", type=int, default=0)
-    parser.add_argument("--metadata", choices=("etcd", "leveldb"), default="etcd")
+    add_flags(parser)
     arguments = parser.parse_args()
-    with target(arguments.addr, arguments.pid, arguments.metadata) as pd:
+    with target(arguments) as pd:
         if arguments.call == "update":
             asyncio.run(_register(pd, arguments.services))
         result = asyncio.run(_measured(pd, arguments))
@@ -64,7 +62,7 @@ async def _measured(pd: Target, arguments: argparse.Namespace) -> dict[str, obje
     used = {name: (cpu[1][name] - cpu[0][name]) / load.calls * 1e6 for name in pd.pids}
     return {
         "name": f"safepoint_{arguments.call}",
-        "peer": bool(arguments.addr),
+        "server": server_of(arguments),
         "callers": arguments.callers,
         "services": arguments.services,
         "ops": load.calls,

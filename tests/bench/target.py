@@ -1,5 +1,9 @@
-"""What a coordinator bench runs against: our own coordinator with a real etcd, or a peer that already runs."""
+"""What a coordinator bench runs against: our own coordinator with a real etcd, or a peer that already runs.
 
+Our own is started with the engine `--rpc-engine` names; run both, alternately, to compare them.
+"""
+
+import argparse
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +15,7 @@ from time import monotonic, sleep
 import grpc
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
+from server.rpc.engine import Engine, chosen
 from tests.integration.coordinator.processes import etcd_members
 from tests.integration.store.daemons import start
 
@@ -43,11 +48,25 @@ class Target:
             yield pdpb_pb2_grpc.PDStub(channel)
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that choose a target."""
+    parser.add_argument("--addr", default="", help="of a PD that runs already")
+    parser.add_argument("--pid", type=int, default=0, help="of its process, for CPU figures")
+    parser.add_argument("--metadata", choices=("etcd", "leveldb"), default="etcd")
+    parser.add_argument("--rpc-engine", choices=[engine.value for engine in Engine], default=chosen().value)
+
+
+def server_of(arguments: argparse.Namespace) -> str:
+    """What is measured, for the JSON line: `peer`, or the engine of our own."""
+    return "peer" if arguments.addr else str(arguments.rpc_engine)
+
+
 @contextmanager
-def target(address: str, pid: int, metadata: str) -> Iterator[Target]:
-    """The peer at `address` (process `pid`), or a coordinator of our own over `metadata` (`etcd` or `leveldb`)."""
+def target(arguments: argparse.Namespace) -> Iterator[Target]:
+    """The peer at `--addr`, or a coordinator of our own over `--metadata`."""
     with ExitStack() as stack:
-        found = Target(address, {"server": pid}) if address else _own(stack, metadata)
+        address = arguments.addr
+        found = Target(address, {"server": arguments.pid}) if address else _own(stack, arguments)
         with found.stub() as stub:
             found.cluster_id = stub.GetMembers(pdpb_pb2.GetMembersRequest()).header.cluster_id
             _wait_for_leader(stub, found.header)
@@ -55,15 +74,15 @@ def target(address: str, pid: int, metadata: str) -> Iterator[Target]:
         yield found
 
 
-def _own(stack: ExitStack, metadata: str) -> Target:
+def _own(stack: ExitStack, arguments: argparse.Namespace) -> Target:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     pids: dict[str, int] = {}
     url = f"leveldb:{directory / 'meta'}"
-    if metadata == "etcd":
+    if arguments.metadata == "etcd":
         (etcd,) = stack.enter_context(etcd_members(directory, 1))
         pids["etcd"] = etcd.pid
         url = f"etcd://{etcd.address}"
-    daemon = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", url)
+    daemon = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", url, "--rpc-engine", arguments.rpc_engine)
     stack.callback(daemon.kill)
     return Target(daemon.addr, {"server": daemon.process.pid, **pids})
 

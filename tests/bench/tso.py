@@ -13,7 +13,7 @@ import resource
 from kvproto import pdpb_pb2
 
 from tests.bench.http2 import Load
-from tests.bench.target import Target, target
+from tests.bench.target import Target, add_flags, server_of, target
 
 
 def main() -> None:
@@ -21,11 +21,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--addr", default="")
-    parser.add_argument("--pid", type=int, default=0)
-    parser.add_argument("--metadata", choices=("etcd", "leveldb"), default="etcd")
+    add_flags(parser)
     arguments = parser.parse_args()
-    with target(arguments.addr, arguments.pid, arguments.metadata) as pd:
+    with target(arguments) as pd:
         print(json.dumps(asyncio.run(_measured(pd, arguments))))
 
 
@@ -44,7 +42,7 @@ async def _measured(pd: Target, arguments: argparse.Namespace) -> dict[str, obje
     )  # fmt: skip
     return {
         "name": "tso",
-        "peer": bool(arguments.addr),
+        "server": server_of(arguments),
         "streams": arguments.streams,
         "count": arguments.count,
         "ops": load.calls * arguments.count,
