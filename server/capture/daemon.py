@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY
-from tidemarkpb.v1 import capture_pb2, changefeed_pb2
+from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2
 
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
@@ -30,6 +30,7 @@ from server.capture.worker.pool import Pool
 from server.capture.worker.processor import WorkersProcessor
 from server.config import setting
 from server.daemon import Endpoints
+from server.dump.service import DumpService
 from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
@@ -89,6 +90,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
             server.add_service(changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds)
+            server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], DumpService(meta))
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)

@@ -10,6 +10,7 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.cli import dump
 from server.cli.changefeed_view import detail, summary
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
@@ -68,6 +69,8 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     create.add_argument("--target-ts", type=int, default=0, help="replicate up to it (default: without end)")
     create.add_argument("--no-confirm", action="store_true", help="do not ask when the start lies more than a day back")
     create.set_defaults(command=create_changefeed)
+
+    dump.add_verbs(verbs, shared)
 
     listed = verbs.add_parser("list", help="all changefeeds", parents=[shared])
     listed.add_argument("-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway")

@@ -21,7 +21,7 @@ import structlog
 
 from server.dump import metrics
 from server.dump.chunk import ChunkQuery, ChunkSize
-from server.dump.job import RUNNING, DumpRecords, Job
+from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.listener import DumpListener, fresh
 from server.dump.progress import Range, TableDump, TableProgress, TableState
 from server.dump.reader import Server, Taken
@@ -33,9 +33,10 @@ from storage.model.errors import CorruptError, InvalidError, TidemarkError, Unav
 T = TypeVar("T")
 ROUNDS_MAX: Final = 2
 _SETTLE_S: Final = 0.3
+_MEASURE_S: Final = 3.0
 _PAUSE_S: Final = (0.2, 5.0)
 _ATTEMPTS: Final = 3
-_THREADS_MAX: Final = 16
+_THREADS_MAX: Final = PARALLEL_MAX + 1
 
 _log = structlog.get_logger(__name__)
 
@@ -72,6 +73,7 @@ class DumpEngine:
         self._server: Server | None = None
         self._paces: dict[int, _Pace] = {}
         self._written: dict[int, TableProgress] = {}
+        self._measured: dict[int, tuple[int, float]] = {}
         self._news = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
 
@@ -288,11 +290,20 @@ class DumpEngine:
         with self._listener.looking():
             for dump in self._listener.all_dumps():
                 dump.settle(checkpoint_ts)
+                self._measure(dump)
             now = {dump.durable.table_id: dump.durable for dump in self._listener.all_dumps()}
         changed = {table_id: each for table_id, each in now.items() if self._written.get(table_id) != each}
         if changed:
             await self._records.put_tables(changed.values())
             self._written |= changed
+
+    def _measure(self, dump: TableDump) -> None:
+        """How fast a table goes, over some seconds."""
+        rows, now = dump.durable.rows, time.monotonic()
+        rows_before, before = self._measured.setdefault(dump.durable.table_id, (rows, now))
+        if now - before >= _MEASURE_S or rows < rows_before:
+            dump.goes_at(int(max(rows - rows_before, 0) / max(now - before, _SETTLE_S)))
+            self._measured[dump.durable.table_id] = rows, now
 
     # The server
 

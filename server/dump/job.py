@@ -21,6 +21,7 @@ from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError
 
 RUNNING, PAUSED = "running", "paused"
+PARALLEL_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,10 @@ class TableDump:
         """The table is in another state."""
         self.durable = replace(self.durable, state=state, error=error)
 
+    def goes_at(self, rows_per_s: int) -> None:
+        """How fast it went lately."""
+        self.durable = replace(self.durable, rows_per_s=rows_per_s)
+
     def planned(self, ranges: tuple[Range, ...], rows_estimated: int) -> None:
         """Reading begins, in these ranges."""
         self._restarted(replace(self.durable, ranges=ranges, rows_estimated=rows_estimated))

@@ -3,8 +3,10 @@
 All are sessions with one server, as a chunk shows what is before a watermark only where that was written.
 """
 
+import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,33 +52,40 @@ class Server:
         self._changefeed = changefeed
         self._options = options
         self._session = log_in(options)
+        self._asking = threading.Lock()
+        """Held while the first session is used: several readers may want to know something."""
         self._idle: list[ChunkReader] = []
         self._open: list[Session] = [self._session]
         watermark.prepare(self._session)
 
     def write(self, unique_identifier: str, kind: int) -> None:
         """Write a watermark; see `watermark.write`."""
-        watermark.write(self._session, self._changefeed, unique_identifier, kind)
+        with self._asking:
+            watermark.write(self._session, self._changefeed, unique_identifier, kind)
 
     def plan(self, table: SourceTable, where: str, parts: int) -> tuple[ChunkQuery, tuple[Range, ...], int]:
         """How a table is read, in which ranges, and about how many rows it has."""
         name = (table.record.schema_name, table.record.table_name)
         query = self.query(table, where)
-        found = self._session.execute(_ROWS, name)
+        found = self._ask(_ROWS, *name)
         rows = int(found[0][0] or 0) if found else 0
         key = [query.table.columns[place] for place in query.table.key_places]
         if rows < SPLIT_ROWS_MIN or len(key) != 1 or key[0].type not in INTEGERS:
             return query, (Range(),), rows
         column = quoted(key[0].name)
         ends = f"SELECT MIN({column}), MAX({column}) FROM {quoted(name[0])}.{quoted(name[1])}"  # noqa: S608 - quoted names
-        least, most = self._session.row(ends)
+        ((least, most),) = self._ask(ends)
         return query, split_ranges(key[0], int(least or 0), int(most or 0), parts), rows
 
     def query(self, table: SourceTable, where: str) -> ChunkQuery:
         """How a table is read."""
         name = (table.record.schema_name, table.record.table_name)
-        collations = dict(self._session.execute(_COLLATIONS, name))
+        collations = dict(self._ask(_COLLATIONS, *name))
         return ChunkQuery(name[0], Table.parse(table.record.table_info), collations, where)
+
+    def _ask(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        with self._asking:
+            return self._session.execute(query, values or None)
 
     def reader(self) -> "ChunkReader":
         """One that nobody uses; give it back by `done`."""
@@ -94,7 +103,8 @@ class Server:
     def close(self) -> None:
         """End all sessions; calls under way fail."""
         for session in self._open:
-            session.raw_socket().close()
+            if session.connection.open:  # else it has broken already
+                session.raw_socket().close()
 
 
 class ChunkReader:

@@ -65,25 +65,29 @@ class DumpServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def StartDump(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Asks for a dump; asking for the very same again while it runs changes nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseDump(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """No more chunks are read, until it is resumed; what was read counts.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeDump(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Goes on behind the last durable chunks; tables that have failed are tried again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestartDump(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Begins anew, with the same options.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
