@@ -17,7 +17,8 @@ changefeed_id VARCHAR(128) NOT NULL UNIQUE, unique_identifier VARCHAR(32) NOT NU
 create_time INT NOT NULL, update_time INT NOT NULL)"""
 UPSERT = """
 INSERT INTO changefeed_dump.changefeed_dump_event
-(changefeed_id, unique_identifier, event_type, create_time, update_time) ('feed', '{0}', {1}, 1, 1) ON DUPLICATE KEY UPDATE unique_identifier = '{0}', event_type = {1}"""
+(changefeed_id, unique_identifier, event_type, create_time, update_time) VALUES ('feed', '{0}', {1}, 1, 1)
+ON DUPLICATE KEY UPDATE unique_identifier = '{0}', event_type = {1}"""
 
 
 class Recording:
