@@ -27,6 +27,7 @@ _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 _clients: dict[tuple[int, str, Credentials], Any] = {}
+_answered: dict[tuple[str, ...], str] = {}
 
 
 def client(uri: str, credentials: Credentials) -> Any:
@@ -46,6 +47,17 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
             raise SourceError("ErrCredentials", f"the token file {credentials.token_file} is empty")
         headers.append((b"authorization", b"Bearer " + token))
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def last_good_first(uris: tuple[str, ...], ask: Callable[[str], T]) -> T:
+    """As `first_answer`, beginning with whoever answered last: an endpoint that is gone is waited for only once."""
+
+    def asked(uri: str) -> T:
+        answer = ask(uri)
+        _answered[uris] = uri
+        return answer
+
+    return first_answer(sorted(uris, key=lambda uri: uri != _answered.get(uris)), asked)
 
 
 def first_answer(uris: Sequence[str], ask: Callable[[str], T]) -> T:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from pyspark_tidemark.connection import RETRYABLE, call_options, client, first_answer
+from pyspark_tidemark.connection import RETRYABLE, call_options, client, first_answer, last_good_first
 from pyspark_tidemark.errors import from_text
 from pyspark_tidemark.options import Options
 
@@ -169,7 +169,7 @@ class Changefeed:
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             return answer
 
-        return first_answer(self._options.endpoints, asked)
+        return last_good_first(self._options.endpoints, asked)
 
 
 def _table(item: dict[str, Any]) -> TableMeta:

@@ -21,6 +21,23 @@ def test_an_unavailable_capture_is_replaced_by_the_next():
     assert asked == ["a", "b"]
 
 
+def test_whoever_answered_last_is_asked_first(monkeypatch):
+    monkeypatch.setattr(connection, "_answered", {})
+    asked, dead = [], {"a"}
+
+    def ask(uri):
+        asked.append(uri)
+        if uri in dead:
+            raise fl.FlightUnavailableError("gone")
+        return uri
+
+    for expected in ("b", "b"):
+        assert connection.last_good_first(("a", "b", "c"), ask) == expected
+    dead.add("b")
+    assert connection.last_good_first(("a", "b", "c"), ask) == "c"
+    assert asked == ["a", "b", "b", "b", "a", "c"]
+
+
 def test_when_all_stay_unavailable_the_last_error_is_told(monkeypatch):
     monkeypatch.setattr(connection, "RETRY_S", 0.0)
 
