@@ -1,0 +1,110 @@
+"""A Flight server whose rows cost nothing to make: the captures' contract over a computed history of one table.
+
+Transaction t (from 1) has TXN_ROWS rows and commits at `base_ts + t` milliseconds. The first rows insert each key,
+later ones update keys in an order that visits all of them. A row is about 200 bytes in 8 columns.
+"""
+
+import base64
+import json
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+TXN_ROWS = 100
+TABLE = "bench.rows"
+_CHUNK_ROWS = 16_384
+_STRIDE = 7_919
+_TEXT = "x" * 80
+SCHEMA = pa.schema(
+    [
+        *(("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())),
+        *(("id", pa.int64()), ("a", pa.int64()), ("b", pa.float64()), ("c", pa.decimal128(12, 2))),
+        *(("d", pa.timestamp("us")), ("e", pa.string()), ("f", pa.string()), ("g", pa.int32())),
+    ]
+)
+
+
+class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
+    """`keys` rows are inserted, then updated; `resolve` lets readers see more transactions."""
+
+    def __init__(self, keys: int) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.base_ms = int(time.time() * 1000)
+        self.committed: dict[int, float] = {}
+        """When readers could first see so many transactions, by a bench that paces them."""
+        self._keys = keys
+        self._transactions = 0
+        self._moved = threading.Condition()
+
+    @property
+    def uri(self) -> str:
+        """Where it listens."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def ts(self, transaction: int) -> int:
+        """The commit_ts of a transaction."""
+        return (self.base_ms + transaction) << 18
+
+    def resolve(self, transactions: int) -> None:
+        """Readers may see so many."""
+        with self._moved:
+            self._transactions = transactions
+            self._moved.notify_all()
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """See docs/format/flight.md."""
+        body = json.loads(action.body.to_pybytes())
+        return [json.dumps(getattr(self, f"_{action.type}")(body)).encode()]
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """The rows of a range."""
+        body = json.loads(ticket.ticket)
+        first, last = (self._transaction(body[name]) * TXN_ROWS for name in ("start", "end"))
+        starts = range(first, last, _CHUNK_ROWS)
+        return fl.GeneratorStream(SCHEMA, (self._rows(start, min(start + _CHUNK_ROWS, last)) for start in starts))
+
+    def _transaction(self, ts: int) -> int:
+        return max(0, (ts >> 18) - self.base_ms)
+
+    def _describe(self, body: dict[str, Any]) -> dict[str, Any]:
+        schema = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
+        table = {"table": TABLE, "table_id": 1, "key": ["id"], "schema": schema, "schema_ts": 0}
+        progress = {"start_ts": self.ts(0), "checkpoint_ts": self.ts(0), "resolved_ts": self.ts(self._transactions)}
+        return {"changefeed": body["changefeed"], "state": "normal", "sink_uri": "", "tables": [table]} | progress
+
+    def _latest(self, body: dict[str, Any]) -> dict[str, Any]:
+        start = self._transaction(body["start"])
+        with self._moved:
+            self._moved.wait_for(lambda: self._transactions > start, body.get("wait_ms", 200) / 1000)
+            most = max(1, body.get("max_rows", 1 << 60) // TXN_ROWS)
+            return {"ts": max(body["start"], self.ts(min(self._transactions, start + most)))}
+
+    def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
+        rows = (self._transaction(body["end"]) - self._transaction(body["start"])) * TXN_ROWS
+        ticket = {"changefeed": body["changefeed"], "table": TABLE, "start": body["start"], "end": body["end"]}
+        part = {"table": TABLE, "locations": [self.uri], "ticket": ticket, "rows": rows, "bytes": 200 * rows}
+        return {"slices": [part] if rows else []}
+
+    def _ack(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"checkpoint_ts": body["ts"]}
+
+    def _rows(self, start: int, stop: int) -> Any:
+        number = np.arange(start, stop, dtype=np.int64)
+        transaction = number // TXN_ROWS + 1
+        ids = np.where(number < self._keys, number, number * _STRIDE % self._keys)
+        text = pa.array([_TEXT] * len(number))
+        columns = [
+            pa.array(np.where(number < self._keys, "insert", "update")),
+            *(pa.array((self.base_ms + transaction) << 18), pa.array(((self.base_ms + transaction) << 18) - 1)),
+            *(pa.array(number % TXN_ROWS), pa.array(ids), pa.array(number), pa.array(number * 0.5)),
+            *(
+                pa.array((number % 10_000).astype(np.int32)).cast(pa.decimal128(12, 2)),
+                pa.array(number, pa.timestamp("us")),
+            ),
+            *(text, text, pa.array((number % 1000).astype(np.int32))),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
