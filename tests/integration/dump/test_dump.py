@@ -1,8 +1,12 @@
 """Dumps of a real MariaDB into a running log: what is there comes, changes meanwhile win, faults lose nothing."""
 
 import asyncio
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from server.capture import keys
 from server.capture.changefeed import status_json
@@ -11,7 +15,7 @@ from server.dump.progress import TableProgress, TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import INSERT
 from tests.integration.mysql.replica import Feed, following
-from tests.mariadb import MariaDb
+from tests.mariadb import MariaDb, running_mariadb
 
 Rows = dict[Any, dict[str, Any]]
 WAIT_S = 40.0
@@ -19,7 +23,7 @@ WAIT_S = 40.0
 
 async def acknowledge(meta: EtcdMeta, feed: Feed) -> None:
     """The reader is as far as the log."""
-    resolved = min(feed.target.resolved.values(), default=0)
+    resolved = max(feed.target.resolved.values(), default=0)  # those of dropped tables stand
     await meta.put(keys.status("feed"), status_json(resolved))
 
 
@@ -131,3 +135,157 @@ async def test_under_churn_the_target_equals_the_source_and_no_row_goes_back(mar
         assert found[name].state is TableState.DONE
         await feed.until(lambda: applied(feed, name) == source(mariadb, name, ("id", "version", "name")))
         assert found[name].chunks > 3
+
+
+async def test_ddl_and_faults_meet_their_own_table_only(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    database = mariadb.database()
+    names = {kind: f"{database}.{kind}" for kind in ("altered", "truncated", "dropped", "refused", "plain")}
+    mariadb.execute(
+        f"USE {database}", *(f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)" for name in names.values())
+    )
+    for name in names.values():
+        mariadb.execute(f"USE {database}", f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_6000")
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        await start(meta, where={names["refused"]: "no_such_column > 1", names["plain"]: "id > 100"}, rows_per_s=4000)
+        await until(meta, feed, lambda found: any(each.rows > 0 for each in found.values()))
+        mariadb.execute(
+            f"ALTER TABLE {names['altered']} ADD COLUMN more VARCHAR(9) DEFAULT 'x' FIRST, MODIFY version BIGINT",
+            f"UPDATE {names['altered']} SET version = 1 WHERE id % 2",
+            f"TRUNCATE TABLE {names['truncated']}",
+            f"INSERT INTO {names['truncated']} VALUES (1, 7)",
+            f"DROP TABLE {names['dropped']}",
+        )
+        found = await until(meta, feed, over)
+        assert {kind: found[name].state for kind, name in names.items()} == {
+            "altered": TableState.DONE,
+            "truncated": TableState.DONE,
+            "dropped": TableState.DROPPED,
+            "refused": TableState.FAILED,
+            "plain": TableState.DONE,
+        }
+        assert "no_such_column" in found[names["refused"]].error
+        assert len(applied(feed, names["plain"])) == 5900
+        wanted = source(mariadb, names["altered"], ("more", "id", "version"))
+        await feed.until(lambda: len(applied(feed, names["altered"])) == len(wanted))
+        held = applied(feed, names["altered"])
+        assert {key: row["version"] for key, row in held.items()} == {
+            key: row["version"] for key, row in wanted.items()
+        }
+        truncate_ts = next(change.commit_ts for change in feed.target.changes if change.truncated)
+        span = next(span for span, each in feed.target.versions.items() if each[-1][1].name == names["truncated"])
+        after = [row["id"] for row in feed.target.changes_of(span) if row["_commit_ts"] > truncate_ts]
+        assert set(after) == {1}
+
+
+async def test_paused_dumps_read_nothing_and_failed_tables_are_tried_again(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    database = mariadb.database()
+    name = f"{database}.t"
+    mariadb.execute(f"USE {database}", f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)")
+    mariadb.execute(f"USE {database}", f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_500")
+    records = DumpRecords(meta, "feed")
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        job = await start(meta, where={name: "version = oops"})
+        found = await until(meta, feed, over)
+        assert found[name].state is TableState.FAILED
+        mariadb.execute(f"ALTER TABLE {name} ADD COLUMN oops INT DEFAULT 0")
+        await feed.until(lambda: bool(feed.target.changes))
+        await records.put_job(job, replace(job, attempt=1))
+        found = await until(meta, feed, lambda found: found[name].state is TableState.DONE)
+        assert len(applied(feed, name)) == 500
+
+
+async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(meta: EtcdMeta) -> None:
+    """MYSQL.md §6 (a): semi-sync AFTER_SYNC makes the gap seconds long; a position read as low watermark is wrong."""
+    flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=2500")
+    with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
+        server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF", "CREATE DATABASE shop")
+        server.execute("CREATE TABLE shop.t (id INT PRIMARY KEY, version INT)", "INSERT INTO shop.t VALUES (1, 1)")
+        async with following(server.uri + "?idle-row-ms=300", meta, "shop.*") as feed:
+            server.execute("SET GLOBAL rpl_semi_sync_master_enabled=ON")
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.to_thread(server.execute, "UPDATE shop.t SET version = 2"))
+                await feed.seen("shop.t", 1)  # it is in the log
+                ((seen,),) = server.execute("SELECT version FROM shop.t")
+                assert seen == 1, "but SELECT does not see it yet"
+                await start(meta)
+            found = await until(meta, feed, over)
+            assert found["shop.t"].state is TableState.DONE
+            assert applied(feed, "shop.t") == {1: {"id": 1, "version": 2}}
+
+
+async def test_a_compressed_log_and_a_dump_miss_nothing(meta: EtcdMeta) -> None:
+    """MYSQL.md §6 (b)."""
+    with running_mariadb("--log-bin-compress=ON", "--log-bin-compress-min-len=10") as server:
+        server.execute(
+            "CREATE DATABASE shop",
+            "USE shop",
+            "CREATE TABLE t (id INT PRIMARY KEY, version INT, name VARCHAR(300))",
+            "INSERT INTO t SELECT seq, 0, REPEAT('n', 200) FROM seq_0_to_4999",
+        )
+        async with following(server.uri + "?idle-row-ms=300", meta, "shop.*") as feed:
+            stop = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(churn(server, "shop.t", stop, 5000))
+                await start(meta)
+                await until(meta, feed, over)
+                stop.set()
+            await feed.until(lambda: applied(feed, "shop.t") == source(server, "shop.t", ("id", "version", "name")))
+
+
+@pytest.mark.timeout(150)
+async def test_whatever_is_cut_off_in_between_is_read_again(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    """The process ends at any moment, again and again, under churn, and begins at a checkpoint behind the reader."""
+    chance = random.Random(20261121)
+    database = mariadb.database()
+    name = f"{database}.t"
+    mariadb.execute(
+        f"USE {database}",
+        f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT, name VARCHAR(300))",
+        f"INSERT INTO {name} SELECT seq, 0, 'first' FROM seq_0_to_2999",
+    )
+    stop, replica = asyncio.Event(), _Replica()
+    await start(meta, rows_per_s=3000)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(churn(mariadb, name, stop, 3000))
+        for _ in range(8):
+            await replica.run(mariadb, meta, f"{database}.*", chance)
+        stop.set()
+    await replica.run(mariadb, meta, f"{database}.*", None)
+    wanted = source(mariadb, name, ("id", "version", "name"))
+    assert replica.rows == wanted
+
+
+class _Replica:
+    """A reader that outlives the process, and remembers how far it is."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = {}
+        self.at_ts = self.checkpoint_ts = 0
+
+    async def run(self, mariadb: MariaDb, meta: EtcdMeta, rule: str, chance: random.Random | None) -> None:
+        """One life of the process; without chance until the dump is done."""
+        lasts = asyncio.get_running_loop().time() + (chance.random() * 1.5 if chance else WAIT_S)
+        async with following(mariadb.uri, meta, rule, start_ts=self.checkpoint_ts) as feed:
+            self.at_ts = self.at_ts or feed.start_ts
+            self.checkpoint_ts = self.checkpoint_ts or feed.start_ts
+            quiet = 0
+            while asyncio.get_running_loop().time() < lasts and quiet < 10:
+                await asyncio.sleep(0.05)
+                self._take(feed)
+                if chance is None or chance.random() < 0.5:
+                    self.checkpoint_ts = max(self.checkpoint_ts, self.at_ts)
+                    await meta.put(keys.status("feed"), status_json(self.checkpoint_ts))
+                quiet = quiet + 1 if chance is None and over(await progress(meta)) else 0
+
+    def _take(self, feed: Feed) -> None:
+        (span,) = feed.target.versions
+        end = feed.target.resolved.get(span, 0)
+        for change in feed.target.changes_of(span):
+            if not self.at_ts < change["_commit_ts"] <= end:
+                continue
+            row = {column: value for column, value in change.items() if not column.startswith("_")}
+            old = self.rows.pop(row["id"], None)
+            if change["_op"] != "delete":
+                assert old is None or old["version"] <= row["version"], (old, change)
+                self.rows[row["id"]] = row
+        self.at_ts = max(self.at_ts, end)
