@@ -23,7 +23,7 @@ _COLUMNS = (("NODE", "nodeId"), ("HOST", "host"), ("STATE", "state"), ("MAX COMM
 
 
 class NodeUnknownError(NotFoundError):
-    """No pump of that name is registered."""
+    """No pump or drainer of that name is registered."""
 
     code = "ErrPumpUnknown"
 
@@ -42,12 +42,14 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         left = verbs.add_parser(verb, aliases=[f"{verb}-pump"], help=text, parents=[shared])
         left.add_argument("--node-id", required=True, help="the pump's name in `pump list`")
         left.set_defaults(command=change_state, action=action)
-    updated = verbs.add_parser(
-        "update", aliases=["update-pump"], help="only write a dead pump's state into the registry", parents=[shared]
-    )
-    updated.add_argument("--node-id", required=True, help="the pump's name in `pump list`")
-    updated.add_argument("--state", required=True, choices=_STATES, help="what TiDB is told")
-    updated.set_defaults(command=update)
+    for kind, noun, aliases in (("pumps", "pump", ["update-pump"]), ("drainers", "drainer", [])):
+        verb = "update" if aliases else f"update-{noun}"
+        updated = verbs.add_parser(
+            verb, aliases=aliases, help=f"only write a dead {noun}'s state into the registry", parents=[shared]
+        )
+        updated.add_argument("--node-id", required=True, help=f"the {noun}'s name in `pump {kind}`")
+        updated.add_argument("--state", required=True, choices=_STATES, help="what TiDB and pumps are told")
+        updated.set_defaults(command=update, kind=kind)
 
 
 async def list_nodes(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -60,7 +62,7 @@ async def list_nodes(remote: Remote, arguments: argparse.Namespace) -> Output:
 async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Ask a living pump to leave."""
     async with _registry(remote) as meta:
-        entry = await _entry(meta, arguments.node_id)
+        entry = await _entry(meta, "pumps", arguments.node_id)
     try:
         async with connect(entry["host"], remote.security) as channel:
             request = pb.ChangeStateRequest(node_id=arguments.node_id, action=arguments.action)
@@ -71,18 +73,18 @@ async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 
 async def update(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Change the registry entry; a living pump writes its own state over it."""
+    """Change the registry entry; a living pump or reader writes its own state over it."""
     async with _registry(remote) as meta:
-        entry = await _entry(meta, arguments.node_id) | {"state": arguments.state}
-        await meta.put(_key(arguments.node_id), json.dumps(entry, separators=(",", ":")).encode())
+        entry = await _entry(meta, arguments.kind, arguments.node_id) | {"state": arguments.state}
+        await meta.put(_key(arguments.kind, arguments.node_id), json.dumps(entry, separators=(",", ":")).encode())
     return Output(entry)
 
 
-async def _entry(meta: Meta, node_id: str) -> dict[str, Any]:
-    pairs = [pair for pair in await meta.get_prefix(_key(node_id)) if pair.key == _key(node_id)]
-    if not pairs:
-        raise NodeUnknownError(f"no pump {node_id} is registered; see `tidemark cli pump list`")
-    entry: dict[str, Any] = json.loads(pairs[0].value)
+async def _entry(meta: Meta, kind: str, node_id: str) -> dict[str, Any]:
+    pair = await meta.get(_key(kind, node_id))
+    if pair is None:
+        raise NodeUnknownError(f"{node_id} is none of the registered ones; see `tidemark cli pump {kind}`")
+    entry: dict[str, Any] = json.loads(pair.value)
     return entry
 
 
@@ -92,5 +94,5 @@ async def _registry(remote: Remote) -> AsyncIterator[Meta]:
         yield meta
 
 
-def _key(node_id: str) -> bytes:
-    return _PREFIX + b"pumps/" + node_id.encode()
+def _key(kind: str, node_id: str) -> bytes:
+    return _PREFIX + kind.encode() + b"/" + node_id.encode()
