@@ -195,6 +195,7 @@ def _run(arguments: Arguments, out: IO[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
         job.run(spark, start_ts)
+        keeper.close()
         spark.stop()
     return EXIT_OK
 

@@ -83,6 +83,9 @@ class ChangelogTarget:
     def maintain(self, kept: Kept) -> Health | None:
         """Nothing: a changelog is kept as it is."""
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
     def _directory(self, table: TableMeta) -> Path:
         return Path(table_path(self._root, table.name))
 

@@ -55,6 +55,10 @@ class Keeper:
             return None
         return dataclasses.asdict(found) | _ratios(found) | {"seconds": round(time.monotonic() - began, 3)}
 
+    def close(self) -> None:
+        """Wait for what is under way beside the cuts."""
+        self._target.close()
+
 
 def _ratios(found: Health) -> dict[str, float]:
     return {

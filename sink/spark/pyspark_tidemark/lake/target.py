@@ -94,6 +94,9 @@ class Target(Protocol):
     def maintain(self, kept: Kept) -> Health | None:
         """Do what may wait between cuts, for a bounded time or beside them; None: there was nothing to do."""
 
+    def close(self) -> None:
+        """Wait for what is under way."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TargetUri:

@@ -102,6 +102,9 @@ class DeltaTarget:
         """Compact, and remove files that no kept cut needs: Delta goes by time, not by version."""
         return self._maintenance.run(kept)
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
     def _forget(self, name: str) -> None:
         """A directory is gone: neither we nor Delta's cache of logs may know it any more."""
         self._way.forget(name)

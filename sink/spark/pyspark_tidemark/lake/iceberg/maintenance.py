@@ -5,21 +5,29 @@ so deletes of later cuts apply to them as they would have to the files that they
 others, for the time that takes.
 """
 
+import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.target import Health, Kept
 
+_log = logging.getLogger(__name__)
+
 SMALL_FILE_BYTES = 16 << 20
 _EXPIRE_EVERY_COMMITS = 16
+MOST_SNAPSHOTS = 500
+"""Each commit writes the list of all snapshots anew, so it must not grow with the retention."""
 _REST = 5.0
 """A rewrite begins no sooner than so many times the last one's duration after it."""
 
@@ -54,7 +62,7 @@ class Maintenance:
             if not self._running.done():
                 return None
             done, self._running = self._running, None
-            return done.result()
+            return _result(done)
         if not self._compact_every or time.monotonic() < self._not_before:
             return None
         name = max(self._commits, key=lambda found: self._commits[found], default=None)
@@ -106,7 +114,8 @@ class Maintenance:
             table = self._catalog.load(name)
             current = table.currentSnapshot().snapshotId()
             old = [int(found.snapshotId()) for found in table.snapshots()]
-            gone = [found for found in old if found not in needed and found != current]
+            kept = needed & set(old[-MOST_SNAPSHOTS:]) | {current}
+            gone = [found for found in old if found not in kept]
             if len(gone) < _EXPIRE_EVERY_COMMITS:
                 return
             update = table.expireSnapshots()
@@ -122,3 +131,12 @@ class Maintenance:
         small = sum(task.file().fileSizeInBytes() < SMALL_FILE_BYTES for task in tasks)
         deleted = int(summary.get("total-equality-deletes") or 0)
         return Health(len(tasks), small, int(summary.get("total-records") or 0), deleted)
+
+
+def _result(done: Future[Health]) -> Health | None:
+    """What a piece of work found; if it failed, the next one may do better, and the cuts need not stop for it."""
+    try:
+        return done.result()
+    except (SourceError, PySparkException, Py4JError, OSError) as err:
+        _log.warning("maintenance failed and will be tried again: %s", err)
+        return None

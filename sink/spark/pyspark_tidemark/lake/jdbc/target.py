@@ -128,6 +128,9 @@ class JdbcTarget:
     def maintain(self, kept: Kept) -> Health | None:
         """Nothing: databases look after themselves."""
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
     def _definition(self, table: TableMeta) -> str:
         schema, key = lake_schema(table, self._mode), lake_key(table, self._mode)
         primary = f", PRIMARY KEY ({', '.join(self._database.quoted(name) for name in key)})"
