@@ -83,19 +83,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="row changes in the log")
     parser.add_argument("--lag-rows", type=int, default=300, help="single rows whose lag is measured")
+    parser.add_argument("--checksum", choices=("verify", "trust"), default="verify", help="the source's option")
     parser.add_argument("--compress", action="store_true", help="with log_bin_compress=ON")
     arguments = parser.parse_args()
     flags = ["--log-bin-compress=ON"] if arguments.compress else []
     with running_mariadb(*flags) as server, tempfile.TemporaryDirectory() as directory:
         server.execute("CREATE DATABASE shop", TABLE)
         result = asyncio.run(measured(server, Path(directory), arguments))
-    print(json.dumps({"bench": "mysql_log", "compress": arguments.compress, **result}))
+    print(json.dumps({"bench": "mysql_log", "compress": arguments.compress, "checksum": arguments.checksum, **result}))
 
 
 async def measured(server: MariaDb, directory: Path, arguments: argparse.Namespace) -> dict[str, object]:
     """Throughput of a log that is there already, then lag of what is written while it is followed."""
     async with EmbeddedEtcd.open(directory) as etcd:
-        source = MySqlSource("bench", MySqlOptions.of(SourceUri.parse(f"{server.uri}?idle-row-ms=0")), EtcdMeta(etcd))
+        source = MySqlSource(
+            "bench",
+            MySqlOptions.of(SourceUri.parse(f"{server.uri}?idle-row-ms=0&checksum={arguments.checksum}")),
+            EtcdMeta(etcd),
+        )
         start_ts = await source.now()
         records = [each for each in await source.snapshot(start_ts) if each.name == "shop.orders"]
         total = await asyncio.to_thread(write, server, arguments.rows)

@@ -1,7 +1,7 @@
 """How a `mysql://` source is reached: servers, login, TLS, and how its log is read. Pure.
 
     mysql://user@host[:port][,host[:port]…]?password-file=/path&tls=verify&ca=/path&cert=/path&key=/path
-        &server-id=1700000000&heartbeat-ms=1000&connect-timeout-s=10
+        &server-id=1700000000&heartbeat-ms=1000&connect-timeout-s=10&idle-row-ms=3000&checksum=verify
 
 With several hosts the first that answers is read; all must have the same history (GTIDs).
 """
@@ -23,6 +23,7 @@ _OPTIONS = (
     "heartbeat-ms",
     "connect-timeout-s",
     "idle-row-ms",
+    "checksum",
 )
 _SERVER_ID_MAX = (1 << 32) - 1
 
@@ -42,6 +43,8 @@ class MySqlOptions:
     heartbeat_ms: int = 1000
     """How often an idle server shows that it lives; three of them missing end the connection."""
     connect_timeout_s: float = 10.0
+    checksum: str = "verify"
+    """`trust` leaves the comparing of events with their checksums out, which takes half of the CPU."""
     idle_row_ms: int = 3000
     """After so long without any transaction a heartbeat row is written, so that cuts move on."""
 
@@ -57,9 +60,7 @@ class MySqlOptions:
             raise SourceUriError("a mysql:// source needs a user and a server: mysql://user@host:3306")
         if uri.path.strip("/"):
             raise SourceUriError("a mysql:// source has no path; choose tables by --filter 'schema.*'")
-        tls = uri.options.get("tls", "verify" if "ca" in uri.options else "off")
-        if tls not in _TLS:
-            raise SourceUriError(f"tls={tls!r} in the source URI: it is one of {', '.join(_TLS)}")
+        tls = _one_of(uri, "tls", _TLS[::-1] if "ca" in uri.options else _TLS)
         if tls.startswith("verify") and "ca" not in uri.options:
             raise SourceUriError(f"tls={tls} needs ca=/path, the certificates to check the server against")
         if ("cert" in uri.options) != ("key" in uri.options):
@@ -72,11 +73,20 @@ class MySqlOptions:
             ca=uri.options.get("ca", ""),
             cert=uri.options.get("cert", ""),
             key=uri.options.get("key", ""),
+            checksum=_one_of(uri, "checksum", ("verify", "trust")),
             server_id=_number(uri, "server-id", 0, 1, _SERVER_ID_MAX),
             heartbeat_ms=_number(uri, "heartbeat-ms", 1000, 50, 60_000),
             connect_timeout_s=_number(uri, "connect-timeout-s", 10, 1, 600),
             idle_row_ms=_number(uri, "idle-row-ms", 3000, 0, 3_600_000),
         )
+
+
+def _one_of(uri: SourceUri, name: str, known: tuple[str, ...]) -> str:
+    """The option, by default the first of the known values."""
+    text = uri.options.get(name, known[0])
+    if text not in known:
+        raise SourceUriError(f"{name}={text!r} in the source URI: it is one of {', '.join(known)}")
+    return text
 
 
 def _number(uri: SourceUri, name: str, default: int, least: int, most: int) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 from server.puller.mysql.errors import LogDamagedError
 from server.puller.mysql.refusal import of_packet
 from storage.mysql.buffer import PAD_BYTES
-from storage.mysql.event import PACKET_BYTES_MAX, Events, split_events, split_packets
+from storage.mysql.event import PACKET_BYTES_MAX, Events, check_events, split_events, split_packets
 
 _HEAD = struct.Struct("<I")
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
@@ -24,6 +24,8 @@ class Packets:
     """What has arrived; `checksums` says whether a CRC32 follows each event, as was agreed with the server."""
 
     checksums: bool
+    verify: bool = False
+    """Compare each event with its checksum: half of the CPU of reading a log of small transactions."""
     ended: bool = False
     """The server has sent all it has, as it was asked to."""
     _rest: bytes = b""
@@ -41,7 +43,7 @@ class Packets:
         """The events that are whole by now, in order, in one or more buffers.
 
         Raises:
-            CorruptError: the bytes are no packets of events.
+            CorruptError: the bytes are no packets of events, or not those that the server wrote.
             TidemarkError: the server sent an error; what it means.
         """
         data = b"".join((self._rest, arrived, bytes(PAD_BYTES)))
@@ -51,7 +53,7 @@ class Packets:
             if self._waiting is None:
                 events, at = split_packets(data, checksums=self.checksums, begin=at, end=end)
                 if len(events):
-                    found.append(events)
+                    found.append(self._checked(events))
             if end - at < _HEAD.size or at + _HEAD.size + _size(data, at) > end:
                 self._rest = data[at:end]
                 return found
@@ -69,7 +71,12 @@ class Packets:
         self._waiting.append(body)
         if sum(map(len, self._waiting)) > EVENT_BYTES_MAX:
             raise LogDamagedError(f"an event of the log has more than {EVENT_BYTES_MAX} bytes")
-        return [] if goes_on else [self._joined()]
+        return [] if goes_on else [self._checked(self._joined())]
+
+    def _checked(self, events: Events) -> Events:
+        if self.checksums and self.verify:
+            check_events(events)
+        return events
 
     def _begins(self, body: bytes, *, goes_on: bool) -> bool:
         """Whether a long event begins, or the log ends; anything else is an error."""

@@ -151,7 +151,7 @@ def open_stream(
             _check_answer(raw)
         raw.sendall(request)
     silent_s = max(_SILENT_S, _SILENT_HEARTBEATS * options.heartbeat_ms / 1000)
-    return LogStream(session, Packets(checksums=checksums), silent_s)
+    return LogStream(session, Packets(checksums=checksums, verify=options.checksum == "verify"), silent_s)
 
 
 def _prepare(session: Session, place: LogPlace, options: MySqlOptions) -> bool:

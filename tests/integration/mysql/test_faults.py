@@ -90,7 +90,7 @@ async def test_a_server_without_the_transactions_read_is_refused_and_nothing_is_
         primary.execute("INSERT INTO a.t VALUES (1)")
         async with following(primary.uri, meta, "a.*") as feed:
             tables = all_tables(feed)
-        with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(LogBehindError, match="nothing is rewound"))):
+        with pytest.RaisesGroup(pytest.RaisesExc(LogBehindError, match="nothing is rewound"), flatten_subgroups=True):
             async with following(replica.uri, meta, "a.*", start_ts=feed.start_ts, tables=tables) as again:
                 await ended(again)
 
@@ -102,7 +102,7 @@ async def test_a_purged_log_is_a_named_state_with_the_way_out(meta: EtcdMeta) ->
             tables = all_tables(feed)
         server.execute("INSERT INTO a.t VALUES (1)", "FLUSH LOGS", "INSERT INTO a.t VALUES (2)", "FLUSH LOGS")
         await asyncio.to_thread(purge, server, "binlog.000003")
-        with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(LogPurgedError, match="dump its tables"))):
+        with pytest.RaisesGroup(pytest.RaisesExc(LogPurgedError, match="dump its tables"), flatten_subgroups=True):
             async with following(server.uri, meta, "a.*", start_ts=feed.start_ts, tables=tables) as again:
                 await ended(again)
 
@@ -138,7 +138,7 @@ async def test_wrong_credentials_and_missing_privileges_are_named(
         async with following(uri, meta, "x.*"):
             pass
     mariadb.execute(f"GRANT BINLOG MONITOR ON *.* TO {name}")
-    with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(MySqlPrivilegeError, match="REPLICATION SLAVE"))):
+    with pytest.RaisesGroup(pytest.RaisesExc(MySqlPrivilegeError, match="REPLICATION SLAVE"), flatten_subgroups=True):
         async with following(uri, meta, "x.*") as feed:
             await ended(feed)
     secret.write_text("wrong\n")

@@ -100,6 +100,7 @@ def test_options_of_the_uri_are_read() -> None:
         ("mysql://u@h?tls=perhaps", "one of off"),
         ("mysql://u@h?tls=verify", "needs ca="),
         ("mysql://u@h?cert=/c", "belong together"),
+        ("mysql://u@h?checksum=no", "one of verify, trust"),
         ("mysql://u@h?server-id=0", "from 1 to"),
         ("mysql://u@h?heartbeat-ms=x", "whole number"),
         ("mysql://u@h?colour=red", "no option colour"),

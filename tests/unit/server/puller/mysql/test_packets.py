@@ -1,6 +1,7 @@
 """Packets of a log connection, however they arrive: whole, in parts, beyond 16 MB, with errors among them."""
 
 import struct
+import zlib
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from server.puller.mysql import commands
 from server.puller.mysql.errors import LogBehindError, LogDamagedError, LogPurgedError, ServerIdTakenError
 from server.puller.mysql.packets import Packets
 from storage.model.errors import CorruptError
+from storage.mysql.errors import EventChecksumError
 from storage.mysql.event import PACKET_BYTES_MAX, EventType
 from tests.unit.storage.mysql.encode import event
 
@@ -44,6 +46,16 @@ def test_an_event_of_16_mb_is_joined(extra: int) -> None:
         parts.append(b"")
     stream = b"".join(map(packet, parts)) + packet(b"\0" + event(EventType.XID, b"after"))
     assert [len(each) for each in bodies(Packets(checksums=False), stream, [7, 1 << 20])] == [len(body), 5]
+
+
+def test_a_damaged_event_is_seen_by_its_checksum_unless_it_is_trusted() -> None:
+    whole = event(EventType.XID, b"body" + bytes(4))
+    crc = struct.pack("<I", zlib.crc32(whole[:-4]))
+    for damage, verify in ((False, True), (True, False)):
+        data = packet(b"\0" + whole[:-4] + crc).replace(b"body", b"bodi" if damage else b"body")
+        assert len(bodies(Packets(checksums=True, verify=verify), data, [])) == 1
+    with pytest.raises(EventChecksumError):
+        Packets(checksums=True, verify=True).take(packet(b"\0" + whole[:-4] + crc).replace(b"body", b"bodi"))
 
 
 def error(number: int, text: str) -> bytes:
