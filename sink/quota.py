@@ -33,7 +33,7 @@ class QuotaLedger:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
-        self._accounts: dict[Span, _Account] = {}
+        self._accounts: dict[Span, _Account | None] = {}  # made by the first record: most tables have none
 
     def has_room(self, size: int) -> bool:
         """Whether there is so much memory; when nothing is taken there always is."""
@@ -57,14 +57,15 @@ class QuotaLedger:
 
     def add_table(self, span: Span) -> None:
         """Open an account."""
-        self._accounts.setdefault(span, _Account())
+        self._accounts.setdefault(span, None)
 
     def record(self, span: Span, resolved: ResolvedTs, size: int) -> None:
         """Acquired memory is the table's until it is released up to `resolved`; nobody's if the table left."""
-        account = self._accounts.get(span)
-        if account is None:
+        if span not in self._accounts:
             self.refund(size)
             return
+        account = self._accounts[span] or _Account()
+        self._accounts[span] = account
         assert not account.resolved or account.resolved[-1] <= resolved, "records of a table must ascend"
         account.resolved.append(resolved)
         account.sizes.append(size)
@@ -78,11 +79,14 @@ class QuotaLedger:
         freed = sum(account.sizes[:count])
         del account.resolved[:count], account.sizes[:count]
         self.refund(freed)
+        if not account.sizes:
+            self._accounts[span] = None
         return freed
 
     def remove_table(self, span: Span) -> int:
         """Free all records of the table and close its account; returns the bytes."""
-        freed = sum(self._accounts.pop(span, _Account()).sizes)
+        freed = self.recorded_bytes(span)
+        self._accounts.pop(span, None)
         self.refund(freed)
         return freed
 
