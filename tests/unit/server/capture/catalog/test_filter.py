@@ -22,6 +22,7 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, 
         ([r"/^s\d{2,}$/./^t\d+$/"], ["s12.t3"], ["s1.t3", "s12.t", "as12.t3"]),
         (["/s/.t"], ["usual.t"], ["x.t"]),
         ([r"a\*.b"], ["a*.b"], ["ax.b"]),
+        (["[^-].[--a]", "[+--].x"], ["^.a", "-.-", "+.x", "-.x"], ["a.b", "b.x"]),
     ],
 )
 def test_the_last_rule_that_matches_decides(rules, taken, left):
