@@ -170,6 +170,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(arguments: Arguments, out: IO[str]) -> int:
     changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
     with opened_manifest(arguments) as manifest:
+        _check_mode(arguments, manifest)
         start_ts = _start_ts(changefeed, manifest)
         if arguments.until_ts is not None and start_ts >= arguments.until_ts:
             return EXIT_OK
@@ -198,6 +199,15 @@ def _run(arguments: Arguments, out: IO[str]) -> int:
         keeper.close()
         spark.stop()
     return EXIT_OK
+
+
+def _check_mode(arguments: Arguments, manifest: Manifest) -> None:
+    """Tables of one mode are not those of another."""
+    last = manifest.last
+    if last is not None and last.mode not in (None, arguments.mode):
+        raise SourceError(
+            "ErrTargetMode", f"this lake is kept with --mode {last.mode}, not {arguments.mode}; choose another --target"
+        )
 
 
 def _start_ts(changefeed: Changefeed, manifest: Manifest) -> int:

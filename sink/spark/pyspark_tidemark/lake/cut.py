@@ -7,7 +7,7 @@ a cut that stands in the manifest is only acknowledged again.
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 from pyspark_tidemark.errors import SourceError
@@ -116,7 +116,9 @@ class CutApplier:
         first = self._manifest.last is None
         names = sorted(tables if first else slices.keys() | crossed.changed)
         work = [(tables[name], start_ts, end_ts, slices.get(name, [])) for name in names]
-        return list(self._pool.map(lambda arguments: self._apply_table(*arguments), work))
+        writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]
+        wait(writing)  # when one has failed, too: nobody else may write before all have ended
+        return [table.result() for table in writing]
 
     def _apply_table(self, table: TableMeta, start_ts: int, end_ts: int, slices: list[Slice]) -> TableCut:
         position = self._positions.get(table.name)
