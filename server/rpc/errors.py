@@ -26,6 +26,12 @@ class StatusError(TidemarkError):
         return self.message
 
 
+def unknown(method: str) -> str:
+    """What gRPC says of a method, `/package.Service/Method`, that nobody serves."""
+    service, _, name = method.removeprefix("/").rpartition("/")
+    return f"unknown method {name} for service {service}"
+
+
 def status_of(err: TidemarkError) -> tuple[grpc.StatusCode, str]:
     """The status code and details a client sees for `err`."""
     if isinstance(err, StatusError):

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from server.rpc.credentials import SecurityConfig, server_credentials, server_tls
 from server.rpc.engine import Engine, chosen
+from server.rpc.errors import unknown
 from server.rpc.front import BatchHandler, Route
 from server.rpc.handlers import method_handlers
 from server.rpc.http2.server import NativeServer
@@ -70,6 +71,7 @@ class _GrpcioServer:
             raise OSError(str(err)) from err
 
     async def start(self, _tasks: asyncio.TaskGroup) -> None:
+        self._server.add_generic_rpc_handlers((_Unknown(),))
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
@@ -118,7 +120,6 @@ class RpcServer:
             PortInUseError: the address is taken or not ours.
         """
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(ReflectionServicer(self._names), self._server)
-        self._server.add_generic_rpc_handlers((_Unknown(),))
         port = self._bind(addr)
         bound = f"{addr.rpartition(':')[0]}:{port}"
         async with asyncio.TaskGroup() as tasks:
@@ -149,8 +150,7 @@ class _Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """A handler that refuses."""
-        service, _, method = handler_call_details.method.removeprefix("/").rpartition("/")
-        text = f"unknown method {method} for service {service}"
+        text = unknown(handler_call_details.method)
 
         async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)

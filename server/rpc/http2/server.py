@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import structlog
 
-from server.rpc.errors import StatusError
+from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
 from server.rpc.http2 import metrics
 from server.rpc.http2.batched import BatchedCall, BatchedStream
@@ -142,7 +142,7 @@ class NativeServer:
             handler = generic.service(head)
             if handler is not None:
                 return handler
-        raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {head.method}")
+        raise StatusError(grpc.StatusCode.UNIMPLEMENTED, unknown(head.method))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None

@@ -1,6 +1,7 @@
 """The native listener over real sockets: what gRPC's own one does otherwise, or not at all."""
 
 import asyncio
+import gc
 import os
 import socket
 import ssl
@@ -21,11 +22,14 @@ from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
 from server.rpc.front import Answer
 from server.rpc.http2 import frames
+from server.rpc.http2.connection import Connection
+from server.rpc.http2.link import Link
 from server.rpc.http2.sockets import listening
+from server.rpc.http2.stream import Stream
 from server.rpc.limits import Limits
 from server.rpc.server import PortInUseError, RpcServer
 from tests.unit.server.certificates import Certificates
-from tests.unit.server.rpc.http2.wire import Client
+from tests.unit.server.rpc.http2.wire import Client, data
 
 TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
 GET, COMMANDS = "/tikvpb.Tikv/RawGet", "/tikvpb.Tikv/BatchCommands"
@@ -222,6 +226,37 @@ async def test_random_bytes_over_sockets_hurt_nobody_else() -> None:
                         await reader.read()
             writer.close()
         assert await get(channel) == b"k"
+
+
+async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
+    class Waits:
+        async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for request in requests:
+                yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
+
+    server = RpcServer(engine=Engine.NATIVE)
+    server.add_service(TIKV, Waits(), {"KvGet": echo})
+    async with server.listen("127.0.0.1:0") as bound:
+        host, _, port = bound.rpartition(":")
+        for number in range(20):
+            client = Client(ready=False)
+            calls = b"".join(client.headers(one, path=COMMANDS) + data(one, b"\0\0\0") for one in range(1, 41, 2))
+            resets = b"".join(frames.rst_stream(one, frames.ErrorCode.CANCEL) for one in range(1, 21, 2))
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(frames.PREFACE + frames.settings({}) + calls + resets * (number % 2))
+            await writer.drain()
+            await reader.read(9)
+            if number % 3:
+                writer.transport.abort()
+            writer.close()
+        del client
+        native: Any = server._server
+        async with asyncio.timeout(10):
+            while native._links or native._tasks or native._calls:  # noqa: ASYNC110 - nobody tells the last end
+                await asyncio.sleep(0.01)
+        assert native._held == 0
+        gc.collect()
+        assert not [one for one in gc.get_objects() if isinstance(one, Stream | Link | Connection)]
 
 
 async def test_a_peer_that_never_reads_is_not_read_either() -> None:
