@@ -21,7 +21,7 @@ from storage.mysql.compressed import expand
 from storage.mysql.rows import TableMaps
 
 _PROBE: Final = "tidemark-source-check"
-_PROBE_S: Final = 15.0
+_PROBE_S: Final = 5.0
 _CASCADES = """
 SELECT constraint_schema, table_name, constraint_name, CONCAT('ON DELETE ', delete_rule, ' ON UPDATE ', update_rule)
 FROM information_schema.referential_constraints
