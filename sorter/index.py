@@ -62,14 +62,13 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
 class TableIndex:
     """The blocks of one incarnation of a table; the caller serialises the calls."""
 
-    __slots__ = ("_database", "_dead_ts", "_prefix", "_widest", "blocks", "table_id", "unique_id")
+    __slots__ = ("_database", "_dead_ts", "_widest", "blocks", "table_id", "unique_id")
 
     def __init__(self, database: IndexDatabase, unique_id: int, table_id: int) -> None:
         self.unique_id = unique_id
         self.table_id = table_id
         self.blocks = 0
         self._database = database
-        self._prefix = _prefix(unique_id, table_id)
         self._widest = 0
         self._dead_ts = -1  # entries up to it are dead, whether or not there was room to delete them
 
@@ -119,7 +118,7 @@ class TableIndex:
 
     def _read(self, lower_ts: int, upper_ts: int) -> list[Entry]:
         try:
-            pairs = self._database.scan(self._prefix + encode_u64(lower_ts), self._end(upper_ts))
+            pairs = self._database.scan(self._key(lower_ts), self._key(min(upper_ts, MAX_TS)) + b"\xff" * 9)
             return [decode_entry(key, value) for key, value in pairs]
         except CorruptError as err:
             raise BlockCorruptError(
@@ -130,8 +129,8 @@ class TableIndex:
                 upper_ts,
             ) from err
 
-    def _end(self, upper_ts: int) -> bytes:
-        return self._prefix + encode_u64(min(upper_ts, MAX_TS)) + b"\xff" * 9
+    def _key(self, commit_ts: int) -> bytes:
+        return _prefix(self.unique_id, self.table_id) + encode_u64(commit_ts)
 
 
 def _prefix(unique_id: int, table_id: int) -> bytes:

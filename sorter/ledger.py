@@ -30,8 +30,8 @@ class Ledger:
         self.shift = BUCKET_SHIFT
         self._table_id = table_id
         self._start_ts = start_ts
-        self._parts: dict[int, list[tuple[int, Checksum]]] = {}  # of a bucket: (last commit_ts, sum), ascending
-        self._buckets: list[int] = []
+        self._buckets: list[int] = []  # ascending
+        self._parts: list[list[tuple[int, Checksum]]] = []  # of each bucket: (last commit_ts, sum), ascending
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -39,12 +39,14 @@ class Ledger:
     def add(self, batch: pa.RecordBatch) -> None:
         """Book rows above everything that was read."""
         for bucket, checksum in by_bucket(batch, self.shift).items():
-            if bucket not in self._parts:
-                self._parts[bucket] = [(self._last_ts(bucket), checksum)]
-                bisect.insort(self._buckets, bucket)
+            parts = self._of(bucket)
+            if parts is None:
+                at = bisect.bisect_left(self._buckets, bucket)
+                self._buckets.insert(at, bucket)
+                self._parts.insert(at, [(self._last_ts(bucket), checksum)])
             else:
-                last_ts, before = self._parts[bucket][-1]
-                self._parts[bucket][-1] = (last_ts, before + checksum)
+                last_ts, before = parts[-1]
+                parts[-1] = (last_ts, before + checksum)
         while len(self._buckets) > _MOST_BUCKETS:
             self._widen()
 
@@ -52,8 +54,10 @@ class Ledger:
         """Book that rows which came twice are kept once; none of them was read yet."""
         kept = by_bucket(after, self.shift)
         for bucket, checksum in by_bucket(before, self.shift).items():
-            last_ts, held = self._parts[bucket][-1]
-            self._parts[bucket][-1] = (last_ts, held - checksum + kept.get(bucket, Checksum()))
+            parts = self._of(bucket)
+            assert parts is not None, "rows are booked before they are found to have come twice"
+            last_ts, held = parts[-1]
+            parts[-1] = (last_ts, held - checksum + kept.get(bucket, Checksum()))
 
     def check(self, lower_ts: int, upper_ts: int, found: Mapping[int, Checksum], shift: int = BUCKET_SHIFT) -> None:
         """Compare the rows with commit_ts in `[lower_ts, upper_ts]` that were read, as `by_bucket` sums them.
@@ -73,32 +77,34 @@ class Ledger:
     def forget(self, commit_ts: int) -> None:
         """Drop what lies at or below `commit_ts`: nobody reads it any more."""
         count = bisect.bisect_left(self._buckets, (commit_ts + 1) >> self.shift)
-        for bucket in self._buckets[:count]:
-            del self._parts[bucket]
-        del self._buckets[:count]
+        del self._buckets[:count], self._parts[:count]
         if self._buckets:
-            parts = self._parts[self._buckets[0]]
+            parts = self._parts[0]
             while parts[0][0] <= commit_ts:
                 self._start_ts = parts.pop(0)[0]
 
     def _widen(self) -> None:
         """Make one bucket out of two. A range that has ended between them, and nowhere else, is not known any more."""
-        narrow, self._parts = self._parts, {}
         self.shift += 1
-        for bucket in self._buckets:
-            parts, wide = narrow[bucket], self._parts.setdefault(bucket >> 1, [])
+        joined: dict[int, list[tuple[int, Checksum]]] = {}
+        for bucket, parts in zip(self._buckets, self._parts, strict=True):
+            wide = joined.setdefault(bucket >> 1, [])
             if wide:
                 _, before = wide.pop()
                 parts[0] = (parts[0][0], before + parts[0][1])
             wide += parts
             wide[-1] = (self._last_ts(bucket >> 1), wide[-1][1])
-        self._buckets = list(self._parts)
+        self._buckets, self._parts = list(joined), list(joined.values())
+
+    def _of(self, bucket: int) -> list[tuple[int, Checksum]] | None:
+        at = bisect.bisect_left(self._buckets, bucket)
+        return self._parts[at] if at < len(self._buckets) and self._buckets[at] == bucket else None
 
     def _last_ts(self, bucket: int) -> int:
         return ((bucket + 1) << self.shift) - 1
 
     def _check_bucket(self, bucket: int, lower_ts: int, upper_ts: int, found: Checksum) -> None:
-        parts = self._parts.get(bucket, [(self._last_ts(bucket), Checksum())])
+        parts = self._of(bucket) or [(self._last_ts(bucket), Checksum())]
         ends = [(bucket << self.shift) - 1, *(end for end, _ in parts)]
         after = ends[0] if lower_ts - 1 <= self._start_ts else max(lower_ts - 1, ends[0])
         first = bisect.bisect_left(ends, after)

@@ -4,7 +4,6 @@ A run that memory pressure wrote is of level 0; a merge of all runs of one level
 some `FAN_IN` a level remain, and a row is written again once a level. Runs of a level arrived after all of the next.
 """
 
-from array import array
 from typing import Final
 
 FAN_IN: Final = 32
@@ -18,16 +17,14 @@ class RunLevels:
     fan_in = FAN_IN
 
     def __init__(self) -> None:
-        self._levels: list[array[int]] = []
+        self._levels: tuple[tuple[int, ...], ...] = ()  # there are as many of these as tables, most with a run or none
 
     def __len__(self) -> int:
         return sum(map(len, self._levels))
 
     def add(self, run: int, level: int = 0) -> None:
         """Note a new run."""
-        if level == len(self._levels):
-            self._levels.append(array("Q"))
-        self._levels[level].append(run)
+        self._set(level, (*(self._levels[level] if level < len(self._levels) else ()), run))
 
     def full(self) -> int | None:
         """A level that should be merged, the lowest first."""
@@ -39,9 +36,12 @@ class RunLevels:
 
     def merged(self, level: int, run: int) -> None:
         """All runs of `level` are now `run`."""
-        self._levels[level] = array("Q")
+        self._set(level, ())
         self.add(run, level + 1)
 
     def keep(self, level: int, alive: frozenset[int]) -> None:
         """Forget the runs of a level that were cleaned."""
-        self._levels[level] = array("Q", [run for run in self._levels[level] if run in alive])
+        self._set(level, tuple(run for run in self._levels[level] if run in alive))
+
+    def _set(self, level: int, runs: tuple[int, ...]) -> None:
+        self._levels = (*self._levels[:level], runs, *self._levels[level + 1 :])

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import pyarrow as pa
 
@@ -35,6 +35,7 @@ from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
 _IN_MEMORY = MAX_TS  # arrived after every block
+_NEVER_S = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Table:
     def __init__(self, span: Span, unique_id: int, start_ts: int, store: BlockStore, counters: Counters) -> None:
         self.span = span
         self.resolved_ts = start_ts
-        self.cleaned = Position.fence(start_ts)
+        self.cleaned = _began(start_ts)
         self._lock = threading.Lock()
         self._store = store
         self._counters = counters
@@ -79,9 +80,9 @@ class Table:
         self._buffer = Buffer(self._ledger)
         self._index = store.index(unique_id, span.table_id)
         self._levels = RunLevels()
-        self._reads = Reads()
+        self._reads: Reads | None = None  # made by the first fetch
         self._forgotten_ts = start_ts
-        self._forgotten_at_s = float("-inf")
+        self._forgotten_at_s = _NEVER_S
         self._removed = False
 
     @property
@@ -157,6 +158,7 @@ class Table:
     def stats(self) -> TableStats:
         """See `Sorter.table_stats`."""
         with self._lock:
+            reads = self._reads or Reads()
             return TableStats(
                 self.span.table_id,
                 self.resolved_ts,
@@ -164,10 +166,10 @@ class Table:
                 self._buffer.bytes,
                 self._index.blocks,
                 len(self._levels),
-                self._reads.fetches,
-                self._reads.blocks,
-                self._reads.rows_read,
-                self._reads.rows_out,
+                reads.fetches,
+                reads.blocks,
+                reads.rows_read,
+                reads.rows_out,
             )
 
     def extents(self, lower_ts: int, upper_ts: int) -> list[Extent]:
@@ -227,6 +229,7 @@ class Table:
                 on_disk.setdefault(entry.run, []).append(entry)
         wanted = sum(map(len, on_disk.values()))
         self._counters.looked_up(wanted=wanted, of_table=self._index.blocks)
+        self._reads = self._reads or Reads()
         self._reads.looked_up(wanted, sum(entry.meta.rows for entries in on_disk.values() for entry in entries))
         runs = self._runs_of(on_disk, lower, upper)
         clipped = [partial(order.clip, rows.batch, lower, upper) for rows in self._buffer.ready]
@@ -304,7 +307,8 @@ class Table:
 
         for batch in merge(runs, window_bytes, seen):
             self._counters.gave(batch)
-            self._reads.rows_out += batch.num_rows
+            if self._reads is not None:
+                self._reads.rows_out += batch.num_rows
             yield batch
         with self._lock:
             whole = not lower.start_ts and upper.is_commit_fence and lower <= upper
@@ -327,6 +331,12 @@ class Table:
                 f"table {self.span.table_id} is cleaned up to commit_ts {self.cleaned.commit_ts}, "
                 f"rows from {lower.commit_ts} on are gone; start at the checkpoint_ts"
             )
+
+
+@lru_cache(maxsize=1)
+def _began(start_ts: int) -> Position:
+    """Where tables that begin there are cleaned up to: one object for all."""
+    return Position.fence(start_ts)
 
 
 def _extent_in_memory(rows: Rows) -> Extent:

@@ -4,7 +4,8 @@ The rows are those of tests/bench/sorter_workload.py. `crc` is the sum over tabl
 modulo 2^32. With `--path rows` they come as the bytes of cdcpb messages of 1000 COMMITTED rows, with `--path pairs` of
 1000 PREWRITEs and their COMMITs, and go through parser and matcher, as in the puller. With `--backlog-mb` tables are
 read, cleaned and still fed as soon as so much lies in the sorter, two windows out for each that comes in. Making the
-rows is not counted; checking every row that comes out is.
+rows is not counted; checking every row that comes out is. `--one-transaction-bytes N` makes all rows one transaction of
+one table, of about N bytes of keys and values: nothing is resolved before the last of them.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from server.puller.tikv.matcher import INITIALIZED, Matcher
 from sorter import Sorter, SorterStats
 from storage.model.event import Position
 from storage.model.span import Span
-from tests.bench.sorter_workload import BASE_TS, KEY_BYTES, WINDOW_ROWS, Workload, messages
+from tests.bench.sorter_workload import BASE_TS, FIRST_TABLE_ID, KEY_BYTES, WINDOW_ROWS, Workload, messages
 
 
 class Stopwatch:
@@ -49,19 +50,22 @@ class Reader:
     def __init__(self, sorter: Sorter, workload: Workload) -> None:
         self._sorter = sorter
         self._distinct = workload.transaction_rows == 1
-        self._last_ts = dict.fromkeys(workload.spans, BASE_TS)
-        self._crc = dict.fromkeys(workload.spans, 0)
+        self._last_ts = np.full(
+            workload.tables, BASE_TS, np.uint64
+        )  # the sorter's memory is measured, not the reader's
+        self._crc = np.zeros(workload.tables, np.uint64)
         self.rows = 0
 
     @property
     def crc(self) -> int:
         """The sum of the tables' crcs."""
-        return sum(self._crc.values()) % (1 << 32)
+        return int(self._crc.sum()) % (1 << 32)
 
     def read(self, span: Span, upper_ts: int) -> None:
         """Read on, up to `upper_ts`."""
-        lower, upper = Position(self._last_ts[span] + 1, 0), Position.fence(upper_ts)
-        crc, last_ts = self._crc[span], self._last_ts[span]
+        table = span.table_id - FIRST_TABLE_ID
+        crc, last_ts = int(self._crc[table]), int(self._last_ts[table])
+        lower, upper = Position(last_ts + 1, 0), Position.fence(upper_ts)
         for batch in self._sorter.fetch(span, lower, upper):
             commit_ts = batch.column(0).to_numpy()
             assert int(commit_ts[0]) >= last_ts + self._distinct
@@ -73,15 +77,16 @@ class Reader:
             crc = zlib.crc32(image, crc)
             zlib.adler32(_bytes(batch.column(4)))
             self.rows += batch.num_rows
-        self._crc[span], self._last_ts[span] = crc, upper_ts
+        self._crc[table], self._last_ts[table] = crc, upper_ts
 
     def read_windows(self, span: Span, count: int) -> bool:
         """Read on for at most `count` windows of rows, and clean them; returns whether there were any."""
-        done, resolved_ts = self._last_ts[span], self._sorter.resolved_ts(span)
+        table = span.table_id - FIRST_TABLE_ID
+        done, resolved_ts = int(self._last_ts[table]), self._sorter.resolved_ts(span)
         if done >= resolved_ts:
             return False
         self.read(span, min(done + 10 * WINDOW_ROWS * count, resolved_ts))
-        self._sorter.clean(span, Position.fence(self._last_ts[span]))
+        self._sorter.clean(span, Position.fence(int(self._last_ts[table])))
         return True
 
 
@@ -184,6 +189,7 @@ def _figures(workload: Workload, feeding: Stopwatch, reading: Stopwatch, ingeste
         "ingest_cpu_us_per_op": round(feeding.cpu_s / workload.rows * 1e6, 3),
         "ingest_per_s": round(workload.rows / feeding.seconds),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "written_mb": round(ingested.bytes_written / (1 << 20), 1),
         "written_per_row_byte": round(ingested.bytes_written / row_bytes, 3),
         "blocks": ingested.blocks_written,
         "live_blocks": ingested.live_blocks,
@@ -197,6 +203,9 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=16)
     parser.add_argument("--value-bytes", type=int, default=200)
     parser.add_argument("--transaction-rows", type=int, default=1)
+    parser.add_argument(
+        "--one-transaction-bytes", type=int, default=0, help="all rows are one transaction of that size"
+    )
     parser.add_argument("--path", choices=["arrow", "rows", "pairs"], default="arrow")
     parser.add_argument("--backlog-mb", type=int, default=0, help="begin to read and clean when so much has come")
     parser.add_argument("--idle", action="store_true", help="also measure resolve() without anything new")
@@ -204,6 +213,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=None, help="where the segments go (default: a temporary directory)")
     args = parser.parse_args()
+    if args.one_transaction_bytes:
+        args.tables, args.rows = 1, args.one_transaction_bytes // (KEY_BYTES + args.value_bytes)
+        args.transaction_rows = args.rows
     workload = Workload(args.rows, args.tables, args.value_bytes, args.transaction_rows, args.seed)
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         print(json.dumps(run(workload, Path(directory), args)))
