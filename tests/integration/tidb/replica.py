@@ -5,6 +5,8 @@ refuse: rows are known by their record keys.
 """
 
 import asyncio
+import bisect
+import random
 from collections import defaultdict
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ class Taken:
         self.executor: Executor = ThreadPoolExecutor(4)
         self.resolved: dict[Span, int] = {}
         self._batches: dict[Span, list[pa.RecordBatch]] = defaultdict(list)
+        self._sorted: dict[Span, list[dict[str, Any]]] = {}
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """See `Rows.add`; nothing may come that was promised to be there."""
@@ -55,28 +58,37 @@ class Taken:
         self.resolved[span] = ts
 
     def rows(self, span: Span) -> list[dict[str, Any]]:
-        """All changes in their order."""
-        rows = [row for batch in self._batches.get(span, ()) for row in batch.to_pylist()]
-        return sorted(rows, key=lambda row: (row["commit_ts"], row["start_ts"], row["op"], row["key"]))
+        """All changes in their order, when all have been added."""
+        if span not in self._sorted:
+            rows = [row for batch in self._batches.get(span, ()) for row in batch.to_pylist()]
+            self._sorted[span] = sorted(
+                rows, key=lambda row: (row["commit_ts"], row["start_ts"], row["op"], row["key"])
+            )
+        return self._sorted[span]
 
 
 class Replica:
     """Implements `Catalog`, and runs the pullers of a source."""
 
-    def __init__(self, source: Source, start_ts: int) -> None:
+    def __init__(self, source: Source, start_ts: int, before: "Replica | None" = None) -> None:
+        """With `before`: of a source that was followed up to `start_ts`, and is taken up again with what was known."""
+        known = before.at(start_ts) if before else {}
+        self._first = [table.source for table in known.values()]
+        self._before = {name: dict(table.rows) for name, table in known.items()}
+        self._replayed: tuple[int, dict[str, Table]] | None = None
         self.taken = Taken()
         self.changes: list[TableChange] = []
         self._source = source
         self._start_ts = start_ts
-        self._first: list[SourceTable] = []
         self._schemas_ts = start_ts
         self._pullers: dict[Puller, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, upto_ts: int) -> None:
         """Pull until everything up to `upto_ts` is here."""
-        records = await self._source.snapshot(self._start_ts)
-        self._first = [table for table in map(self.table, records) if table is not None]
+        if not self._first:
+            records = await self._source.snapshot(self._start_ts)
+            self._first = [table for table in map(self.table, records) if table is not None]
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._pull(self._first, self._start_ts)
@@ -119,30 +131,43 @@ class Replica:
             assert all(ts < change.commit_ts for ts in self.taken.resolved.values())
             self.taken.resolved |= {table.span: change.commit_ts for table in new}
 
+    def tables_of(self, commit_ts: int) -> tuple[SourceTable, ...]:
+        """The tables that one change brought."""
+        return next(change.tables for change in self.changes if change.commit_ts == commit_ts)
+
     def resolve(self, ts: int) -> None:
         """See `Catalog.resolve`."""
         self._schemas_ts = ts
 
     def at(self, ts: int) -> dict[str, Table]:
-        """The tables by name, and their rows as text, as of `ts`."""
-        tables = {table.name: _begun(table) for table in self._first}
-        done_ts = self._start_ts
-        for change in [it for it in self.changes if it.commit_ts <= ts]:
+        """The tables by name, and their rows as text, as of `ts`; good until the next call, cheap when ts ascends."""
+        if self._replayed is None or self._replayed[0] > ts:
+            tables = {table.name: _begun(table) for table in self._first}
+            for name, rows in self._before.items():
+                tables[name].rows |= rows
+            self._replayed = self._start_ts, tables
+        done_ts, tables = self._replayed
+        for change in [it for it in self.changes if done_ts < it.commit_ts <= ts]:
             self._replay(tables, done_ts, change.commit_ts)
             done_ts = change.commit_ts
             tables = _changed(tables, change)
         self._replay(tables, done_ts, ts)
+        self._replayed = ts, tables
         return tables
 
     def _replay(self, tables: dict[str, Table], after_ts: int, upto_ts: int) -> None:
         for table in tables.values():
-            for row in self.taken.rows(table.source.span):
-                if not after_ts < row["commit_ts"] <= upto_ts:
-                    continue
+            rows = self.taken.rows(table.source.span)
+            first, end = (bisect.bisect_right(rows, ts, key=_commit_ts) for ts in (after_ts, upto_ts))
+            for row in rows[first:end]:
                 if row["op"] == DELETE:
                     table.rows.pop(row["key"], None)
                 else:
                     table.rows[row["key"]] = _text(table.info, row["key"], row["value"])
+
+
+def _commit_ts(row: dict[str, Any]) -> int:
+    return int(row["commit_ts"])
 
 
 def _begun(table: SourceTable) -> Table:
@@ -198,3 +223,17 @@ def compare(replica: Replica, step: dict[str, Any]) -> int:
             assert sorted(found, key=repr) == sorted(wanted, key=repr), (step["name"], name)
         rows += len(found)
     return rows
+
+
+async def check_resumptions(source: Source, whole: Replica, chance: random.Random, count: int) -> None:
+    """Follow a source again from some of the timestamps at which a checkpoint may stand; DDLs among them."""
+    steps = vectors.lines("steps")
+    ddls = [change.commit_ts for change in whole.changes]
+    places = [ts + more for ts in ddls for more in (-1, 0, 1)] + [step["ts_after"] for step in steps[:-1]]
+    removing = [ts for ts in ddls if any("tidemark_removed" in it.record.table_info for it in whole.tables_of(ts))]
+    for ts in {*chance.sample(places, count), *removing}:
+        again = Replica(source, ts, whole)
+        async with asyncio.timeout(60):
+            await again.run(steps[-1]["ts_after"])
+        for step in [step for step in steps if step["ts_after"] > ts]:
+            compare(again, step)
