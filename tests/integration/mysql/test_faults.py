@@ -20,6 +20,7 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.table import SourceTable
 from server.puller.uri import SourceUri, SourceUriError
 from storage.meta.client import EtcdMeta
+from storage.model.ts import compose
 from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb, running_mariadb
 
@@ -105,6 +106,22 @@ async def test_a_purged_log_is_a_named_state_with_the_way_out(meta: EtcdMeta) ->
         with pytest.RaisesGroup(pytest.RaisesExc(LogPurgedError, match="dump its tables"), flatten_subgroups=True):
             async with following(server.uri, meta, "a.*", start_ts=feed.start_ts, tables=tables) as again:
                 await ended(again)
+
+
+async def test_a_start_in_the_past_of_which_nothing_is_known_begins_with_the_oldest_log(meta: EtcdMeta) -> None:
+    with running_mariadb() as server:
+        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY)", "INSERT INTO a.t VALUES (1)")
+        ((second,),) = server.execute("SELECT FLOOR(UNIX_TIMESTAMP(SYSDATE(6))) + 2 FROM (SELECT SLEEP(1.1)) AS later")
+        server.execute(f"SET timestamp={second}", "INSERT INTO a.t VALUES (2)", "ALTER TABLE a.t ADD COLUMN x INT")
+        server.execute(f"SET timestamp={second}", "INSERT INTO a.t VALUES (3, 3)")
+        start_ts = compose((int(second) - 1) * 1000)
+        async with following(server.uri, meta, "a.*", start_ts=start_ts) as feed:
+            rows = await feed.seen("a.t", 2)
+        assert [row["id"] for row in rows] == [2, 3]
+        long_ago = start_ts - compose(3_600_000)
+        with pytest.RaisesGroup(pytest.RaisesExc(LogPurgedError, match="leave the start out"), flatten_subgroups=True):
+            async with following(server.uri, meta, "a.*", name="other", start_ts=long_ago) as feed:
+                await ended(feed)
 
 
 async def test_a_transaction_that_the_server_never_ended_is_never_seen(meta: EtcdMeta) -> None:
