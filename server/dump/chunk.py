@@ -35,7 +35,7 @@ _BOUND_AS: Final = {
 }
 _ROWS_MIN, _ROWS_MAX = 64, 65_536
 _TARGET_S = 0.25
-_TARGET_BYTES = 4 << 20
+_TARGET_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,7 @@ class DumpEngine:
 
     async def _next(self) -> bool:
         """A round, if there is anything to do and the log keeps up; returns whether to go on at once."""
-        await self._take_up(await self._records.job())
-        job = self._job
+        job = await self._taken_up(await self._records.job())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         with self._listener.looking():
@@ -130,12 +129,12 @@ class DumpEngine:
         await asyncio.sleep(max(0.0, least_s - (time.monotonic() - began)))
         return True
 
-    async def _take_up(self, job: Job | None) -> None:
-        """See to the job as it is now, and to tables that are new."""
+    async def _taken_up(self, job: Job | None) -> Job | None:
+        """See to the job as it is now, and to tables that are new; None: there is nothing to do for it yet."""
         before = self._job
         if job is None or before is None or job.id != before.id:
             if self._listener.rounds:
-                return  # they are of the job before: the log passes them soon
+                return None  # they are of the job before: the log passes them soon
             durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
             self._paces.clear()
             self._written = dict(durable)
@@ -148,6 +147,7 @@ class DumpEngine:
         for table_id, table in self._listener.tables().items():
             if job is not None and table_id not in dumps and job.takes(table.name):
                 self._listener.add(table_id, fresh(table.name, table_id, job.id))
+        return job
 
     def _retry_failed(self) -> None:
         with self._listener.looking():

@@ -114,6 +114,7 @@ class _Packets:
         found: list[int] = []
         parts: list[pa.Array] = []
         while True:
+            self._whole_rows(found)
             begin, end = self._next()
             if self._data[begin] != _OK:
                 parts.append(self._array(found))
@@ -121,9 +122,20 @@ class _Packets:
             if end - begin == _PACKET_BYTES_MAX:
                 parts += [self._array(found), _formatted(pa.array([self.one()], pa.binary()))]
                 found = []
-                continue
-            found += (begin, end)
-            self._at = end
+
+    def _whole_rows(self, found: list[int]) -> None:
+        """Note where each row lies that has arrived, up to the first packet that is something else."""
+        data, at, last = self._data, self._at, len(self._data) - _HEAD.size - 1
+        unpack, append = _HEAD.unpack_from, found.append
+        while at <= last:
+            size = unpack(data, at)[0] & _PACKET_BYTES_MAX
+            begin = at + _HEAD.size
+            if begin + size > len(data) or data[begin] != _OK or size == _PACKET_BYTES_MAX:
+                break
+            at = begin + size
+            append(begin)
+            append(at)
+        self._at = at
 
     def _array(self, bounds: list[int]) -> pa.Array:
         pairs = np.array(bounds, np.int64).reshape(-1, 2)

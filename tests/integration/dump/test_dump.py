@@ -1,6 +1,7 @@
 """Dumps of a real MariaDB into a running log: what is there comes, changes meanwhile win, faults lose nothing."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -192,6 +193,76 @@ async def test_paused_dumps_read_nothing_and_failed_tables_are_tried_again(maria
         await records.put_job(job, replace(job, attempt=1))
         found = await until(meta, feed, lambda found: found[name].state is TableState.DONE)
         assert len(applied(feed, name)) == 500
+
+
+async def test_a_restarted_dump_begins_anew_and_tables_that_come_later_are_dumped_too(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    database = mariadb.database()
+    names = [f"{database}.t", f"{database}.later", f"{database}.hidden_t"]
+    mariadb.execute(
+        f"USE {database}", *(f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)" for name in names[::2])
+    )
+    for name in names[::2]:
+        mariadb.execute(f"USE {database}", f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_4000")
+    records = DumpRecords(meta, "feed")
+    async with following(mariadb.uri, meta, f"{database}.*", f"!{database}.hidden_t") as feed:
+        job = await start(meta, rows_per_s=4000)
+        found = await until(meta, feed, lambda found: any(each.rows > 1000 for each in found.values()))
+        await records.put_job(job, replace(job, id="job 2", rows_per_s=0))
+        found = await until(meta, feed, over)
+        assert found[names[0]].job == "job 2"
+        assert found[names[0]].rows == 4000
+        mariadb.execute(f"RENAME TABLE {names[2]} TO {names[1]}")
+        found = await until(meta, feed, lambda found: names[1] in found and over(found))
+        assert found[names[1]].rows == 4000
+        assert applied(feed, names[1]) == source(mariadb, names[1], ("id", "version"))
+
+
+KINDS = {
+    "ci": ("VARCHAR(20) COLLATE utf8mb4_general_ci", "CONCAT('k', {n})", "UPPER(id)"),
+    "padded": ("CHAR(12) CHARACTER SET latin1", "CONCAT('k', {n}, ' ')", "UPPER(id)"),
+    "raw": ("BINARY(6)", "LPAD(HEX({n}), 4, 'a')", "CONCAT(SUBSTR(id, 1, 4), 'z')"),
+    "wide": ("BIGINT UNSIGNED", "18446744073709551615 - {n} * 2", "id - 1"),
+    "exact": ("DECIMAL(20,5)", "{n} - 500.5", "id + 0.00001"),
+    "moment": ("TIMESTAMP(3)", "'2024-10-27 00:00:00' + INTERVAL {n} MINUTE", "id + INTERVAL 1000 MICROSECOND"),
+}
+
+
+async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    """MYSQL.md §7, traps 6 to 11: the same row has the same key in the log and in SELECT, byte by byte."""
+    database = mariadb.database()
+    for kind, (column, value, _) in KINDS.items():
+        mariadb.execute(
+            f"USE {database}",
+            f"CREATE TABLE {kind} (id {column} PRIMARY KEY, version INT) COLLATE utf8mb4_general_ci",
+            f"INSERT INTO {kind} SELECT {value.format(n='seq')}, 0 FROM seq_1_to_1500",
+        )
+
+    def change() -> None:
+        connection = mariadb.connect(database)
+        with connection.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00'")
+            for number, (kind, (_, value, other)) in itertools.product(range(1, 40), KINDS.items()):
+                one, another = value.format(n=number * 31), value.format(n=number * 17)
+                cursor.execute(f"UPDATE IGNORE {kind} SET id = {other}, version = {number} WHERE id = {one}")
+                cursor.execute(f"DELETE FROM {kind} WHERE id = {another}")
+        connection.close()
+
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(change))
+            await start(meta, rows_per_s=6000)
+            found = await until(meta, feed, over)
+        assert {each.state for each in found.values()} == {TableState.DONE}
+        for kind in KINDS:
+            ((count, total),) = mariadb.execute(f"SELECT COUNT(*), SUM(version) FROM {database}.{kind}")
+
+            def there(kind: str = kind, count: int = count, total: int = total) -> bool:
+                rows = applied(feed, f"{database}.{kind}")
+                return len(rows) == count and sum(row["version"] for row in rows.values()) == total
+
+            await feed.until(there)
 
 
 async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(meta: EtcdMeta) -> None:
