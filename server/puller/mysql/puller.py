@@ -19,6 +19,7 @@ import structlog
 from server.puller.mysql import metrics
 from server.puller.mysql.anchors import EVERY_S, Anchors
 from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.commits import Commits
 from server.puller.mysql.ddl_changes import DdlChanges
 from server.puller.mysql.errors import MySqlUnavailableError, ServerIdTakenError, TornTransactionError
 from server.puller.mysql.heartbeat import Heart
@@ -30,7 +31,7 @@ from server.puller.mysql.position import LogPosition
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.server_id import leased_server_id
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import Commits, LogBegins, Stated, Transactions
+from server.puller.mysql.transactions import LogBegins, Stated, Transactions
 from server.puller.source import Catalog, Rows
 from server.puller.table import SourceTable
 from storage.meta.meta import Meta

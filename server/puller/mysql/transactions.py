@@ -9,63 +9,25 @@ Invariants:
 3. Every transaction moves the position, whatever is in it.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from server.puller.mysql.commits import Commits, Runs, joined, size_of
 from server.puller.mysql.ddl import Kind, Statement, read_statement
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError, XaTooLargeError
+from server.puller.mysql.marks import GTIDS, IS_MARK, Gtid, gtid_of, last_of_each, next_position, plain_marks, stretches
 from server.puller.mysql.position import LogPosition, fold
 from storage.mysql.compressed import expand
-from storage.mysql.control import (
-    MARIADB_COMPLETED_XA,
-    MARIADB_PREPARED_XA,
-    MARIADB_STANDALONE,
-    MariaGtid,
-    MariaGtidList,
-    MysqlGtid,
-    Query,
-    Rotate,
-    XaPrepare,
-)
-from storage.mysql.event import HEADER_BYTES, Events, EventType, join_events
+from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
+from storage.mysql.event import HEADER_BYTES, Events, EventType
 
 HELD_BYTES: Final = 64 << 20
 _XA_BYTES_MAX: Final = 512 << 20
-_GTIDS = (EventType.MARIADB_GTID, EventType.GTID, EventType.ANONYMOUS_GTID)
-_MARKS = np.isin(
-    np.arange(256),
-    [
-        *_GTIDS,
-        EventType.GTID_TAGGED,
-        EventType.XID,
-        EventType.QUERY,
-        EventType.XA_PREPARE,
-        EventType.FORMAT_DESCRIPTION,
-        EventType.ROTATE,
-        EventType.INCIDENT,
-        EventType.MARIADB_GTID_LIST,
-    ],
-)
-_UNUSUAL_FLAGS = MARIADB_STANDALONE | MARIADB_PREPARED_XA | MARIADB_COMPLETED_XA
-_MARIA_FLAGS_AT = HEADER_BYTES + 12
 _RUN_MIN = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Commits:
-    """Events of committed transactions; `commit_ts` has that of each event's transaction."""
-
-    events: Events
-    commit_ts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-    """How many of the events each transaction ends after; without its last one where it goes on."""
-    part: int = 0
-    """Of a transaction whose rows are given before its end: which part it is, from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +48,6 @@ class LogBegins:
 
 
 Item: TypeAlias = Commits | Stated | LogBegins
-Gtid: TypeAlias = MariaGtid | MysqlGtid
 
 
 @dataclass(slots=True)
@@ -102,6 +63,8 @@ class _Open:
     parts: list[Events] = field(default_factory=list)
     size: int = 0
     stated: list[tuple[Query, Statement]] = field(default_factory=list)
+    prepared: bool = False
+    """It is of two phases: its rows wait for `XA COMMIT`."""
     given: int = 0
     """How many parts of it were given before its end."""
 
@@ -123,7 +86,7 @@ class Transactions:
         self._open: _Open | None = None
         self._prepared: dict[str, list[Events]] = {}
         self._prepared_bytes = 0
-        self._runs = _Runs()
+        self._runs = Runs()
 
     @property
     def is_at_rest(self) -> bool:
@@ -140,9 +103,9 @@ class Transactions:
         events = expand(arrived)
         self._runs.begin(events)
         kinds = events.types
-        marks = np.flatnonzero(_MARKS[kinds])
-        plain = _plain(events, marks, kinds[marks])
-        for first, last in _stretches(plain):
+        marks = np.flatnonzero(IS_MARK[kinds])
+        plain = plain_marks(events, marks, kinds[marks])
+        for first, last in stretches(plain):
             at = first
             while at < last:
                 if last - at >= _RUN_MIN and plain[at] and self._open is None:
@@ -170,15 +133,15 @@ class Transactions:
         ts = fold(self.position.ts, events.data.number(headers, 4))
         self._runs.add(gtids[:complete], xids + 1, ts)
         domains = events.data.number(headers + HEADER_BYTES + 8, 4)
-        for last in sorted(_last_of_each(domains)):
+        for last in sorted(last_of_each(domains)):
             self.position.passed(
-                _gtid(events, int(gtids[last])), int(ts[last]), _next_position(events, int(xids[last]))
+                gtid_of(events, int(gtids[last])), int(ts[last]), next_position(events, int(xids[last]))
             )
         if len(gtids) > complete:
             self._begin(events, int(gtids[-1]))
 
     def _one(self, events: Events, mark: int, kind: int) -> Iterator[Item]:
-        if kind in _GTIDS:
+        if kind in GTIDS:
             if self._open is not None:
                 self._tear()
             self._begin(events, mark)
@@ -208,12 +171,13 @@ class Transactions:
             raise LogDamagedError("the server says that events are missing in its log (INCIDENT): dump the tables anew")
 
     def _begin(self, events: Events, mark: int) -> None:
-        gtid = _gtid(events, mark)
+        gtid = gtid_of(events, mark)
         second = int.from_bytes(events.header(mark)[:4], "little")
         ts = int(fold(self.position.ts, np.array([second], np.uint32))[0])
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
-        place = (self.position.file, _next_position(events, mark))
-        self._open = _Open(ts, gtid, place, single)
+        place = (self.position.file, next_position(events, mark))
+        prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
+        self._open = _Open(ts, gtid, place, single, prepared=prepared)
         self._runs.open(mark)
 
     def _query(self, events: Events, mark: int) -> Iterator[Item]:
@@ -224,17 +188,18 @@ class Transactions:
         kind, xid = statement.kind, statement.xid
         if kind in (Kind.BEGIN, Kind.XA_START):
             self._open.single = False
+            self._open.prepared |= kind is Kind.XA_START
         elif kind is Kind.COMMIT:
             yield from self._end(events, mark)
         elif kind is Kind.ROLLBACK:
             yield from self._end(events, mark, rows=False)
         elif kind is Kind.XA_COMMIT:
             parts = self._prepared.pop(xid, [])
-            self._prepared_bytes -= sum(map(_size, parts))
+            self._prepared_bytes -= sum(map(size_of, parts))
             self._open.parts = [*parts, *self._open.parts]
             yield from self._end(events, mark)
         elif kind is Kind.XA_ROLLBACK:
-            self._prepared_bytes -= sum(map(_size, self._prepared.pop(xid, [])))
+            self._prepared_bytes -= sum(map(size_of, self._prepared.pop(xid, [])))
             yield from self._end(events, mark, rows=False)
         else:
             if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
@@ -252,7 +217,7 @@ class Transactions:
         if opened.given and not rows:
             raise TornTransactionError(str(opened.gtid), opened.place)
         left_out = not rows or opened.place in self._torn
-        self.position.passed(opened.gtid, opened.ts, _next_position(events, mark))
+        self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
         if opened.stated:
             yield from self._runs.flush()
             for query, statement in opened.stated:
@@ -261,7 +226,7 @@ class Transactions:
             return
         if opened.parts:
             yield from self._runs.flush()
-            whole = _joined([*opened.parts, events[begin : mark + 1]])
+            whole = joined([*opened.parts, events[begin : mark + 1]])
             yield Commits(whole, np.full(len(whole), opened.ts), np.array([len(whole)]))
         else:
             self._runs.add(np.array([begin]), np.array([mark + 1]), np.array([opened.ts]))
@@ -271,15 +236,15 @@ class Transactions:
         if opened is None:
             raise LogDamagedError("the log prepares an XA transaction that has not begun")
         self._open = None
-        parts = [_joined([*opened.parts, events[self._runs.close() : mark + 1]])]
-        self._prepared_bytes += sum(map(_size, parts))
+        parts = [joined([*opened.parts, events[self._runs.close() : mark + 1]])]
+        self._prepared_bytes += sum(map(size_of, parts))
         if self._prepared_bytes > _XA_BYTES_MAX:
             raise XaTooLargeError(
                 f"prepared XA transactions hold more than {_XA_BYTES_MAX >> 20} MiB of rows: commit or roll back the "
                 "oldest (XA RECOVER on the server), then resume"
             )
         self._prepared[xid] = parts
-        self.position.passed(opened.gtid, opened.ts, _next_position(events, mark))
+        self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
 
     def _rest(self, events: Events) -> Iterator[Item]:
         """At the end of a buffer: what is open is kept, or given already if it is large."""
@@ -290,10 +255,9 @@ class Transactions:
         part = events[self._runs.close() :]
         self._runs.open(0)
         if len(part):
-            opened.parts.append(_joined([part]))
-            opened.size += _size(part)
-        prepared = isinstance(opened.gtid, MariaGtid) and opened.gtid.is_prepared
-        if opened.size > self._held_bytes and not prepared and opened.place not in self._torn:
+            opened.parts.append(joined([part]))
+            opened.size += size_of(part)
+        if opened.size > self._held_bytes and not opened.prepared and opened.place not in self._torn:
             for each in opened.parts:
                 opened.given += 1
                 yield Commits(each, np.full(len(each), opened.ts), np.empty(0, np.int64), opened.given)
@@ -308,92 +272,5 @@ class Transactions:
                 raise TornTransactionError(str(opened.gtid), opened.place)
 
 
-class _Runs:
-    """Stretches of committed events of one buffer, gathered so that they are decoded together."""
-
-    def __init__(self) -> None:
-        self._events: Events | None = None
-        self._begin: list[npt.NDArray[np.int64]] = []
-        self._end: list[npt.NDArray[np.int64]] = []
-        self._ts: list[npt.NDArray[np.int64]] = []
-        self._opened_at = 0
-
-    def begin(self, events: Events) -> None:
-        """Another buffer; what was open goes on at its first event."""
-        self._events = events
-
-    def open(self, mark: int) -> None:
-        """A transaction begins with that event."""
-        self._opened_at = mark
-
-    def close(self) -> int:
-        """Where the open transaction's part in this buffer begins."""
-        return self._opened_at
-
-    def add(self, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], commit_ts: npt.NDArray[np.int64]) -> None:
-        """Transactions `[begin, end)`."""
-        if len(begin):
-            self._begin.append(begin)
-            self._end.append(end)
-            self._ts.append(commit_ts)
-
-    def flush(self) -> Iterator[Commits]:
-        """What was gathered."""
-        if not self._begin or self._events is None:
-            return
-        begin, end, ts = (np.concatenate(each) for each in (self._begin, self._end, self._ts))
-        self._begin, self._end, self._ts = [], [], []
-        sizes = end - begin
-        ends = np.cumsum(sizes)
-        numbers = np.arange(int(ends[-1])) + np.repeat(begin - (ends - sizes), sizes)
-        events = Events(self._events.data, self._events.begin[numbers], self._events.end[numbers])
-        yield Commits(events, np.repeat(ts, sizes), ends)
-
-
-def _plain(events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which marks are XIDs, or GTIDs of MariaDB that an XID will follow."""
-    gtids = kinds == EventType.MARIADB_GTID
-    plain: npt.NDArray[np.bool_] = kinds == EventType.XID
-    plain[gtids] = (events.data.u8(events.begin[marks[gtids]] + _MARIA_FLAGS_AT) & _UNUSUAL_FLAGS) == 0
-    return plain
-
-
-def _stretches(plain: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Parts that are all plain or all not, in order."""
-    borders = np.flatnonzero(plain[1:] != plain[:-1]) + 1
-    edges = [0, *borders.tolist(), len(plain)]
-    return ((first, last) for first, last in itertools.pairwise(edges) if first < last)
-
-
-def _last_of_each(domains: npt.NDArray[np.unsignedinteger]) -> Sequence[int]:
-    """For each domain the last transaction in it."""
-    if len(domains) and bool((domains == domains[0]).all()):
-        return [len(domains) - 1]
-    _, first_from_behind = np.unique(domains[::-1], return_index=True)
-    return [len(domains) - 1 - int(place) for place in first_from_behind]
-
-
-def _gtid(events: Events, mark: int) -> Gtid:
-    header = events.header(mark)
-    if header[4] == EventType.MARIADB_GTID:
-        return MariaGtid.parse(header, events.body(mark))
-    return MysqlGtid.parse(events.body(mark))
-
-
-def _next_position(events: Events, mark: int) -> int:
-    return int.from_bytes(events.header(mark)[13:17], "little")
-
-
 def _xid(xid: tuple[bytes, bytes]) -> str:
     return f"{xid[0].hex()},{xid[1].hex()}"
-
-
-def _joined(parts: Sequence[Events]) -> Events:
-    """The same events in a buffer of their own."""
-    return join_events(
-        [events.header(number) + events.body(number) for events in parts for number in range(len(events))]
-    )
-
-
-def _size(events: Events) -> int:
-    return int((events.end - events.begin).sum()) if len(events) else 0

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.puller.mysql.commits import Commits
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.position import Anchor, LogPosition
-from server.puller.mysql.transactions import Commits, Stated, Transactions
+from server.puller.mysql.transactions import Stated, Transactions
 from storage.model.ts import compose
 from storage.mysql.event import EventType
 from tests.unit.storage.mysql.encode import event, events
