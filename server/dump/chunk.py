@@ -96,7 +96,7 @@ class ChunkSize:
         self.rows = int(min(max(wanted, self.rows / 2, _ROWS_MIN), self.rows * 2, _ROWS_MAX))
 
     def halve(self) -> None:
-        """A window was too long for its keys."""
+        """A chunk was lost: to too many keys in its window, or to a fault."""
         self.rows = max(self.rows // 2, _ROWS_MIN)
 
 

@@ -59,6 +59,14 @@ class _Pace:
     query: ChunkQuery
     size: ChunkSize
     refusals: int = 0
+    epoch: int = -1
+    """Of the last range that was read; -1: none was."""
+
+    def begin(self, epoch: int) -> None:
+        """A chunk of this epoch is read next; a later one than before comes of chunks that were lost: smaller, then."""
+        if 0 <= self.epoch < epoch:
+            self.size.halve()
+        self.epoch = max(self.epoch, epoch)
 
 
 class DumpEngine:
@@ -233,6 +241,7 @@ class DumpEngine:
             if pace is None or pace.version != version:
                 query = await self._call(server.query, table, job.where.get(table.name, ""))
                 pace = self._paces[pick.table_id] = _Pace(version, query, ChunkSize())
+            pace.begin(pick.epoch)
             taken = await self._call(self._read_by_one, server, pick, pace)
         except MySqlUnavailableError as err:
             return err
