@@ -6,7 +6,9 @@ at most once an hour. Only the tables that need it are touched, and one each tim
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.classic.dataframe import DataFrame
 
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.target import Health, Kept
@@ -70,9 +72,11 @@ class Maintenance:
 def health(tables: DeltaTables, name: str) -> Health:
     """Files, and rows that deletion vectors mask, of the newest version."""
     snapshot = tables.snapshot(name)
-    files: Any = snapshot.allFiles().toDF()
-    small = files.filter(f"size < {SMALL_FILE_BYTES}").count()
-    counts = files.selectExpr(
-        ["coalesce(sum(get_json_object(stats, '$.numRecords')), 0)", "coalesce(sum(deletionVector.cardinality), 0)"]
-    ).first()
-    return Health(int(snapshot.numOfFiles()), int(small), int(float(str(counts.get(0)))), int(str(counts.get(1))))
+    files = DataFrame(snapshot.allFiles().toDF(), tables.session(name))
+    counts = files.agg(
+        F.count("*"),
+        F.count_if(F.col("size") < SMALL_FILE_BYTES),
+        F.sum(F.get_json_object("stats", "$.numRecords").cast("long")),
+        F.sum("deletionVector.cardinality"),
+    ).collect()[0]
+    return Health(*[int(count or 0) for count in counts])

@@ -1,0 +1,75 @@
+"""Delta's other modes, its maintenance, and the view of all tables at one cut."""
+
+import pyarrow as pa
+import pytest
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake import changes
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.checksum import checksum
+from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.delta import maintenance
+from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.reading import as_of_cut
+
+pytestmark = pytest.mark.timeout(400)
+CUTS = (300, 600, 1000)
+
+
+def keep(spark, changefeed, captures, root, mode, ends=CUTS, *, compact_every=0, keep_hours=1.0):
+    target = DeltaTarget(spark, str(root), "bank", mode=mode, compact_every=compact_every)
+    options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
+    with FileManifest.opened(str(root), "bank") as manifest:
+        cuts = CutApplier(changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, parallel=2)
+        found = []
+        for number, end_ts in enumerate(ends):
+            cuts.apply(Cut(number, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
+            found.append(target.maintain(KeptCuts(manifest, keep_hours)))
+        return target, [health for health in found if health is not None], manifest.cuts()
+
+
+def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(spark, changefeed, captures, upstream, tmp_path):
+    keep(spark, changefeed, captures, tmp_path, "scd2")
+    versions = [row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()]
+    for ts in (*CUTS, 25, 405, 995):
+        valid = [row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)]
+        held = upstream.accounts.state(ts)
+        assert {(row["id"], row["balance"], row["valid_from_ts"]) for row in valid} == {
+            (row["id"], row["balance"], row["_commit_ts"]) for row in held.values()
+        }
+        assert len(valid) == len(held)
+    assert all(row["is_current"] == (row["valid_to_ts"] is None) for row in versions)
+
+
+@pytest.mark.parametrize("few_rows", [20_000, 0], ids=["by the driver", "by tasks"])
+def test_a_changelog_holds_every_change_once_and_its_checksum_says_so(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, few_rows
+):
+    monkeypatch.setattr(changes, "FEW_ROWS", few_rows)
+    ends = CUTS[1:] if few_rows else CUTS[2:]
+    _, _, cuts = keep(spark, changefeed, captures, tmp_path, "append", ends)
+    rows = as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()
+    assert sorted((row._commit_ts, row._seq, row._op, row.id) for row in rows) == [
+        (row["_commit_ts"], row["_seq"], row["_op"], row["id"]) for row in upstream.accounts.rows
+    ]
+    told = [item for cut in cuts for item in cut.tables if item.table == "bank.accounts"]
+    assert sum(item.rows for item in told) == len(upstream.accounts.rows)
+    total = sum(int(item.checksum or "", 16) for item in told) % (1 << 64)
+    table = pa.Table.from_pylist(upstream.accounts.rows, schema=upstream.accounts.schema)
+    assert total == checksum([table])[1], "however it was cut and read"
+
+
+def test_maintenance_compacts_and_leaves_what_a_kept_cut_needs(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(maintenance, "VACUUM_EVERY_S", 0.0)
+    ends = (200, 300, 600, 1000)
+    target, found, _ = keep(spark, changefeed, captures, tmp_path, "append", ends, compact_every=3)
+    assert found
+    assert found[-1].files >= found[-1].small_files > 0
+    table = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
+    assert target.version(table) >= len(ends), "OPTIMIZE is a version of its own"
+    for ts in ends:
+        rows = as_of_cut(spark, f"delta://{tmp_path}", ts)["bank.accounts"].collect()
+        assert len(rows) == len(upstream.accounts.between(0, ts))
