@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from server.puller.mysql.connection import Session
-from server.puller.mysql.ddl import TableName
 from server.puller.mysql.definition import Definition, column_of
 from server.puller.mysql.listener import WATERMARK_SCHEMA
+from server.puller.mysql.statement import TableName
 from storage.mysql.schema import Column
 
 SYSTEM_SCHEMAS: Final = ("mysql", "information_schema", "performance_schema", "sys", WATERMARK_SCHEMA)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from server.puller.mysql.connection import Flavor
-from server.puller.mysql.ddl import TableName
 from server.puller.mysql.definition import Definition
+from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import record_of
 from server.puller.table import TableIneligibleError, TableRecord
 

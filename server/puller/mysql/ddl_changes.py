@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from server.puller.mysql.ddl import Kind, TableName
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.statement import Kind, TableName
 from server.puller.mysql.tables import Effect, Tables, name_of, new_id, record_of, told_by_log
 from server.puller.mysql.transactions import Stated
 from server.puller.source import Catalog, TableChange

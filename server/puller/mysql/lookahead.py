@@ -12,9 +12,10 @@ from typing import TypeAlias
 
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session, log_in_to
-from server.puller.mysql.ddl import Kind, Statement, TableName, Verb, read_statement
+from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.statement import Kind, Statement, TableName, Verb
 from server.puller.mysql.stream import LogPlace, open_stream
 from storage.mysql.compressed import expand
 from storage.mysql.control import Query, Rotate

@@ -10,10 +10,10 @@ from server.puller.mysql import heartbeat
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.checks import FAILURE, OK, WARNING, Check, Facts, check_settings, check_tables
 from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.ddl import TableName
 from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.log import present
 from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.statement import TableName
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
 from server.puller.table import TableRecord
 from storage.model.errors import TidemarkError

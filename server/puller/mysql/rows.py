@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from server.puller import metrics
 from server.puller.mysql.commits import Commits
-from server.puller.mysql.ddl import TableName
 from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
+from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables
 from server.puller.mysql.watermark import watermark_rows
 from server.puller.source import Rows

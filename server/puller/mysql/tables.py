@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from server.puller.mysql.ddl import Action, Kind, Statement, TableName, Verb
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
 from server.puller.table import SourceTable, TableRecord
 from storage.mysql.schema import Table
 from storage.mysql.table_map import TableMap

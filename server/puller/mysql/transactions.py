@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from server.puller.mysql.commits import Commits, Runs, joined, size_of
-from server.puller.mysql.ddl import Kind, Statement, read_statement
+from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError, XaTooLargeError
 from server.puller.mysql.marks import GTIDS, IS_MARK, Gtid, gtid_of, last_of_each, next_position, plain_marks, stretches
 from server.puller.mysql.position import LogPosition, fold
+from server.puller.mysql.statement import Kind, Statement
 from storage.mysql.compressed import expand
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
 from storage.mysql.event import HEADER_BYTES, Events, EventType

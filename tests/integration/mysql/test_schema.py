@@ -147,7 +147,8 @@ async def test_what_would_lose_rows_stops_with_its_name(
 
 
 def test_a_statement_nobody_understands_is_refused_if_it_names_a_table_of_ours() -> None:
-    from server.puller.mysql.ddl import Kind, read_statement
+    from server.puller.mysql.ddl import read_statement
+    from server.puller.mysql.statement import Kind
     from server.puller.mysql.tables import Tables
 
     statement = read_statement("FROBNICATE TABLE `x`", "db")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.ddl import Kind, Verb, read_statement
+from server.puller.mysql.ddl import read_statement
+from server.puller.mysql.statement import Kind, Verb
 
 DDL = {
     "alter table a.t add column x int, drop column y": ["altered a.t"],

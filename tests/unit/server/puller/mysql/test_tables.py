@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from server.puller.mysql.ddl import TableName, read_statement
+from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from server.puller.mysql.lookahead import Lookahead, Sought, is_before
 from server.puller.mysql.source import mysql_table
+from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of
 from server.puller.table import SourceTable, TableIneligibleError
 from storage.mysql.schema import Column
