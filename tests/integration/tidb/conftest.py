@@ -14,7 +14,6 @@ from server.rpc.tikv import KvClient
 from storage.meta.client import open_meta
 from tests.integration.store.daemons import Cluster, running_cluster
 from tests.integration.tidb.history import load, txns
-from tests.unit.storage.tidb import vectors
 
 
 @asynccontextmanager
@@ -34,8 +33,7 @@ async def context_of(cluster: Cluster) -> AsyncIterator[SourceContext]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Read only for tests."""
     with running_cluster(tmp_path_factory.mktemp("tidb")) as started:
-        if vectors.is_there():
-            asyncio.run(_load(started))
+        asyncio.run(_load(started))
         yield started
 
 

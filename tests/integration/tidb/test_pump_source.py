@@ -16,7 +16,6 @@ from tests.integration.tidb.pumps import pumps
 from tests.integration.tidb.replica import Replica, check_resumptions, compare
 from tests.unit.storage.tidb import vectors
 
-pytestmark = vectors.needed
 PAUSE_TS = 60 << 18
 """60 ms, of which the whole history takes two seconds."""
 

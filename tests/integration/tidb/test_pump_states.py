@@ -32,9 +32,7 @@ from tests.integration.pump.test_daemon import pump_argv, started
 from tests.integration.store.daemons import Cluster
 from tests.integration.tidb.pumps import FLAGS, pumps, written_to
 from tests.integration.tidb.replica import Replica
-from tests.unit.storage.tidb import vectors
 
-pytestmark = vectors.needed
 QUICK = ("--fake-binlog-seconds", "0.2")
 
 

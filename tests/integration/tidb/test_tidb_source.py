@@ -10,8 +10,6 @@ from server.puller.tidb.source import TidbSource
 from tests.integration.tidb.replica import Replica, check_resumptions, compare
 from tests.unit.storage.tidb import vectors
 
-pytestmark = vectors.needed
-
 
 async def test_each_step_ends_with_the_rows_that_select_gave_also_after_a_new_start_anywhere(
     context: SourceContext,

@@ -16,7 +16,6 @@ from tests.integration.tidb.history import load, txns
 from tests.integration.tidb.pumps import FLAGS, Written
 from tests.unit.storage.tidb import vectors
 
-pytestmark = vectors.needed
 PLAIN = frozenset({"spk", "part", "upk", "cpk", "nopkuk", "nopkuk2", "gencol", "binpk", "arnd"})
 """Tables of integers, decimals and characters, whose values print as SELECT prints them."""
 Rows = dict[tuple[Any, ...], dict[str, Any]]

@@ -72,7 +72,6 @@ def test_a_key_that_is_none_of_the_meta_keys_is_refused() -> None:
         decode_schema_key(b"t\x80")
 
 
-@vectors.needed
 def test_the_meta_keys_of_real_ddl_are_read_and_written_alike() -> None:
     seen = set()
     for key, new in vectors.meta_changes():
@@ -85,7 +84,6 @@ def test_the_meta_keys_of_real_ddl_are_read_and_written_alike() -> None:
     assert len(seen) > 20
 
 
-@vectors.needed
 @pytest.mark.parametrize("number", range(52))
 def test_after_each_step_the_schemas_are_those_select_was_answered_with(number: int) -> None:
     state = SchemaHistory(0, {}, [])
@@ -100,7 +98,6 @@ def test_after_each_step_the_schemas_are_those_select_was_answered_with(number: 
         assert (found.stored_columns, found.partition_ids) == (wanted.stored_columns, wanted.partition_ids)
 
 
-@vectors.needed
 def test_each_real_statement_tells_what_it_did() -> None:
     state, told = SchemaHistory(0, {}, []), {}
     for step in vectors.lines("steps"):
@@ -118,7 +115,6 @@ def test_each_real_statement_tells_what_it_did() -> None:
     assert not {85, 141, 147, 149, 150} & told.keys()  # databases, a view, a sequence
 
 
-@vectors.needed
 def test_removed_partitions_are_told_with_the_ts_at_which_their_rows_went() -> None:
     state, removed = SchemaHistory(0, {}, []), {}
     for step in vectors.lines("steps"):
@@ -131,7 +127,6 @@ def test_removed_partitions_are_told_with_the_ts_at_which_their_rows_went() -> N
     assert removed == {134: [131], 136: [132]}
 
 
-@vectors.needed
 def test_a_history_that_begins_with_the_meta_keys_of_any_moment_ends_the_same() -> None:
     jobs = [pair for step in vectors.lines("steps") for pair in vectors.jobs_of(step)]
     whole = SchemaHistory(0, {}, [])

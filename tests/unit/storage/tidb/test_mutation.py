@@ -229,7 +229,6 @@ def test_no_bytes_end_in_anything_but_rows_or_that_error(kind: int, raw: bytes) 
         batch_of(TABLE, (10, [(kind, raw)]))
 
 
-@vectors.needed
 def test_every_real_transaction_mounts_to_the_same_rows_from_its_binlog_and_from_the_store() -> None:
     state, prewrites = SchemaHistory(0, {}, []), vectors.prewrites()
     compared = 0

@@ -78,13 +78,11 @@ def test_the_key_is_the_primary_one_or_the_first_unique_one_without_nulls(table:
     assert not table.handle_is_key
 
 
-@vectors.needed
 def test_real_schemas_give_back_themselves_from_our_json() -> None:
     for name, table in vectors.tables().items():
         assert TableInfo.parse(table.to_json()) == table, name
 
 
-@vectors.needed
 def test_our_json_has_the_members_of_tidbs_for_the_same_table() -> None:
     real = next(job["binlog"]["TableInfo"] for job in vectors.lines("ddl_jobs") if job["table_name"] == "upk")
     ours = json.loads(TableInfo.parse(json.dumps(real)).to_json())
@@ -94,7 +92,6 @@ def test_our_json_has_the_members_of_tidbs_for_the_same_table() -> None:
     }
 
 
-@vectors.needed
 @pytest.mark.parametrize(
     ("name", "key", "fixed"),
     [
@@ -113,6 +110,5 @@ def test_real_tables_have_their_keys(name: str, key: str, fixed: bool) -> None:
     assert table.handle_is_key == fixed
 
 
-@vectors.needed
 def test_a_partitioned_table_lives_under_its_partitions_ids() -> None:
     assert vectors.tables()["vec.part"].physical_ids == (130, 135, 137)

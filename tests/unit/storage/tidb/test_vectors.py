@@ -8,8 +8,6 @@ from storage.tidb.record import decode_record
 from storage.tidb.schema import TableInfo
 from tests.unit.storage.tidb import vectors
 
-pytestmark = vectors.needed
-
 
 def _decoded(table: TableInfo, state: dict[bytes, bytes]) -> list[list[str | None]]:
     rows = [

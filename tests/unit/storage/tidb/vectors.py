@@ -1,9 +1,8 @@
-"""Real TiDB data: schemas, key-value changes and SELECT results; absent outside of the project's own machines."""
+"""Real TiDB data: binlogs, schemas, key-value changes and SELECT results of 52 steps, from tests/golden/tidb."""
 
 import base64
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import cache
@@ -22,19 +21,8 @@ from storage.tidb.mysql import Type
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime, duration_text
 
-_ROOT = Path(__file__).parents[4]
-_SHARED = Path(os.environ.get("TIDEMARK_SHARED", _ROOT.parent / "shared"))
-_DIRECTORY = _SHARED / "vectors" / "tidb"
-
-
-def is_there() -> bool:
-    """Whether the vectors can be read."""
-    return _DIRECTORY.is_dir()
-
-
-needed = pytest.mark.skipif(
-    not _DIRECTORY.is_dir(), reason="no TiDB vectors: set TIDEMARK_SHARED to the folder that holds vectors/tidb"
-)
+_DIRECTORY = Path(__file__).parents[3] / "golden" / "tidb"
+needed = pytest.mark.skipif(not _DIRECTORY.is_dir(), reason="no TiDB vectors in tests/golden")
 
 
 @cache
