@@ -69,6 +69,7 @@ class Job:
         try:
             while query.isActive and not self._stop.wait(0.1):
                 pass
+            asked = self._stop.is_set()
             with self._in_batch:  # a cut that is being applied gets finished, and is not interrupted
                 self._stop.set()
         finally:
@@ -76,11 +77,8 @@ class Job:
             query.stop()
         if self._failure is not None:
             raise self._failure
-        if failed is not None and not self._stopped_by_us():
-            raise SourceError("ErrQueryFailed", str(failed), retryable=True)
-
-    def _stopped_by_us(self) -> bool:
-        return self._stop.is_set()
+        if not asked:
+            raise SourceError("ErrQueryFailed", f"the query ended by itself: {failed}", retryable=True)
 
     def _started(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
         arguments = self._arguments

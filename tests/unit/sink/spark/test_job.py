@@ -1,0 +1,57 @@
+"""How the job ends: well only when it was asked to, or reached its end."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.job import Job
+
+
+class Query:
+    """A streaming query that lives until it is looked at `looks` times."""
+
+    id = "q"
+
+    def __init__(self, looks, failure=None):
+        self._looks = looks
+        self._failure = failure
+        self.stopped = False
+
+    @property
+    def isActive(self):  # noqa: N802 - Spark's name
+        self._looks -= 1
+        return self._looks >= 0
+
+    def exception(self):
+        return self._failure
+
+    def stop(self):
+        self.stopped = True
+
+
+def job_with(monkeypatch, query):
+    job = Job(SimpleNamespace(until_ts=None), None, None, io.StringIO())
+    monkeypatch.setattr(job, "_started", lambda spark, start_ts: query)
+    return job
+
+
+SPARK = SimpleNamespace(streams=SimpleNamespace(addListener=lambda listener: None))
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("Python worker failed to connect back")])
+def test_a_query_that_ends_by_itself_is_an_error_after_which_the_job_is_started_again(monkeypatch, failure):
+    """Found by the kill matrix: the job ended with status 0, and its supervisor took that for the end of its work."""
+    query = Query(2, failure)
+    with pytest.raises(SourceError, match=r"ErrQueryFailed.*ended by itself") as caught:
+        job_with(monkeypatch, query).run(SPARK, 0)
+    assert caught.value.retryable
+    assert query.stopped
+
+
+def test_a_job_that_was_told_to_stop_ends_well(monkeypatch):
+    query = Query(1 << 30)
+    job = job_with(monkeypatch, query)
+    job.stop()
+    job.run(SPARK, 0)
+    assert query.stopped
