@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +50,7 @@ class Feed:
             self.manager.start()
         self.ts = BASE_TS
         self.rows = 0
-        self.steps: dict[str, float] = {}
+        self.steps: dict[str, list[float]] = {}
 
     def round(self, changing: int, rows: int) -> float:
         """One round in which the first `changing` tables have `rows` rows each; returns its CPU seconds."""
@@ -82,7 +83,7 @@ class Feed:
     def _step(self, name: str, work):
         begin = time.perf_counter()
         result = work()
-        self.steps[name] = self.steps.get(name, 0.0) + time.perf_counter() - begin
+        self.steps.setdefault(name, []).append(time.perf_counter() - begin)
         return result
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ def main() -> None:
             waiter.join()
         stats = feed.manager.stats()
         feed.close()
-    idle, busy = sum(idle_s) / args.rounds, sum(busy_s) / args.rounds
+    idle, busy = median(idle_s), median(busy_s)
     print(
         json.dumps(
             {
@@ -142,7 +143,7 @@ def main() -> None:
                 "rounds_per_s": round(args.rounds / seconds, 2),
                 "add_table_us": round(added_s * 1e6 / args.tables, 1),
                 "idle_us": round(idle * 1e6 / args.tables, 2),
-                "idle_ms": {name: round(s * 1e3 / args.rounds, 2) for name, s in idle_steps.items()},
+                "idle_ms": {name: round(median(s) * 1e3, 2) for name, s in idle_steps.items()},
                 "row_us": round((busy - idle) * 1e6 / max(args.changing * args.rows, 1), 3),
                 "staged_share": round(stats.reads_staged / max(stats.reads_staged + stats.reads_sorter, 1), 2),
                 "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
