@@ -22,18 +22,18 @@ import structlog
 from server.dump import metrics
 from server.dump.chunk import ChunkQuery, ChunkSize
 from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
+from server.dump.keeper import ProgressKeeper
 from server.dump.listener import DumpListener, fresh
-from server.dump.progress import Range, TableDump, TableProgress, TableState
+from server.dump.progress import Range, TableDump, TableState
 from server.dump.reader import Server, Taken
 from server.dump.window import HIGH, LOW
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
-from storage.model.errors import CorruptError, InvalidError, TidemarkError, UnavailableError
+from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 T = TypeVar("T")
 ROUNDS_MAX: Final = 2
-_SETTLE_S: Final = 0.3
-_MEASURE_S: Final = 3.0
+_IDLE_S: Final = 0.3
 _PAUSE_S: Final = (0.2, 5.0)
 _ATTEMPTS: Final = 3
 _THREADS_MAX: Final = PARALLEL_MAX + 1
@@ -80,8 +80,7 @@ class DumpEngine:
         self._job: Job | None = None
         self._server: Server | None = None
         self._paces: dict[int, _Pace] = {}
-        self._written: dict[int, TableProgress] = {}
-        self._measured: dict[int, tuple[int, float]] = {}
+        self._keeper = ProgressKeeper(changefeed, records, listener)
         self._news = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
 
@@ -95,7 +94,7 @@ class DumpEngine:
         self._listener.on_news = wake
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._settle_always(), name=f"dump progress {self._changefeed}")
+                tasks.create_task(self._keeper.run(), name=f"dump progress {self._changefeed}")
                 tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
         finally:
             self._listener.on_news = lambda: None
@@ -116,7 +115,7 @@ class DumpEngine:
                 continue
             pause_s = _PAUSE_S[0]
             if not busy:
-                await self._wait(_SETTLE_S)
+                await self._wait(_IDLE_S)
 
     async def _next(self) -> bool:
         """A round, if there is anything to do and the log keeps up; returns whether to go on at once."""
@@ -145,7 +144,7 @@ class DumpEngine:
                 return None  # they are of the job before: the log passes them soon
             durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
             self._paces.clear()
-            self._written = dict(durable)
+            self._keeper.begin(durable)
             self._listener.take_up({table_id: TableDump(each) for table_id, each in durable.items()})
         elif job.attempt != before.attempt:
             self._retry_failed()
@@ -282,37 +281,6 @@ class DumpEngine:
             for dump in self._listener.all_dumps():
                 if not dump.durable.state.is_over and dump.durable.error != error:
                     dump.moved_to(dump.durable.state, error)
-
-    # Progress
-
-    async def _settle_always(self) -> None:
-        """Write what has become durable; as long as nobody answers, later."""
-        while True:
-            await asyncio.sleep(_SETTLE_S)
-            try:
-                await self._settle()
-            except UnavailableError as err:
-                _log.warning("the dump's progress cannot be kept now", changefeed=self._changefeed, error=err.message)
-
-    async def _settle(self) -> None:
-        checkpoint_ts = await self._records.checkpoint_ts()
-        with self._listener.looking():
-            for dump in self._listener.all_dumps():
-                dump.settle(checkpoint_ts)
-                self._measure(dump)
-            now = {dump.durable.table_id: dump.durable for dump in self._listener.all_dumps()}
-        changed = {table_id: each for table_id, each in now.items() if self._written.get(table_id) != each}
-        if changed:
-            await self._records.put_tables(changed.values())
-            self._written |= changed
-
-    def _measure(self, dump: TableDump) -> None:
-        """How fast a table goes, over some seconds."""
-        rows, now = dump.durable.rows, time.monotonic()
-        rows_before, before = self._measured.setdefault(dump.durable.table_id, (rows, now))
-        if now - before >= _MEASURE_S or rows < rows_before:
-            dump.goes_at(int(max(rows - rows_before, 0) / max(now - before, _SETTLE_S)))
-            self._measured[dump.durable.table_id] = rows, now
 
     # The server
 

@@ -1,0 +1,62 @@
+"""Keeps a dump's progress in the metadata: what the durable checkpoint has reached, and how fast each table goes."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from server.dump.job import DumpRecords
+from server.dump.listener import DumpListener
+from server.dump.progress import TableDump, TableProgress
+from storage.model.errors import UnavailableError
+
+_SETTLE_S: Final = 0.3
+_MEASURE_S: Final = 3.0
+_log = structlog.get_logger(__name__)
+
+
+class ProgressKeeper:
+    """Of one changefeed's dump; writes only what has changed."""
+
+    def __init__(self, changefeed: str, records: DumpRecords, listener: DumpListener) -> None:
+        self._changefeed = changefeed
+        self._records = records
+        self._listener = listener
+        self._written: dict[int, TableProgress] = {}
+        self._measured: dict[int, tuple[int, float]] = {}
+
+    def begin(self, durable: Mapping[int, TableProgress]) -> None:
+        """A job is taken up, of which this is in the metadata."""
+        self._written = dict(durable)
+        self._measured.clear()
+
+    async def run(self) -> None:
+        """Write what has become durable, until cancelled; as long as nobody answers, later."""
+        while True:
+            await asyncio.sleep(_SETTLE_S)
+            try:
+                await self._settle()
+            except UnavailableError as err:
+                _log.warning("the dump's progress cannot be kept now", changefeed=self._changefeed, error=err.message)
+
+    async def _settle(self) -> None:
+        checkpoint_ts = await self._records.checkpoint_ts()
+        with self._listener.looking():
+            for dump in self._listener.all_dumps():
+                dump.settle(checkpoint_ts)
+                self._measure(dump)
+            now = {dump.durable.table_id: dump.durable for dump in self._listener.all_dumps()}
+        changed = {table_id: each for table_id, each in now.items() if self._written.get(table_id) != each}
+        if changed:
+            await self._records.put_tables(changed.values())
+            self._written |= changed
+
+    def _measure(self, dump: TableDump) -> None:
+        """How fast a table goes, over some seconds."""
+        rows, now = dump.durable.rows, time.monotonic()
+        rows_before, before = self._measured.setdefault(dump.durable.table_id, (rows, now))
+        if now - before >= _MEASURE_S or rows < rows_before:
+            dump.goes_at(int(max(rows - rows_before, 0) / max(now - before, _SETTLE_S)))
+            self._measured[dump.durable.table_id] = rows, now
