@@ -1,0 +1,91 @@
+"""The dumps' API over metadata of this process: what each verb asks for, and what is refused."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import sentinel
+
+import pytest
+from tidemarkpb.v1 import dump_pb2 as pb
+
+from server.capture import keys
+from server.capture.changefeed import ChangefeedInfo
+from server.capture.errors import ChangefeedNotExistsError
+from server.cli.dump import WhereError, _condition
+from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError
+from server.dump.job import DumpRecords
+from server.dump.progress import Range, TableProgress, TableState
+from server.dump.service import DumpService
+from storage.meta.client import EtcdMeta
+from storage.meta.embedded import EmbeddedEtcd
+
+CONTEXT: Any = sentinel.context
+
+
+@pytest.fixture
+async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
+    async with EmbeddedEtcd.open(tmp_path) as etcd:
+        meta = EtcdMeta(etcd)
+        for name, source in (("shop", "mysql://root@db:3306"), ("tikv", "")):
+            info = ChangefeedInfo(
+                id=name, sink_uri="parquet:///x", source_uri=source, start_ts=1, target_ts=0, create_time=""
+            )
+            await meta.put(keys.info(name), info.to_json())
+        yield meta
+
+
+async def test_verbs_change_the_job_and_asking_twice_changes_nothing(meta: EtcdMeta) -> None:
+    service, records = DumpService(meta), DumpRecords(meta, "shop")
+    request = pb.StartDumpRequest(changefeed_id="shop", tables=["shop.*"], where={"shop.t": "id > 1"}, parallel=2)
+    begun = (await service.StartDump(request, CONTEXT)).dump
+    assert (begun.state, begun.parallel, dict(begun.where)) == ("running", 2, {"shop.t": "id > 1"})
+    assert (await service.StartDump(request, CONTEXT)).dump.job_id == begun.job_id
+    with pytest.raises(DumpStateError):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    paused = (await service.PauseDump(pb.PauseDumpRequest(changefeed_id="shop"), CONTEXT)).dump
+    assert (paused.state, paused.job_id) == ("paused", begun.job_id)
+    resumed = (await service.ResumeDump(pb.ResumeDumpRequest(changefeed_id="shop"), CONTEXT)).dump
+    assert (resumed.state, resumed.job_id) == ("running", begun.job_id)
+    restarted = (await service.RestartDump(pb.RestartDumpRequest(changefeed_id="shop"), CONTEXT)).dump
+    assert restarted.job_id != begun.job_id
+    job = await records.job()
+    assert job is not None
+    assert job.attempt == 1
+
+
+async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(meta: EtcdMeta) -> None:
+    service, records = DumpService(meta), DumpRecords(meta, "shop")
+    begun = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    job = begun.dump.job_id
+    half = TableProgress("shop.t", 7, job, TableState.DUMPING, "", (Range(),), 50, 500, 1, 100, 11, 10)
+    await records.put_tables([half, TableProgress("shop.old", 8, "another job")])
+    status = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+    [table] = status.status
+    assert (table.table, table.progress_percent, table.eta_seconds) == ("shop.t", 50.0, 5)
+    await records.put_tables(
+        [TableProgress("shop.t", 7, job, TableState.DONE, "", (Range(done=True),), 99, 990, 2, 100)]
+    )
+    over = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+    assert (over.dump.state, over.status[0].progress_percent) == ("finished", 100.0)
+    again = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    assert again.dump.job_id != job
+    assert again.dump.state == "running"
+
+
+async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
+    service = DumpService(meta)
+    with pytest.raises(ChangefeedNotExistsError):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="nobody"), CONTEXT)
+    with pytest.raises(DumpInvalidError, match="mysql://"):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="tikv"), CONTEXT)
+    with pytest.raises(DumpInvalidError, match="at most 16"):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", parallel=17), CONTEXT)
+    with pytest.raises(DumpNotFoundError, match="dumpstart"):
+        await service.PauseDump(pb.PauseDumpRequest(changefeed_id="shop"), CONTEXT)
+
+
+@pytest.mark.parametrize("text", ["id > 1", "shop.t", "shop.t=", "t=id"])
+def test_a_where_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(WhereError, match=r"SCHEMA\.TABLE=CONDITION"):
+        _condition(text)
+    assert _condition("shop.t=id = 5") == ("shop.t", "id = 5")
