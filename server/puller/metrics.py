@@ -7,3 +7,4 @@ BYTES = Counter("tidemark_puller_received_bytes_total", "size of the event messa
 FAULTS = Counter("tidemark_puller_region_faults_total", "region subscriptions that ended", ["reason"])
 LOCKS_RESOLVED = Counter("tidemark_puller_stuck_locks_total", "locks met in regions whose resolved_ts stood still")
 REGIONS = Gauge("tidemark_puller_regions_count", "regions subscribed to")
+PUMP_BEHIND = Gauge("tidemark_puller_slowest_pump_behind_seconds", "how old the binlogs are that all pumps have sent")

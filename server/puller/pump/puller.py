@@ -28,10 +28,12 @@ from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import removed_from
 from storage.meta.meta import Meta
 from storage.model.errors import UnavailableError
+from storage.model.ts import compose, physical_ms
 
 LANE_BYTES: Final = 32 << 20
 _TAKE_BYTES: Final = 8 << 20
 _REGISTRY_S: Final = 1.0
+_SLOW_S: Final = 30
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +61,7 @@ class PumpPuller:
         self._merge = Merge(feed.start_ts)
         self._known_ts = feed.start_ts
         self._streams: dict[str, tuple[PumpStream, asyncio.Task[None]]] = {}
+        self._told_ts = 0
         self._moved = asyncio.Event()
         self._taken = asyncio.Event()
 
@@ -84,6 +87,7 @@ class PumpPuller:
             try:
                 membership = await read_membership(self._context.pd, self._meta)
                 self._follow(membership, tasks)
+                self._tell_slowest(membership.ts)
                 await self._register()
             except UnavailableError as err:
                 _log.warning("registry of pumps not read", error=str(err))
@@ -98,6 +102,15 @@ class PumpPuller:
                 self._begin(node, tasks)
         self._known_ts = max(self._known_ts, membership.ts)
         self._moved.set()
+
+    def _tell_slowest(self, now_ts: int) -> None:
+        """Say which pump the others wait for, once it takes long."""
+        pump, position_ts = self._merge.slowest
+        behind_s = max(0, physical_ms(now_ts) - physical_ms(position_ts)) / 1e3 if pump else 0.0
+        metrics.PUMP_BEHIND.set(behind_s)
+        if behind_s > _SLOW_S and now_ts >= self._told_ts:
+            self._told_ts = compose(physical_ms(now_ts) + _SLOW_S * 1000)
+            _log.warning("all wait for one pump", pump=pump, position_ts=position_ts, behind_s=round(behind_s))
 
     def _begin(self, node: PumpNode, tasks: asyncio.TaskGroup) -> None:
         if node.name not in self._merge:
