@@ -5,7 +5,7 @@ Invariants:
    is remembered is forgotten when the table changes. A block that changes the table is never remembered.
 2. Every block is decoded, also of a request that is refused: the table must see it.
 
-The table, Huffman codes and integers are the library's; its loop is not, since it costs some 4 us a field.
+The table, Huffman codes and integers are the library's; its loop is not, which takes 21 to 34 us for one call.
 """
 
 from collections.abc import Callable
