@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sink.before import WithBefore, schema_of
 from sink.mounted import SequenceMount
 from sink.mounter import Mounter
 from storage.model.errors import CorruptError
@@ -259,6 +260,29 @@ def test_rows_that_exchange_their_hidden_key_are_deleted_before_they_are_inserte
         (5, 4, "insert", 3),
         (7, 0, "update", 1),
     ]
+
+
+def test_before_images_follow_rows_whose_key_changes() -> None:
+    one, two, three = (encode_row({1: bytes((a,)), 2: b"\7"}) for a in (1, 2, 3))
+    mounter = Mounter(_unclustered(), "db")
+    raw = batch(
+        [
+            (5, 4, UPDATE, record_key(9, 1), two, one),
+            (6, 5, UPDATE, record_key(9, 1), three, None),
+            (7, 6, DELETE, record_key(9, 1), None, three),
+        ]
+    )
+    mount = WithBefore(mounter)
+    mounted = mount.mount(raw)
+    assert mounted.schema == mount.schema == schema_of(mounter, before=True)
+    assert mounted.drop_columns(["_before"]) == mounter.mount(raw)
+    assert [(row["_op"], row["a"], row["_before"]) for row in mounted.to_pylist()] == [
+        ("delete", 1, {"a": 1, "b": 7}),
+        ("insert", 2, None),
+        ("update", 3, None),  # its source did not tell
+        ("delete", 3, {"a": 3, "b": 7}),
+    ]
+    assert mount.mount(batch([])).num_rows == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), max_size=20))
