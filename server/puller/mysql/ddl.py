@@ -10,7 +10,7 @@ from typing import Final
 
 from sqlglot.errors import SqlglotError
 
-from server.puller.mysql.grammar import NotUnderstoodError, StatementReader, Words
+from server.puller.mysql.grammar import ROW_VERBS, NotUnderstoodError, StatementReader, Words
 from server.puller.mysql.statement import Kind, Statement
 
 _FIXED: Final = {
@@ -21,6 +21,7 @@ _FIXED: Final = {
 _EXECUTABLE = re.compile(
     r"('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`)|/\*M?!\d*((?:[^*]|\*(?!/))*)\*/"
 )
+_FIRST_WORD = re.compile(r"\s*(\w+)\b")
 _XA = re.compile(r"\s*XA\s+(START|BEGIN|END|PREPARE|COMMIT|ROLLBACK)\s+(.*?)\s*(ONE\s+PHASE)?\s*;?\s*$", re.I | re.S)
 
 
@@ -31,17 +32,23 @@ def read_statement(query: str, schema: str, *, fold_case: bool = False) -> State
         return Statement(_FIXED[head])
     if head.startswith("XA") and (found := _XA.match(query)):
         return _xa_statement(*found.groups())
+    if (first := _FIRST_WORD.match(query)) and first.group(1).upper() in ROW_VERBS:
+        return Statement(Kind.ROWS, words=_words(query))  # may be megabytes of values: no tokens of them
     text = _EXECUTABLE.sub(lambda found: found.group(1) or f" {found.group(2)} ", query)
     try:
         tokens = Words().tokenize(text)
     except SqlglotError:
-        return Statement(Kind.UNKNOWN, words=frozenset(re.findall(r"[\w$]+", query.lower())))
+        return Statement(Kind.UNKNOWN, words=_words(query))
     reader = StatementReader(tokens, schema, fold_case=fold_case)
     try:
         statement = reader.statement()
     except NotUnderstoodError:
         statement = Statement(Kind.UNKNOWN)
     return Statement(statement.kind, statement.actions, reader.words()) if _needs_words(statement) else statement
+
+
+def _words(query: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[\w$]+", query.lower()))
 
 
 def _needs_words(statement: Statement) -> bool:

@@ -12,7 +12,9 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
 
-_ROWS: Final = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO", "SELECT", "VALUES"})
+ROW_VERBS: Final = frozenset(
+    {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO", "SELECT", "VALUES"}
+)
 _HARMLESS: Final = frozenset(
     re.findall(
         r"\w+",
@@ -67,7 +69,7 @@ class StatementReader:
         if not self._tokens:
             return Statement(Kind.NOTHING)
         verb = self._next().text.upper()
-        if verb in _ROWS or verb == "(":
+        if verb in ROW_VERBS or verb == "(":
             return Statement(Kind.ROWS)
         if verb in _HARMLESS:
             return Statement(Kind.NOTHING)

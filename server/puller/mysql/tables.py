@@ -8,6 +8,7 @@ Invariants:
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -61,7 +62,9 @@ class Tables:
         """
         mine = {table.lower() for _, table in self.by_name}
         head = sql.split(None, 1)[0].lower() if sql.strip() else ""
-        seen = sorted(mine & statement.words)
+        text = sql.lower()
+        odd = {name for name in mine if not re.fullmatch(r"[\w$]+", name)}  # these are no words
+        seen = sorted(mine & statement.words | {name for name in odd if name in text})
         if statement.kind is Kind.ROWS and mine and (seen or head in ("call", "do", "select", "load")):
             raise StatementLoggedError(
                 f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are not known: "

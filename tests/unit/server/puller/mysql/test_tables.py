@@ -83,6 +83,12 @@ def test_statements_that_may_change_rows_of_ours_are_refused(query: str, expecte
         tables().check(read_statement(query, "s"), query, "binlog.000001:9")
 
 
+def test_names_that_are_no_words_are_found_in_statements_too() -> None:
+    query = "UPDATE `ta-b` SET v = 1"
+    with pytest.raises(StatementLoggedError, match="ta-b"):
+        Tables([table("ta-b", 1)]).check(read_statement(query, "s"), query, "here")
+
+
 def test_statements_about_other_tables_are_not_refused() -> None:
     for query in ("INSERT INTO z VALUES (1)", "REORGANIZE THE z"):
         tables().check(read_statement(query, "s"), query, "here")
