@@ -97,15 +97,12 @@ class Dispatcher:
             self._left_out.pop(span, None)
             self._forget_failure(span)
 
-    def wake(self, span: Span | None = None) -> None:
-        """The table (None: all) may go further; a table without rows does not need to."""
-        if span is not None and not self._has_rows(span):
+    def wake(self, span: Span) -> None:
+        """The table may go further; a table without rows does not need to."""
+        if not self._has_rows(span):
             return
         with self._wanted:
-            if span is None:
-                self._heap.wake_all()
-                self._wanted.notify()
-            elif self._heap.wake(span):
+            if self._heap.wake(span):
                 self._wanted.notify()
 
     def retry(self, table: TableSink) -> None:

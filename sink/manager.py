@@ -147,7 +147,9 @@ class SinkManager:
         with self._changed:
             self._tables.barrier_ts = max(ts, self._tables.barrier_ts or 0)
             self._changed.notify_all()
-        self._dispatcher.wake()
+            with_rows = [table.span for table in self._tables.busy()]
+        for span in with_rows:
+            self._dispatcher.wake(span)
 
     def limit_ts(self, ts: int) -> None:
         """Let no table ever go beyond `ts`, whatever the barrier says."""

@@ -65,10 +65,5 @@ class ProgressHeap:
             heapq.heappush(self._heap, progress)
         return progress is not None
 
-    def wake_all(self) -> None:
-        """All tables may have something new."""
-        for span in list(self._parked):
-            self.wake(span)
-
     def _is_live(self, progress: Progress) -> bool:
         return self._versions.get(progress.span) == progress.version
