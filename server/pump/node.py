@@ -11,12 +11,16 @@ _NODE_ID_FILE = "node-id"
 
 @dataclass(slots=True)
 class Node:
-    """This pump, as others see it; `leaves_as` is the state that it will have when it has ended."""
+    """This pump, as others see it; `leaves_as` is the state that it will have when it has ended.
+
+    Once it is `drained_ts`, it has nothing above that but heartbeats, and says so.
+    """
 
     node_id: str
     host: str
     state: str = PAUSED
     leaves_as: str = PAUSED
+    drained_ts: int = 0
 
     def record(self, max_commit_ts: int, update_ts: int) -> bytes:
         """The value of its registry entry."""
@@ -27,7 +31,7 @@ class Node:
             "isAlive": False,
             "score": 0,
             "label": None,
-            "maxCommitTS": max_commit_ts,
+            "maxCommitTS": self.drained_ts or max_commit_ts,
             "updateTS": update_ts,
         }
         return json.dumps(entry, separators=(",", ":")).encode()

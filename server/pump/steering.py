@@ -107,6 +107,7 @@ class Steering:
             if not last_ts and self._storage.all_matched:
                 last_ts = await self._last_heartbeat()
             await asyncio.sleep(_POLL_SECONDS)
+        self._node.drained_ts = last_ts
 
     async def _last_heartbeat(self) -> int:
         try:

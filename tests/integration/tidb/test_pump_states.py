@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from tipb import binlog_pb2
 
+from server.capture import keys
+from server.capture.changefeed import status_json
 from server.puller.pump.errors import (
     BinlogPurgedError,
     PrewriteMissingError,
@@ -27,8 +29,10 @@ from server.puller.tidb import schemas
 from server.puller.tidb.errors import SchemaGapError
 from server.puller.uri import SourceUri
 from server.pump.registry import PREFIX
+from storage.meta.meta import Delete
 from storage.model.errors import TidemarkError
-from tests.integration.pump.test_daemon import pump_argv, started
+from tests.integration.pump.test_daemon import Daemon, pump_argv, started
+from tests.integration.pump.test_steering import asked
 from tests.integration.store.daemons import Cluster
 from tests.integration.tidb.pumps import FLAGS, pumps, written_to
 from tests.integration.tidb.replica import Replica
@@ -40,7 +44,7 @@ def replica_at(context: SourceContext, start_ts: int) -> Replica:
     return Replica(PumpSource("feed", SourceUri.parse("pump://"), context), start_ts)
 
 
-def keys(replica: Replica, ts: int) -> list[int]:
+def numbers(replica: Replica, ts: int) -> list[int]:
     return sorted(int(row["id"] or 0) for row in replica.at(ts)["vec.upk"].rows.values())
 
 
@@ -48,6 +52,14 @@ def keys(replica: Replica, ts: int) -> list[int]:
 async def reading(replica: Replica, upto_ts: int) -> AsyncIterator[asyncio.Task[None]]:
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         yield tasks.create_task(replica.run(upto_ts))
+
+
+async def name_of(pump: Daemon, context: SourceContext) -> str:
+    assert context.meta is not None
+    pairs = await context.meta.get_prefix(PREFIX)
+    return next(
+        pair.key.removeprefix(PREFIX).decode() for pair in pairs if pump.endpoints["pump"].encode() in pair.value
+    )
 
 
 async def test_a_pump_that_joins_while_others_are_read_is_read_too(
@@ -63,7 +75,7 @@ async def test_a_pump_that_joins_while_others_are_read_is_read_too(
             both = await written_to(context, [*daemons, late], stack)
             for number in range(2, 6):
                 last_ts = await both.insert(number, number % 2)
-        assert keys(replica, last_ts) == [1, 2, 3, 4, 5]
+        assert numbers(replica, last_ts) == [1, 2, 3, 4, 5]
 
 
 async def test_a_pump_that_is_killed_is_waited_for_and_found_again_elsewhere(
@@ -80,7 +92,26 @@ async def test_a_pump_that_is_killed_is_waited_for_and_found_again_elsewhere(
             assert not task.done()  # nobody else has the second row
             argv = pump_argv(cluster.coordinator.addr, tmp_path / "pump1", *FLAGS, *QUICK)
             await stack.enter_async_context(started(*argv))
-        assert keys(replica, last_ts) == [1, 2]
+        assert numbers(replica, last_ts) == [1, 2]
+
+
+async def test_a_pump_that_goes_offline_waits_for_the_checkpoint_and_is_let_go_of(
+    cluster: Cluster, context: SourceContext, tmp_path: Path
+) -> None:
+    start_ts = await context.pd.tso()
+    assert context.meta is not None
+    async with pumps(cluster, context, tmp_path, 2, *QUICK) as (written, daemons):
+        last_ts = await written.insert(1, 1)
+        replica = replica_at(context, start_ts)
+        async with reading(replica, await context.pd.tso() + (9_000 << 18)) as task:
+            await asked(daemons[1], "PUT", f"/state/{await name_of(daemons[1], context)}/close")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(daemons[1].process.wait(), 1.5)
+            await context.meta.put(keys.status("feed"), status_json(1 << 62))
+            assert await asyncio.wait_for(daemons[1].process.wait(), 15) == 0
+            assert not task.done()
+        assert numbers(replica, last_ts) == [1]
+        await context.meta.txn([], [Delete(keys.status("feed"))])
 
 
 async def test_a_reader_is_registered_with_its_checkpoint(
@@ -145,7 +176,7 @@ async def test_what_would_lose_rows_stops_the_feed_by_name_before_it_is_resolved
         span = replica.at(before_ts)["vec.upk"].source.span
         assert replica.taken.resolved[span] <= await context.pd.tso()
         if error is not PumpOfflineError:
-            assert keys(replica, before_ts) in ([7], [])
+            assert numbers(replica, before_ts) in ([7], [])
 
 
 async def test_binlogs_that_gc_removed_are_missed_by_name(
