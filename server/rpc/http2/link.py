@@ -10,6 +10,7 @@ from server.rpc.http2.host import Bounds, Host, Peer
 
 _PING_AFTER_S, _PONG_WITHIN_S = 30.0, 10.0
 _INTRODUCED_WITHIN_S = 10.0
+_CLOSED_WITHIN_S = 10.0
 _IDLE_S = 30 * 60.0
 
 
@@ -23,7 +24,7 @@ class Link(asyncio.Protocol):
         self.connection = Connection(host, bounds, time.monotonic, self._wake)
         self._transport: asyncio.Transport | None = None
         self._began_s = self._heard_s = self._called_s = time.monotonic()
-        self._pinged_s = 0.0
+        self._pinged_s = self._closing_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless TLS agreed on another protocol."""
@@ -33,7 +34,7 @@ class Link(asyncio.Protocol):
         self.connection.peer = _peer(transport)
         tls = transport.get_extra_info("ssl_object")
         if isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2":
-            transport.close()
+            self._shut()
             return
         self.flush()
 
@@ -71,21 +72,23 @@ class Link(asyncio.Protocol):
     def flush(self) -> None:
         """Write what the connection has to say; close it when it has failed."""
         data = self.connection.take()
-        if self._transport is None:
+        if self._transport is None or self._closing_s:
             return
         if data:
             self._transport.write(data)
         if self.connection.failed:
             metrics.FAULTS.labels(self.connection.failed.code.name).inc()
-            self._transport.close()
-            self._transport = None
+            self._shut()
 
     def tick(self, now_s: float) -> None:
         """Look after a peer that says nothing: ping it, and let it go when it has vanished or has no use for us."""
         connection = self.connection
         if connection.streams:
             self._called_s = now_s
-        if not connection.ready:
+        if self._closing_s:
+            if now_s - self._closing_s > _CLOSED_WITHIN_S:
+                self.cut()
+        elif not connection.ready:
             if now_s - self._began_s > _INTRODUCED_WITHIN_S:
                 self.cut()
         elif connection.awaited_pong:
@@ -101,13 +104,18 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         """End it when all is written."""
         self.flush()
-        if self._transport is not None:
-            self._transport.close()
+        self._shut()
 
     def cut(self) -> None:
         """End it now."""
         if self._transport is not None:
             self._transport.abort()
+
+    def _shut(self) -> None:
+        """Close it when the peer has taken what is written, or will not."""
+        if self._transport is not None and not self._closing_s:
+            self._closing_s = time.monotonic()
+            self._transport.close()
 
     def _wake(self) -> None:
         self._loop.call_soon(self.flush)
