@@ -37,6 +37,7 @@ from server.coordinator.term import Seat, Term
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.engine import Engine
 from server.rpc.limits import Limits
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
@@ -118,7 +119,7 @@ class _Coordinator:
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[str]:
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as channels:
-            server = RpcServer(self._security, _LIMITS)
+            server = RpcServer(self._security, _LIMITS, Engine.NATIVE)
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
             with self._routes.serving(self._explaining(server)):

@@ -26,6 +26,7 @@ from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, w
 from server.routes import Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.engine import Engine
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
@@ -74,7 +75,7 @@ async def opened(
         collector = GarbageCollector(storage, pd, meta, config.gc_retention_seconds, config.gc_force_seconds)
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = PumpService(storage, admission)
-        server = RpcServer(security)
+        server = RpcServer(security, suited=Engine.NATIVE)
         server.add_service(_SERVICE, service, batch={"WriteBinlog": service.write_binlog})
         server.add_service(_STREAMS, StreamService(storage, admission, steering))
         async with server.listen(config.addr) as bound:

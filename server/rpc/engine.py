@@ -1,6 +1,7 @@
 """Which engine listeners use: gRPC's own (`grpcio`), or the one of this house (`native`, `server.rpc.http2`).
 
-The choice is one of the process and of those it starts: the environment carries it.
+The choice is one of the process and of those it starts: the environment carries it. If it is `auto`, each listener has
+the engine that suits it: native where calls are many and small and the process computes little besides.
 """
 
 import os
@@ -18,6 +19,7 @@ class Engine(Enum):
 
     GRPCIO = "grpcio"
     NATIVE = "native"
+    AUTO = "auto"
 
 
 class EngineError(InvalidError):
@@ -30,7 +32,9 @@ class EngineError(InvalidError):
 class RpcConfig:
     """How a daemon serves gRPC."""
 
-    rpc_engine: str = setting(Engine.GRPCIO.value, "grpcio or native (docs/design/0026-native-front.md)")
+    rpc_engine: str = setting(
+        Engine.AUTO.value, "grpcio, native, or auto: native for coordinator and pump (docs/design/0026-native-front.md)"
+    )
 
 
 def choose(config: RpcConfig) -> None:
@@ -42,18 +46,19 @@ def choose(config: RpcConfig) -> None:
     os.environ[_VARIABLE] = _checked(config.rpc_engine).value
 
 
-def chosen() -> Engine:
-    """The engine of this process.
+def chosen(suited: Engine) -> Engine:
+    """The engine of a listener for which `suited` is the best.
 
     Raises:
         EngineError: the environment names none.
     """
-    return _checked(os.environ.get(_VARIABLE, Engine.GRPCIO.value))
+    engine = _checked(os.environ.get(_VARIABLE, Engine.AUTO.value))
+    return suited if engine is Engine.AUTO else engine
 
 
 def _checked(name: str) -> Engine:
     try:
         return Engine(name)
     except ValueError:
-        names = " or ".join(engine.value for engine in Engine)
-        raise EngineError(f"--rpc-engine is {names}, not {name!r}") from None
+        names = ", ".join(engine.value for engine in Engine)
+        raise EngineError(f"--rpc-engine is one of {names}, not {name!r}") from None

@@ -88,10 +88,10 @@ class RpcServer:
     """A gRPC listener; add services, then `async with server.listen(addr) as bound`."""
 
     def __init__(
-        self, security: SecurityConfig | None = None, limits: Limits | None = None, engine: Engine | None = None
+        self, security: SecurityConfig | None = None, limits: Limits | None = None, suited: Engine = Engine.GRPCIO
     ) -> None:
-        """`engine`: if not the one that was chosen for the process."""
-        self._server = _server(engine or chosen(), security or SecurityConfig(), limits or Limits())
+        """`suited`: the engine to use, if none was chosen for the process."""
+        self._server = _server(chosen(suited), security or SecurityConfig(), limits or Limits())
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self._health = HealthServicer()

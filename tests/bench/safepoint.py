@@ -2,8 +2,8 @@
 
 `update`: each call moves another of M services' safe points, durable in etcd when it is answered; `get`: what stores
 poll. Without `--addr` it runs our coordinator on a real etcd, with either engine; `--addr H:P --pid P` takes a PD that
-already runs, so that all can be measured one after the other by the same client. Prints one JSON line; CPU is the server's and etcd's
-(a PD has its etcd inside).
+already runs, so that all can be measured one after the other by the same client. Prints one JSON line; CPU is the
+server's and etcd's (a PD has its etcd inside).
 """
 
 import argparse

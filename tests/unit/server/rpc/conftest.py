@@ -5,7 +5,7 @@ import pytest
 from server.rpc.engine import Engine, RpcConfig, choose
 
 
-@pytest.fixture(params=list(Engine), ids=lambda engine: engine.value)
+@pytest.fixture(params=[Engine.GRPCIO, Engine.NATIVE], ids=lambda engine: engine.value)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Each engine in turn, chosen for the process."""
     chosen: Engine = request.param

@@ -201,13 +201,16 @@ def test_tls_files_that_cannot_be_used_are_one_clear_error(certificates: Certifi
         SecurityConfig(cert_path=good.cert_path, key_path=good.key_path, ca_path=str(tmp_path / "junk")),
     ):
         with pytest.raises(CredentialsError):
-            RpcServer(wrong, engine=Engine.NATIVE)
+            RpcServer(wrong, suited=Engine.NATIVE)
 
 
 def test_an_engine_nobody_has_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEMARK_RPC_RPC_ENGINE", "native")
-    assert chosen() is Engine.NATIVE
-    with pytest.raises(EngineError, match="--rpc-engine is grpcio or native, not 'twisted'"):
+    assert chosen(suited=Engine.GRPCIO) is Engine.NATIVE
+    choose(RpcConfig())
+    assert chosen(suited=Engine.NATIVE) is Engine.NATIVE
+    assert chosen(suited=Engine.GRPCIO) is Engine.GRPCIO
+    with pytest.raises(EngineError, match="--rpc-engine is one of grpcio, native, auto, not 'twisted'"):
         choose(RpcConfig(rpc_engine="twisted"))
 
 
@@ -234,7 +237,7 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
             async for request in requests:
                 yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
 
-    server = RpcServer(engine=Engine.NATIVE)
+    server = RpcServer(suited=Engine.NATIVE)
     server.add_service(TIKV, Waits(), {"KvGet": echo})
     async with server.listen("127.0.0.1:0") as bound:
         host, _, port = bound.rpartition(":")
@@ -288,7 +291,7 @@ async def test_cancelled_calls_of_a_batch_are_not_answered_and_others_are() -> N
         await going.wait()
         return list(requests)
 
-    server = RpcServer(engine=Engine.NATIVE)
+    server = RpcServer(suited=Engine.NATIVE)
     server.add_service(TIKV, object(), {"KvGet": slow})
     async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
         leaving = channel.unary_unary("/tikvpb.Tikv/KvGet")(b"leaving")
@@ -312,7 +315,7 @@ async def test_calls_whose_deadline_passed_in_the_queue_are_not_worked_on() -> N
         await going.wait()
         return list(requests)
 
-    server = RpcServer(engine=Engine.NATIVE)
+    server = RpcServer(suited=Engine.NATIVE)
     server.add_service(TIKV, object(), {"KvGet": slow})
     async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
         first = asyncio.ensure_future(get(channel, b"first"))  # noqa: TID251 - a client of its own, awaited below
