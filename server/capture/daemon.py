@@ -82,7 +82,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             AsyncExitStack() as parts,
         ):
             records = Records(meta)
-            context = SourceContext(pd, feeds, kv, meta, security)
+            tables_here = (config.workers or cores()) == 1
+            context = SourceContext(pd, feeds, kv, meta, security, tables_here)
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
             owner = Owner(Workshop(records, sources(context), make_processor), pd)
@@ -90,7 +91,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
             server.add_service(changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds)
-            server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], DumpService(meta))
+            dumps = DumpService(meta, tables_here=tables_here)
+            server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], dumps)
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)

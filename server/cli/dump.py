@@ -14,6 +14,7 @@ _COLUMNS = (
     ("TABLE", "table"),
     ("STATE", "state"),
     ("PROGRESS", "progress"),
+    ("READ", "rows_read"),
     ("ROWS", "rows_done"),
     ("BYTES", "bytes_done"),
     ("ROWS/S", "rows_per_second"),
@@ -98,7 +99,7 @@ def _output(answer: Any) -> Output:
     rows = [
         {
             **plain(each),
-            "progress": f"{each.progress_percent:.1f} %",
+            "progress": f"{each.progress_percent:.1f} %" if each.rows_estimated or each.state == "done" else "",
             "eta": f"{each.eta_seconds} s" if each.eta_seconds >= 0 else "",
         }
         for each in answer.status

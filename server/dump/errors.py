@@ -19,3 +19,9 @@ class DumpInvalidError(InvalidError):
     """The dump cannot be as it is asked for."""
 
     code = "ErrDumpInvalid"
+
+
+class DumpUnsupportedError(InvalidError):
+    """This way of replicating cannot be dumped as it is asked for."""
+
+    code = "ErrDumpUnsupported"

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
 import structlog
 
 from server.dump.job import DumpRecords
-from server.dump.listener import DumpListener
 from server.dump.progress import TableDump, TableProgress
 from storage.model.errors import UnavailableError
 
@@ -17,13 +17,25 @@ _MEASURE_S: Final = 3.0
 _log = structlog.get_logger(__name__)
 
 
+class Dumps(Protocol):
+    """The tables of the job that is taken up."""
+
+    def looking(self) -> AbstractContextManager[Any]:
+        """Held while they are looked into."""
+        ...
+
+    def all_dumps(self) -> Collection[TableDump]:
+        """Call it `looking`."""
+        ...
+
+
 class ProgressKeeper:
     """Of one changefeed's dump; writes only what has changed."""
 
-    def __init__(self, changefeed: str, records: DumpRecords, listener: DumpListener) -> None:
+    def __init__(self, changefeed: str, records: DumpRecords, dumps: Dumps) -> None:
         self._changefeed = changefeed
         self._records = records
-        self._listener = listener
+        self._dumps = dumps
         self._written: dict[int, TableProgress] = {}
         self._measured: dict[int, tuple[int, float]] = {}
 
@@ -42,12 +54,15 @@ class ProgressKeeper:
                 _log.warning("the dump's progress cannot be kept now", changefeed=self._changefeed, error=err.message)
 
     async def _settle(self) -> None:
+        with self._dumps.looking():
+            if not self._dumps.all_dumps():
+                return
         checkpoint_ts = await self._records.checkpoint_ts()
-        with self._listener.looking():
-            for dump in self._listener.all_dumps():
+        with self._dumps.looking():
+            for dump in self._dumps.all_dumps():
                 dump.settle(checkpoint_ts)
                 self._measure(dump)
-            now = {dump.durable.table_id: dump.durable for dump in self._listener.all_dumps()}
+            now = {dump.durable.table_id: dump.durable for dump in self._dumps.all_dumps()}
         changed = {table_id: each for table_id, each in now.items() if self._written.get(table_id) != each}
         if changed:
             await self._records.put_tables(changed.values())

@@ -70,6 +70,8 @@ class TableProgress:
     """The commit_ts of the last high watermark that counts."""
     rows_per_s: int = 0
     """How fast it went lately."""
+    rows_read: int = 0
+    """Rows that were read, at the target or not; less again when chunks must be read again."""
 
     @classmethod
     def parse(cls, doc: Mapping[str, Any]) -> Self:
@@ -92,6 +94,7 @@ class TableProgress:
                 rows_estimated=int(doc["rows_estimated"]),
                 high_ts=int(doc["high_ts"]),
                 rows_per_s=int(doc["rows_per_s"]),
+                rows_read=int(doc.get("rows_read", doc["rows"])),
             )
         except (KeyError, TypeError, ValueError) as err:
             raise CorruptError(f"not a dump's progress: {err!r}; restart the dump") from err
@@ -111,6 +114,7 @@ class TableProgress:
             "rows_estimated": self.rows_estimated,
             "high_ts": self.high_ts,
             "rows_per_s": self.rows_per_s,
+            "rows_read": self.rows_read,
         }
 
 
@@ -135,6 +139,8 @@ class _Reading:
     epoch: int = 0
     unsettled: deque[tuple[int, Read]] = field(default_factory=deque)
     """With the commit_ts of their high watermarks."""
+    rows_ahead: int = 0
+    """Rows of chunks that were read and are not yet durable, in windows still open, too."""
 
     @property
     def closed(self) -> Range | None:
@@ -163,6 +169,7 @@ class TableDump:
         """A chunk was read; the next one begins behind it. One of an older epoch is forgotten."""
         if chunk.epoch == self._ranges[chunk.place].epoch:
             self._ahead[chunk.place] = _moved(self._ahead[chunk.place], chunk)
+            self._ranges[chunk.place].rows_ahead += chunk.rows
 
     def closed(self, chunk: Read, commit_ts: int) -> bool:
         """Its window has closed; returns whether its rows count: not if it was set back meanwhile."""
@@ -177,6 +184,7 @@ class TableDump:
         reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
         if reading is not None and chunk.epoch == reading.epoch:
             reading.epoch += 1
+            reading.rows_ahead = sum(each.rows for _, each in reading.unsettled)
             self._ahead[chunk.place] = reading.closed or reading.at
 
     def settle(self, checkpoint_ts: int) -> bool:
@@ -186,6 +194,7 @@ class TableDump:
             while reading.unsettled and reading.unsettled[0][0] <= checkpoint_ts:
                 commit_ts, chunk = reading.unsettled.popleft()
                 reading.at = _moved(reading.at, chunk)
+                reading.rows_ahead -= chunk.rows
                 self.durable = replace(
                     self.durable,
                     rows=self.durable.rows + chunk.rows,
@@ -194,6 +203,9 @@ class TableDump:
                     high_ts=max(self.durable.high_ts, commit_ts),
                     ranges=(*self.durable.ranges[:place], reading.at, *self.durable.ranges[place + 1 :]),
                 )
+        rows_read = self.durable.rows + sum(each.rows_ahead for each in self._ranges)
+        if rows_read != self.durable.rows_read:
+            self.durable = replace(self.durable, rows_read=rows_read)
         if self.durable.state is TableState.DUMPING and all(each.done for each in self.durable.ranges):
             self.durable = replace(self.durable, state=TableState.DONE)
         return self.durable != before

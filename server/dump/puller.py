@@ -1,15 +1,24 @@
-"""A log with a dump beside it: one puller of two parts, which begin and end together."""
+"""A log, or what stands for one, with a dump beside it: one puller of two parts, which begin and end together."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Protocol
 
-from server.dump.engine import DumpEngine
 from server.puller.source import Puller
+
+
+class Dump(Protocol):
+    """What copies tables beside a log."""
+
+    async def run(self) -> None:
+        """Look after the job until cancelled."""
+        ...
 
 
 class DumpingPuller:
     """Implements `server.puller.source.Puller` by the log's, while `engine` adds rows at its watermarks."""
 
-    def __init__(self, log: Puller, engine: DumpEngine) -> None:
+    def __init__(self, log: Puller, engine: Dump) -> None:
         self._log = log
         self._engine = engine
 
@@ -17,6 +26,12 @@ class DumpingPuller:
     def resolved_ts(self) -> int:
         """See `Puller.resolved_ts`."""
         return self._log.resolved_ts
+
+    @property
+    def table_pullers(self) -> Sequence[Puller]:
+        """The log's, if it pulls regions."""
+        found: Sequence[Puller] = getattr(self._log, "table_pullers", ())
+        return found
 
     async def run(self) -> None:
         """See `Puller.run`."""

@@ -14,29 +14,35 @@ from tidemarkpb.v1 import dump_pb2 as pb
 from server.capture import keys
 from server.capture.changefeed import ChangefeedInfo
 from server.capture.errors import ChangefeedNotExistsError
-from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError
+from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
+from server.dump.unsupported import workers_unsupported
 from storage.meta.meta import Meta
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_SCHEME = "mysql:"
 
 
 class DumpService:
     """Any capture's."""
 
-    def __init__(self, meta: Meta) -> None:
+    def __init__(self, meta: Meta, *, tables_here: bool = True) -> None:
         self._meta = meta
+        self._tables_here = tables_here
+        """Whether this capture pulls the cluster's tables itself; else its workers do."""
 
     async def StartDump(  # noqa: N802 - the proto's name
         self, request: pb.StartDumpRequest, context: Context
     ) -> pb.StartDumpResponse:
         """Ask for a dump; one that is over is done anew."""
         del context
-        records = await self._records(request.changefeed_id)
+        records = await self._records(request.changefeed_id, begin=True)
         before = await records.job()
         wanted = _job(request)
+        if request.where and not await self._scheme(request.changefeed_id):
+            raise DumpUnsupportedError(
+                "tables of the cluster are read from the store, which knows no SQL: leave the conditions out"
+            )
         if before is not None and replace(wanted, id=before.id, attempt=before.attempt) == before:
             wanted = before  # the same once more
         if before is not wanted:
@@ -61,7 +67,7 @@ class DumpService:
     ) -> pb.ResumeDumpResponse:
         """Go on, and try again what has failed."""
         del context
-        records, job = await self._existing(request.changefeed_id)
+        records, job = await self._existing(request.changefeed_id, begin=True)
         await records.put_job(job, replace(job, state=RUNNING, attempt=job.attempt + 1))
         return pb.ResumeDumpResponse(**await self._status(request.changefeed_id))
 
@@ -70,7 +76,7 @@ class DumpService:
     ) -> pb.RestartDumpResponse:
         """Begin anew."""
         del context
-        records, job = await self._existing(request.changefeed_id)
+        records, job = await self._existing(request.changefeed_id, begin=True)
         await records.put_job(job, replace(job, state=RUNNING, id=uuid.uuid4().hex))
         return pb.RestartDumpResponse(**await self._status(request.changefeed_id))
 
@@ -81,16 +87,27 @@ class DumpService:
         del context
         return pb.GetDumpStatusResponse(**await self._status(request.changefeed_id))
 
-    async def _records(self, changefeed: str) -> DumpRecords:
+    async def _records(self, changefeed: str, *, begin: bool = False) -> DumpRecords:
+        """Refused where it cannot be dumped; `begin`: something is to be read, so also where it cannot be now."""
+        scheme = await self._scheme(changefeed)
+        if scheme not in {"", "mysql"}:
+            raise DumpUnsupportedError(
+                f"changefeed {changefeed} is of a {scheme}:// source, which cannot be dumped; the cluster's own change "
+                "feed and mysql:// can"
+            )
+        if begin and not scheme and not self._tables_here:
+            raise workers_unsupported()
+        return DumpRecords(self._meta, changefeed)
+
+    async def _scheme(self, changefeed: str) -> str:
+        """Of its source; empty: the cluster."""
         found = await self._meta.get(keys.info(changefeed))
         if found is None:
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
-        if not ChangefeedInfo.from_json(found.value).source_uri.startswith(_SCHEME):
-            raise DumpInvalidError(f"changefeed {changefeed} is not of a mysql:// source: it cannot be dumped this way")
-        return DumpRecords(self._meta, changefeed)
+        return ChangefeedInfo.from_json(found.value).source_uri.partition(":")[0]
 
-    async def _existing(self, changefeed: str) -> tuple[DumpRecords, Job]:
-        records = await self._records(changefeed)
+    async def _existing(self, changefeed: str, *, begin: bool = False) -> tuple[DumpRecords, Job]:
+        records = await self._records(changefeed, begin=begin)
         job = await records.job()
         if job is None:
             raise DumpNotFoundError(f"changefeed {changefeed} has no dump; begin one by dumpstart")
@@ -134,8 +151,11 @@ def _is_over(tables: Sequence[TableProgress]) -> bool:
 
 def _table(changefeed: str, each: TableProgress) -> pb.DumpStatus:
     left = max(each.rows_estimated - each.rows, 0)
-    share = 100.0 if each.state is TableState.DONE else min(100.0 * each.rows / max(each.rows_estimated, 1), 99.9)
-    eta = 0 if each.state is TableState.DONE else left // each.rows_per_s if each.rows_per_s else -1
+    known = each.rows_estimated > 0
+    share = (
+        100.0 if each.state is TableState.DONE else min(100.0 * each.rows / each.rows_estimated, 99.9) if known else 0
+    )
+    eta = 0 if each.state is TableState.DONE else left // each.rows_per_s if each.rows_per_s and known else -1
     return pb.DumpStatus(
         changefeed_id=changefeed,
         state=each.state.value,
@@ -149,4 +169,5 @@ def _table(changefeed: str, each: TableProgress) -> pb.DumpStatus:
         chunks_done=each.chunks,
         rows_per_second=each.rows_per_s,
         high_ts=each.high_ts,
+        rows_read=each.rows_read,
     )

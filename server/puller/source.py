@@ -163,6 +163,8 @@ class SourceContext:
     """None in a worker process, where sources that are per table run only."""
     security: SecurityConfig | None = None
     """For connections to the cluster's own daemons."""
+    tables_here: bool = True
+    """Whether this process pulls the tables of sources that are per table; else its workers do."""
 
 
 SourceFactory: TypeAlias = Callable[[str, SourceUri, SourceContext], Source]

@@ -14,8 +14,8 @@ MakeSource: TypeAlias = Callable[[str, str], Source]
 
 
 def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
-    del changefeed, uri
-    return TidbSource(context)
+    del uri
+    return TidbSource(context, changefeed)
 
 
 def _mysql(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:

@@ -2,6 +2,11 @@
 
 from collections.abc import Sequence
 
+from server.dump.cluster import ClusterDump
+from server.dump.held import HeldPuller, HeldRows, HeldTables
+from server.dump.job import DumpRecords
+from server.dump.puller import DumpingPuller
+from server.dump.unsupported import UnsupportedDump
 from server.puller.source import Catalog, Puller, Rows, SourceContext
 from server.puller.table import SourceTable, TableRecord
 from server.puller.tidb.partitioned_puller import PartitionedPuller
@@ -17,8 +22,11 @@ class TidbSource:
     keeps_history = True
     per_table = True
 
-    def __init__(self, context: SourceContext) -> None:
+    def __init__(self, context: SourceContext, changefeed: str = "") -> None:
+        """Without a changefeed's name nothing is dumped."""
         self._context = context
+        self._changefeed = changefeed
+        self._held = HeldTables()
 
     async def now(self) -> int:
         """See `Source.now`."""
@@ -39,10 +47,27 @@ class TidbSource:
         return [self._puller(table, start_ts, upstream, rows) for table in tables]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
-        """See `Source.schema_puller`; a worker process, which has no metadata, pulls tables only."""
-        return SchemaPuller(self._context, start_ts, catalog) if self._context.meta is not None else None
+        """See `Source.schema_puller`; a worker process, which has no metadata, pulls tables only.
+
+        The dump is beside it, as there is one for each run of the changefeed.
+        """
+        if self._context.meta is None:
+            return None
+        schemas = SchemaPuller(self._context, start_ts, catalog)
+        if not self._changefeed:
+            return schemas
+        records = DumpRecords(self._context.meta, self._changefeed)
+        if not self._context.tables_here:
+            return DumpingPuller(schemas, UnsupportedDump(self._changefeed, records))
+        return DumpingPuller(schemas, ClusterDump(self._changefeed, records, self._schemas, self._held))
 
     def _puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
+        if self._context.meta is None or not self._changefeed:
+            return self._bare_puller(table, start_ts, upstream, rows)
+        held = HeldRows(table.span, start_ts, rows)
+        return HeldPuller(table, held, self._bare_puller(table, start_ts, upstream, held), self._held)
+
+    def _bare_puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
         if part_spans(table.record):
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
         return TablePuller(table.span, start_ts, upstream, rows)

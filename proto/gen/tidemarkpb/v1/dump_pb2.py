@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tidemarkpb/v1/dump.proto\x12\rtidemarkpb.v1\"\xfd\x01\n\nDumpStatus\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x11\n\trows_done\x18\x04 \x01(\x04\x12\x16\n\x0erows_estimated\x18\x05 \x01(\x04\x12\x12\n\nbytes_done\x18\x06 \x01(\x04\x12\x13\n\x0b\x65ta_seconds\x18\x07 \x01(\x03\x12\x18\n\x10progress_percent\x18\x08 \x01(\x01\x12\r\n\x05\x65rror\x18\t \x01(\t\x12\x13\n\x0b\x63hunks_done\x18\n \x01(\x04\x12\x17\n\x0frows_per_second\x18\x0b \x01(\x04\x12\x0f\n\x07high_ts\x18\x0c \x01(\x04\"\xf6\x01\n\x04\x44ump\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12-\n\x05where\x18\x05 \x03(\x0b\x32\x1e.tidemarkpb.v1.Dump.WhereEntry\x12\x1b\n\x13rows_per_second_max\x18\x06 \x01(\x04\x12\x1c\n\x14\x62ytes_per_second_max\x18\x07 \x01(\x04\x12\x10\n\x08parallel\x18\x08 \x01(\r\x1a,\n\nWhereEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xef\x01\n\x10StartDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\x12\x0e\n\x06tables\x18\x02 \x03(\t\x12\x39\n\x05where\x18\x03 \x03(\x0b\x32*.tidemarkpb.v1.StartDumpRequest.WhereEntry\x12\x1b\n\x13rows_per_second_max\x18\x04 \x01(\x04\x12\x1c\n\x14\x62ytes_per_second_max\x18\x05 \x01(\x04\x12\x10\n\x08parallel\x18\x06 \x01(\r\x1a,\n\nWhereEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"a\n\x11StartDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\")\n\x10PauseDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"a\n\x11PauseDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\"*\n\x11ResumeDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"b\n\x12ResumeDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\"+\n\x12RestartDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"c\n\x13RestartDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\"-\n\x14GetDumpStatusRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"e\n\x15GetDumpStatusResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump2\xb2\x03\n\x0b\x44umpService\x12N\n\tStartDump\x12\x1f.tidemarkpb.v1.StartDumpRequest\x1a .tidemarkpb.v1.StartDumpResponse\x12N\n\tPauseDump\x12\x1f.tidemarkpb.v1.PauseDumpRequest\x1a .tidemarkpb.v1.PauseDumpResponse\x12Q\n\nResumeDump\x12 .tidemarkpb.v1.ResumeDumpRequest\x1a!.tidemarkpb.v1.ResumeDumpResponse\x12T\n\x0bRestartDump\x12!.tidemarkpb.v1.RestartDumpRequest\x1a\".tidemarkpb.v1.RestartDumpResponse\x12Z\n\rGetDumpStatus\x12#.tidemarkpb.v1.GetDumpStatusRequest\x1a$.tidemarkpb.v1.GetDumpStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tidemarkpb/v1/dump.proto\x12\rtidemarkpb.v1\"\x90\x02\n\nDumpStatus\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x11\n\trows_done\x18\x04 \x01(\x04\x12\x16\n\x0erows_estimated\x18\x05 \x01(\x04\x12\x12\n\nbytes_done\x18\x06 \x01(\x04\x12\x13\n\x0b\x65ta_seconds\x18\x07 \x01(\x03\x12\x18\n\x10progress_percent\x18\x08 \x01(\x01\x12\r\n\x05\x65rror\x18\t \x01(\t\x12\x13\n\x0b\x63hunks_done\x18\n \x01(\x04\x12\x17\n\x0frows_per_second\x18\x0b \x01(\x04\x12\x0f\n\x07high_ts\x18\x0c \x01(\x04\x12\x11\n\trows_read\x18\r \x01(\x04\"\xf6\x01\n\x04\x44ump\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12-\n\x05where\x18\x05 \x03(\x0b\x32\x1e.tidemarkpb.v1.Dump.WhereEntry\x12\x1b\n\x13rows_per_second_max\x18\x06 \x01(\x04\x12\x1c\n\x14\x62ytes_per_second_max\x18\x07 \x01(\x04\x12\x10\n\x08parallel\x18\x08 \x01(\r\x1a,\n\nWhereEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xef\x01\n\x10StartDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\x12\x0e\n\x06tables\x18\x02 \x03(\t\x12\x39\n\x05where\x18\x03 \x03(\x0b\x32*.tidemarkpb.v1.StartDumpRequest.WhereEntry\x12\x1b\n\x13rows_per_second_max\x18\x04 \x01(\x04\x12\x1c\n\x14\x62ytes_per_second_max\x18\x05 \x01(\x04\x12\x10\n\x08parallel\x18\x06 \x01(\r\x1a,\n\nWhereEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"a\n\x11StartDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\")\n\x10PauseDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"a\n\x11PauseDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\"*\n\x11ResumeDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"b\n\x12ResumeDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\"+\n\x12RestartDumpRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"c\n\x13RestartDumpResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump\"-\n\x14GetDumpStatusRequest\x12\x15\n\rchangefeed_id\x18\x01 \x01(\t\"e\n\x15GetDumpStatusResponse\x12)\n\x06status\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpStatus\x12!\n\x04\x64ump\x18\x02 \x01(\x0b\x32\x13.tidemarkpb.v1.Dump2\xb2\x03\n\x0b\x44umpService\x12N\n\tStartDump\x12\x1f.tidemarkpb.v1.StartDumpRequest\x1a .tidemarkpb.v1.StartDumpResponse\x12N\n\tPauseDump\x12\x1f.tidemarkpb.v1.PauseDumpRequest\x1a .tidemarkpb.v1.PauseDumpResponse\x12Q\n\nResumeDump\x12 .tidemarkpb.v1.ResumeDumpRequest\x1a!.tidemarkpb.v1.ResumeDumpResponse\x12T\n\x0bRestartDump\x12!.tidemarkpb.v1.RestartDumpRequest\x1a\".tidemarkpb.v1.RestartDumpResponse\x12Z\n\rGetDumpStatus\x12#.tidemarkpb.v1.GetDumpStatusRequest\x1a$.tidemarkpb.v1.GetDumpStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTDUMPREQUEST_WHEREENTRY']._loaded_options = None
   _globals['_STARTDUMPREQUEST_WHEREENTRY']._serialized_options = b'8\001'
   _globals['_DUMPSTATUS']._serialized_start=44
-  _globals['_DUMPSTATUS']._serialized_end=297
-  _globals['_DUMP']._serialized_start=300
-  _globals['_DUMP']._serialized_end=546
-  _globals['_DUMP_WHEREENTRY']._serialized_start=502
-  _globals['_DUMP_WHEREENTRY']._serialized_end=546
-  _globals['_STARTDUMPREQUEST']._serialized_start=549
-  _globals['_STARTDUMPREQUEST']._serialized_end=788
-  _globals['_STARTDUMPREQUEST_WHEREENTRY']._serialized_start=502
-  _globals['_STARTDUMPREQUEST_WHEREENTRY']._serialized_end=546
-  _globals['_STARTDUMPRESPONSE']._serialized_start=790
-  _globals['_STARTDUMPRESPONSE']._serialized_end=887
-  _globals['_PAUSEDUMPREQUEST']._serialized_start=889
-  _globals['_PAUSEDUMPREQUEST']._serialized_end=930
-  _globals['_PAUSEDUMPRESPONSE']._serialized_start=932
-  _globals['_PAUSEDUMPRESPONSE']._serialized_end=1029
-  _globals['_RESUMEDUMPREQUEST']._serialized_start=1031
-  _globals['_RESUMEDUMPREQUEST']._serialized_end=1073
-  _globals['_RESUMEDUMPRESPONSE']._serialized_start=1075
-  _globals['_RESUMEDUMPRESPONSE']._serialized_end=1173
-  _globals['_RESTARTDUMPREQUEST']._serialized_start=1175
-  _globals['_RESTARTDUMPREQUEST']._serialized_end=1218
-  _globals['_RESTARTDUMPRESPONSE']._serialized_start=1220
-  _globals['_RESTARTDUMPRESPONSE']._serialized_end=1319
-  _globals['_GETDUMPSTATUSREQUEST']._serialized_start=1321
-  _globals['_GETDUMPSTATUSREQUEST']._serialized_end=1366
-  _globals['_GETDUMPSTATUSRESPONSE']._serialized_start=1368
-  _globals['_GETDUMPSTATUSRESPONSE']._serialized_end=1469
-  _globals['_DUMPSERVICE']._serialized_start=1472
-  _globals['_DUMPSERVICE']._serialized_end=1906
+  _globals['_DUMPSTATUS']._serialized_end=316
+  _globals['_DUMP']._serialized_start=319
+  _globals['_DUMP']._serialized_end=565
+  _globals['_DUMP_WHEREENTRY']._serialized_start=521
+  _globals['_DUMP_WHEREENTRY']._serialized_end=565
+  _globals['_STARTDUMPREQUEST']._serialized_start=568
+  _globals['_STARTDUMPREQUEST']._serialized_end=807
+  _globals['_STARTDUMPREQUEST_WHEREENTRY']._serialized_start=521
+  _globals['_STARTDUMPREQUEST_WHEREENTRY']._serialized_end=565
+  _globals['_STARTDUMPRESPONSE']._serialized_start=809
+  _globals['_STARTDUMPRESPONSE']._serialized_end=906
+  _globals['_PAUSEDUMPREQUEST']._serialized_start=908
+  _globals['_PAUSEDUMPREQUEST']._serialized_end=949
+  _globals['_PAUSEDUMPRESPONSE']._serialized_start=951
+  _globals['_PAUSEDUMPRESPONSE']._serialized_end=1048
+  _globals['_RESUMEDUMPREQUEST']._serialized_start=1050
+  _globals['_RESUMEDUMPREQUEST']._serialized_end=1092
+  _globals['_RESUMEDUMPRESPONSE']._serialized_start=1094
+  _globals['_RESUMEDUMPRESPONSE']._serialized_end=1192
+  _globals['_RESTARTDUMPREQUEST']._serialized_start=1194
+  _globals['_RESTARTDUMPREQUEST']._serialized_end=1237
+  _globals['_RESTARTDUMPRESPONSE']._serialized_start=1239
+  _globals['_RESTARTDUMPRESPONSE']._serialized_end=1338
+  _globals['_GETDUMPSTATUSREQUEST']._serialized_start=1340
+  _globals['_GETDUMPSTATUSREQUEST']._serialized_end=1385
+  _globals['_GETDUMPSTATUSRESPONSE']._serialized_start=1387
+  _globals['_GETDUMPSTATUSRESPONSE']._serialized_end=1488
+  _globals['_DUMPSERVICE']._serialized_start=1491
+  _globals['_DUMPSERVICE']._serialized_end=1925
 # @@protoc_insertion_point(module_scope)

@@ -36,6 +36,7 @@ class DumpStatus(_message.Message):
     CHUNKS_DONE_FIELD_NUMBER: _builtins.int
     ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
     HIGH_TS_FIELD_NUMBER: _builtins.int
+    ROWS_READ_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     state: _builtins.str
     """waiting, dumping, done, failed, dropped"""
@@ -54,6 +55,8 @@ class DumpStatus(_message.Message):
     rows_per_second: _builtins.int
     high_ts: _builtins.int
     """commit_ts of the last high watermark that counts"""
+    rows_read: _builtins.int
+    """read so far, at the target or not yet"""
     def __init__(
         self,
         *,
@@ -69,10 +72,11 @@ class DumpStatus(_message.Message):
         chunks_done: _builtins.int = ...,
         rows_per_second: _builtins.int = ...,
         high_ts: _builtins.int = ...,
+        rows_read: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "state", b"state", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "state", b"state", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,10 +28,12 @@ PROGRESS = st.builds(
     rows_estimated=st.integers(0),
     high_ts=st.integers(0),
     rows_per_s=st.integers(0),
+    rows_read=st.integers(0),
 )
 GOLDEN = (
     '{"name":"shop.t","table_id":7,"job":"j","state":"dumping","error":"","ranges":[{"after":[[8,"0500000000000000"]],'
-    '"until":null,"done":false}],"rows":5,"bytes":50,"chunks":1,"rows_estimated":9,"high_ts":11,"rows_per_s":3}'
+    '"until":null,"done":false}],"rows":5,"bytes":50,"chunks":1,"rows_estimated":9,"high_ts":11,"rows_per_s":3,'
+    '"rows_read":8}'
 )
 
 
@@ -42,9 +44,11 @@ def test_progress_survives(progress: TableProgress) -> None:
 
 def test_the_documents_are_those_of_the_format() -> None:
     cursor = (Cell(8, (5).to_bytes(8, "little")),)
-    progress = TableProgress("shop.t", 7, "j", TableState.DUMPING, "", (Range(cursor),), 5, 50, 1, 9, 11, 3)
+    progress = TableProgress("shop.t", 7, "j", TableState.DUMPING, "", (Range(cursor),), 5, 50, 1, 9, 11, 3, 8)
     assert json.dumps(progress.to_doc(), separators=(",", ":")) == GOLDEN
     assert parse_progress(GOLDEN.encode()) == progress
+    older = GOLDEN.replace(',"rows_read":8', "")
+    assert parse_progress(older.encode()).rows_read == 5, "as those before it were written"
     job = Job("j", tables=("shop.*",), where={"shop.t": "id > 1"}, rows_per_s=5)
     assert job.to_json().decode() == (
         '{"id":"j","state":"running","tables":["shop.*"],"where":{"shop.t":"id > 1"},"rows_per_s":5,"bytes_per_s":0,'
@@ -77,11 +81,26 @@ def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_i
     assert dump.closed(first, 10)
     assert dump.closed(second, 20)
     dump.settle(9)
-    assert (dump.durable.rows, dump.durable.ranges) == (0, (Range(),))
+    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.ranges) == (0, 4, (Range(),))
     dump.settle(15)
-    assert (dump.durable.rows, dump.durable.ranges) == (2, (Range((integer(1),)),))
+    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.ranges) == (2, 4, (Range((integer(1),)),))
     dump.settle(20)
-    assert (dump.durable.rows, dump.durable.state) == (4, TableState.DONE)
+    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.state) == (4, 4, TableState.DONE)
+
+
+def test_rows_read_are_less_again_when_a_chunk_is_read_again() -> None:
+    dump = TableDump(TableProgress("shop.t", 7, "j"))
+    dump.planned((Range(),), 4)
+    first, second = (Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2))
+    for chunk in (first, second):
+        dump.read(chunk)
+    assert dump.closed(first, 10)
+    dump.again(second)
+    dump.settle(5)
+    assert (dump.durable.rows, dump.durable.rows_read) == (0, 2)
+    begun_again = TableDump(dump.durable)
+    begun_again.settle(5)
+    assert begun_again.durable.rows_read == 0, "what a process had ahead goes with it"
 
 
 def test_a_chunk_that_is_read_again_takes_those_behind_it_along() -> None:

@@ -12,7 +12,7 @@ from server.capture import keys
 from server.capture.changefeed import ChangefeedInfo
 from server.capture.errors import ChangefeedNotExistsError
 from server.cli.dump import WhereError, _condition
-from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError
+from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import DumpRecords
 from server.dump.progress import Range, TableProgress, TableState
 from server.dump.service import DumpService
@@ -26,7 +26,7 @@ CONTEXT: Any = sentinel.context
 async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
         meta = EtcdMeta(etcd)
-        for name, source in (("shop", "mysql://root@db:3306"), ("tikv", "")):
+        for name, source in (("shop", "mysql://root@db:3306"), ("tikv", ""), ("pumped", "pump://")):
             info = ChangefeedInfo(
                 id=name, sink_uri="parquet:///x", source_uri=source, start_ts=1, target_ts=0, create_time=""
             )
@@ -76,8 +76,12 @@ async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
     service = DumpService(meta)
     with pytest.raises(ChangefeedNotExistsError):
         await service.StartDump(pb.StartDumpRequest(changefeed_id="nobody"), CONTEXT)
-    with pytest.raises(DumpInvalidError, match="mysql://"):
-        await service.StartDump(pb.StartDumpRequest(changefeed_id="tikv"), CONTEXT)
+    with pytest.raises(DumpUnsupportedError, match="pump:// source"):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="pumped"), CONTEXT)
+    with pytest.raises(DumpUnsupportedError, match="no SQL"):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="tikv", where={"a.b": "id > 1"}), CONTEXT)
+    with pytest.raises(DumpUnsupportedError, match="--workers 1"):
+        await DumpService(meta, tables_here=False).StartDump(pb.StartDumpRequest(changefeed_id="tikv"), CONTEXT)
     with pytest.raises(DumpInvalidError, match="at most 16"):
         await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", parallel=17), CONTEXT)
     with pytest.raises(DumpNotFoundError, match="dumpstart"):

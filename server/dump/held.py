@@ -1,0 +1,130 @@
+"""What lets a chunk in between a table's changes: its resolved_ts is held below the chunk's until that was added.
+
+    hold → a fresh timestamp S → hold_below(S) → the chunk is read at S → add_held
+
+Nothing that was promised is taken back: where the table was resolved before `hold`, it stays, and S must be above.
+Invariants:
+1. Between `hold_below(S)` and the end of the hold, what stands behind is resolved to S - 1 at most.
+2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the next promise.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from server.puller.source import Puller, Rows
+from server.puller.table import SourceTable
+from storage.model.errors import ConflictError
+from storage.model.span import Span
+
+
+class HoldLateError(ConflictError):
+    """The table is resolved up to the timestamp already: take a later one."""
+
+    code = "ErrDumpHoldLate"
+
+
+class HeldRows:
+    """Implements `server.puller.source.Rows` for one table; every call may block, and may come from any thread."""
+
+    def __init__(self, span: Span, start_ts: int, rows: Rows) -> None:
+        self.executor = rows.executor
+        self.resolved_ts = start_ts
+        """What was passed on."""
+        self._span = span
+        self._rows = rows
+        self._lock = threading.Lock()
+        self._promised = start_ts
+        self._limit: int | None = None
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`; is never held."""
+        self._rows.add(span, batch)
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`; above a hold it is kept until that ends."""
+        assert span == self._span, "the rows of one table"
+        with self._lock:
+            self._promised = max(self._promised, ts)
+            self._pass_on()
+
+    def hold(self) -> None:
+        """Resolve the table no further."""
+        with self._lock:
+            self._limit = self.resolved_ts
+
+    def hold_below(self, ts: int) -> None:
+        """Resolve it up to `ts` - 1 at most, from now on.
+
+        Raises:
+            HoldLateError: it is further already.
+        """
+        with self._lock:
+            if ts <= self.resolved_ts:
+                raise HoldLateError(f"table {self._span.table_id} is resolved up to {self.resolved_ts} already")
+            self._limit = ts - 1
+            self._pass_on()
+
+    def add_held(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Add what the hold was for, and end it; if a batch cannot be added, the hold stays."""
+        for batch in batches:
+            self._rows.add(self._span, batch)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """End the hold, if there is one."""
+        with self._lock:
+            self._limit = None
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        ts = self._promised if self._limit is None else min(self._promised, self._limit)
+        if ts > self.resolved_ts:
+            self._rows.resolve(self._span, ts)
+            self.resolved_ts = ts
+
+
+class HeldTables:
+    """The tables of a changefeed that are pulled at this moment; on the event loop only."""
+
+    def __init__(self) -> None:
+        self._pulled: dict[Span, tuple[SourceTable, HeldRows]] = {}
+        self.on_end: Callable[[int], None] = lambda _: None
+        """A table's puller has ended: chunks of it may be lost that the checkpoint has not reached."""
+
+    def all(self) -> dict[int, tuple[SourceTable, HeldRows]]:
+        """By table id; of a table that goes from one span to another, the new one."""
+        return {span.table_id: pulled for span, pulled in self._pulled.items()}
+
+    @contextmanager
+    def pulled(self, table: SourceTable, rows: HeldRows) -> Iterator[None]:
+        """Know of the table for the block."""
+        self._pulled[table.span] = (table, rows)
+        try:
+            yield
+        finally:
+            del self._pulled[table.span]
+            self.on_end(table.span.table_id)
+
+
+class HeldPuller:
+    """Implements `server.puller.source.Puller` for one table whose `rows` can be held."""
+
+    def __init__(self, table: SourceTable, rows: HeldRows, puller: Puller, tables: HeldTables) -> None:
+        self._table = table
+        self._rows = rows
+        self._puller = puller
+        self._tables = tables
+        self.table_pullers: tuple[Puller, ...] = tuple(getattr(puller, "table_pullers", (puller,)))
+
+    @property
+    def resolved_ts(self) -> int:
+        """See `Puller.resolved_ts`: whoever ends the puller there has what was held."""
+        return min(self._puller.resolved_ts, self._rows.resolved_ts)
+
+    async def run(self) -> None:
+        """See `Puller.run`."""
+        with self._tables.pulled(self._table, self._rows):
+            await self._puller.run()
