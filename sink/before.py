@@ -21,7 +21,8 @@ def schema_of(mounter: TableMounter, *, before: bool) -> pa.Schema:
     """The schema of a mounter's rows, with `before` with one more field: a struct of the table's columns."""
     if not before:
         return mounter.schema
-    return mounter.schema.append(pa.field(BEFORE, pa.struct(list(mounter.schema)[_META_FIELDS:])))
+    own = [field.remove_metadata() for field in list(mounter.schema)[_META_FIELDS:]]
+    return mounter.schema.append(pa.field(BEFORE, pa.struct(own)))
 
 
 class WithBefore:

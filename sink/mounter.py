@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sink.change_columns import META_FIELDS, meta_columns, told_rows
+from sink.defaults import plain, with_default
 from sink.key_change import split_key_changes
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
@@ -31,7 +32,7 @@ class Mounter:
         self.key_columns: tuple[str, ...] = tuple(column.name for column in table.key_columns)
         self._columns = table.stored_columns
         self._defaults = {column.id: _default(column) for column in self._columns if column.origin_default is not None}
-        fields = [pa.field(column.name, arrow_type(column)) for column in self._columns]
+        fields = [self._field(column) for column in self._columns]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -52,6 +53,11 @@ class Mounter:
         keys = HandleCells(self.table, raw["key"])
         columns = [self._column(column, block, keys) for column in self._columns]
         return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)
+
+    def _field(self, column: Column) -> pa.Field:
+        default = self._defaults.get(column.id)
+        field = pa.field(column.name, arrow_type(column))
+        return field if default is None else with_default(field, plain(default.as_py()))
 
     def _column(self, column: Column, block: RowBlock, keys: HandleCells) -> pa.Array:
         if column is self.table.handle_column:

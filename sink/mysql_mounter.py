@@ -11,6 +11,7 @@ docs/format/mysql-rows.md.
 import pyarrow as pa
 
 from sink.change_columns import META_FIELDS, meta_columns, told_rows
+from sink.defaults import with_default
 from storage.mysql.arrow import arrow_columns, arrow_type
 from storage.mysql.schema import Table
 
@@ -27,7 +28,7 @@ class MysqlMounter:
         self.table = table
         self.name: str = f"{schema_name}.{table.name}"
         self.key_columns: tuple[str, ...] = table.primary_key
-        fields = [pa.field(column.name, arrow_type(column)) for column in table.columns]
+        fields = [with_default(pa.field(column.name, arrow_type(column)), column.held) for column in table.columns]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:

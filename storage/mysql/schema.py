@@ -5,7 +5,7 @@ A version of its own for each TABLE_MAP signature: rows name their columns by pl
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,8 @@ class Column:
     """The number of its collation; 63 is `binary`."""
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
+    held: str | int | float | None = field(default=None, compare=False)
+    """What rows hold that are older than the column, as JSON (`sink.defaults`); None: null, or not known."""
 
     @property
     def charset(self) -> str:
@@ -118,6 +120,7 @@ def _column(doc: Mapping[str, Any]) -> Column:
         nullable=bool(doc.get("nullable", True)),
         collation=int(doc.get("collation", 63)),
         elems=tuple(doc.get("elems", ())),
+        held=doc.get("held"),
     )
 
 
@@ -131,4 +134,6 @@ def _column_doc(column: Column) -> dict[str, Any]:
         "charset": column.charset,
         "collation": column.collation,
     }
-    return doc | {"elems": list(column.elems)} if column.elems else doc
+    if column.elems:
+        doc["elems"] = list(column.elems)
+    return doc if column.held is None else doc | {"held": column.held}

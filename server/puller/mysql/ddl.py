@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from sqlglot.errors import SqlglotError
+from sqlglot.tokenizer_core import Token
 
 from server.puller.mysql.grammar import ROW_VERBS, NotUnderstoodError, StatementReader, Words
 from server.puller.mysql.statement import Kind, Statement
@@ -34,9 +35,8 @@ def read_statement(query: str, schema: str, *, fold_case: bool = False) -> State
         return _xa_statement(*found.groups())
     if (first := _FIRST_WORD.match(query)) and first.group(1).upper() in ROW_VERBS:
         return Statement(Kind.ROWS, words=_words(query))  # may be megabytes of values: no tokens of them
-    text = _EXECUTABLE.sub(lambda found: found.group(1) or f" {found.group(2)} ", query)
     try:
-        tokens = Words().tokenize(text)
+        tokens = tokens_of(query)
     except SqlglotError:
         return Statement(Kind.UNKNOWN, words=_words(query))
     reader = StatementReader(tokens, schema, fold_case=fold_case)
@@ -45,6 +45,15 @@ def read_statement(query: str, schema: str, *, fold_case: bool = False) -> State
     except NotUnderstoodError:
         statement = Statement(Kind.UNKNOWN)
     return Statement(statement.kind, statement.actions, reader.words()) if _needs_words(statement) else statement
+
+
+def tokens_of(query: str) -> list[Token]:
+    """The tokens, those of executable comments among them.
+
+    Raises:
+        SqlglotError: a string or a comment has no end.
+    """
+    return Words().tokenize(_EXECUTABLE.sub(lambda found: found.group(1) or f" {found.group(2)} ", query))
 
 
 def _words(query: str) -> frozenset[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from server.puller.mysql.definition import Definition
+from server.puller.mysql.held import with_held
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind, TableName
@@ -49,7 +50,7 @@ class DdlChanges:
         """
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
-            record = self._record(name, table_id, found.get(name), stated.commit_ts)
+            record = self._record(name, table_id, found.get(name), stated.commit_ts, query=stated.query.sql)
             if record is not None:
                 brought += self._taken(name, record)
         await self._change(
@@ -77,7 +78,7 @@ class DdlChanges:
         if not told.is_full:
             told.to_table(0)  # raises RowMetadataError
         table_id = known.span.table_id if known else -1
-        record = self._record(name, table_id, told, untold.commit_ts - 1, found)
+        record = self._record(name, table_id, told, untold.commit_ts - 1, other=found)
         assert record is not None, "the log has told of it"
         brought = self._taken(name, record)
         if not brought:
@@ -86,7 +87,14 @@ class DdlChanges:
         await self._change(TableChange(untold.commit_ts - 1, "/* as rows have it */", tuple(brought)), ())
 
     def _record(
-        self, name: TableName, table_id: int, found: Found | None, commit_ts: int, other: Definition | None = None
+        self,
+        name: TableName,
+        table_id: int,
+        found: Found | None,
+        commit_ts: int,
+        *,
+        query: str = "",
+        other: Definition | None = None,
     ) -> TableRecord | None:
         """The new record of a table; None where nothing changes, or the table is gone before it has any row."""
         known = next((table for table in self._tables.by_name.values() if table.span.table_id == table_id), None)
@@ -99,7 +107,10 @@ class DdlChanges:
             assert known is not None
             table = Table.parse(known.record.table_info)
             found = Definition(name, table.columns, table.primary_key)
-        definition = Definition(name, found.columns, found.key, found.engine, found.faults)
+        columns = (
+            with_held(found.columns, Table.parse(known.record.table_info).columns, query) if known else found.columns
+        )
+        definition = Definition(name, columns, found.key, found.engine, found.faults)
         record = record_of(definition, table_id if known else new_id(commit_ts, name))
         return None if known is not None and known.record == record else record
 

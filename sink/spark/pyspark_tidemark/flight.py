@@ -8,13 +8,14 @@ import base64
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from pyspark_tidemark.connection import RETRYABLE, call_options, client, first_answer, last_good_first
+from pyspark_tidemark.defaults import defaults_of, without_defaults
 from pyspark_tidemark.errors import from_text
 from pyspark_tidemark.options import Options
 
@@ -33,6 +34,8 @@ class TableMeta:
     """pyarrow.Schema of the mounted rows: `_op, _commit_ts, _start_ts, _seq`, then the table's columns."""
     schema_ts: int = 0
     """The commit_ts of the DDL that gave this schema; the changefeed's start for the first one."""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    """What rows hold that are older than a column, by column, as JSON (`defaults`); null where nothing is said."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +177,8 @@ class Changefeed:
 
 def _table(item: dict[str, Any]) -> TableMeta:
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"])))
-    return TableMeta(item["table"], tuple(item["key"]), schema, int(item.get("schema_ts", 0)))
+    key, schema_ts = tuple(item["key"]), int(item.get("schema_ts", 0))
+    return TableMeta(item["table"], key, without_defaults(schema), schema_ts, defaults_of(schema))
 
 
 def _ddl(item: dict[str, Any]) -> Ddl:

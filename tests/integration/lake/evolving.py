@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Slice, TableMeta
 
+from sink.defaults import plain, with_default
+
 _ENVELOPE = [("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())]
 END = 1000
 
@@ -20,11 +22,12 @@ class Version:
     columns: dict[str, Any]
     from_ts: int
     to_ts: int = END
+    defaults: dict[str, Any] = field(default_factory=dict)
 
     @property
     def meta(self) -> TableMeta:
         schema = pa.schema([*_ENVELOPE, *self.columns.items()])
-        return TableMeta(self.name, (next(iter(self.columns)),), schema, self.from_ts)
+        return TableMeta(self.name, (next(iter(self.columns)),), schema, self.from_ts, self.defaults)
 
 
 @dataclass
@@ -57,14 +60,25 @@ class EvolvingFeed:
         row = self._state(ts)[name].pop(key)
         self._change(name, "delete", ts, 0, {column: row[column] for column in row if column != "_commit_ts"})
 
-    def alter(self, ts: int, name: str, query: str, renamed: dict[str, str] | None = None, /, **columns: Any) -> None:
+    def alter(
+        self,
+        ts: int,
+        name: str,
+        query: str,
+        renamed: dict[str, str] | None = None,
+        defaults: dict[str, Any] | None = None,
+        /,
+        **columns: Any,
+    ) -> None:
         """ALTER TABLE to these columns."""
         self._end(ts, name)
-        self.versions.append(Version(name, columns, ts))
+        held = defaults or {}
+        told = {column: plain(value) for column, value in held.items()}
+        self.versions.append(Version(name, columns, ts, defaults=told))
         self.ddls.append(Ddl(ts, query, tables=(name,)))
         state, names = self._state(ts), {new: old for old, new in (renamed or {}).items()}
         state[name] = {
-            key: {column: row.get(names.get(column, column)) for column in (*columns, "_commit_ts")}
+            key: {column: row.get(names.get(column, column), held.get(column)) for column in (*columns, "_commit_ts")}
             for key, row in state[name].items()
         }
 
@@ -119,8 +133,9 @@ class EvolvingFeed:
             for name, row in self.changes
             if name == part.table and asked["start"] < row["_commit_ts"] <= asked["end"]
         ]
-        schema = self.describe(asked["start"]).tables[part.table].schema
-        yield pa.RecordBatch.from_pylist(rows, schema=schema)
+        table = self.describe(asked["start"]).tables[part.table]
+        fields = [with_default(field, table.defaults.get(field.name)) for field in table.schema]
+        yield pa.RecordBatch.from_pylist(rows, schema=pa.schema(fields))
 
     def ack(self, ts: int) -> int:
         """Nothing is ever cleaned."""

@@ -1,5 +1,8 @@
 """Targets follow their upstream's schemas, each DDL a barrier; a crash at any barrier changes nothing."""
 
+from datetime import date, datetime
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
@@ -136,6 +139,40 @@ def test_columns_are_added_renamed_widened_and_dropped_and_a_truncated_table_is_
     assert place.rows("bank.t", 65) == []
     keep(place, feed, (70,))
     assert_equal(place, feed, "bank.t", 70)
+
+
+ADDED = {
+    "status": (pa.string(), "it's \\ new"),
+    "small": (pa.int8(), 7),
+    "price": (pa.decimal128(10, 2), Decimal("1.50")),
+    "day": (pa.date32(), date(2020, 2, 29)),
+    "at": (pa.timestamp("us"), datetime(2020, 1, 2, 3, 4, 5, 60)),  # noqa: DTZ001 - a DATETIME has none
+    "raw": (pa.binary(), b"\0'\xff"),
+    "plain": (pa.string(), None),
+}
+
+
+def defaults_feed():
+    feed = EvolvingFeed()
+    first = {"id": pa.int32(), "name": pa.string()}
+    feed.create(0, "bank.t", **first)
+    feed.put(10, "bank.t", *({"id": n, "name": f"n{n}"} for n in range(4)))
+    feed.delete(15, "bank.t", 3)
+    values = {column: value for column, (_, value) in ADDED.items() if value is not None}
+    types = {column: found for column, (found, _) in ADDED.items()}
+    feed.alter(20, "bank.t", "ALTER TABLE t ADD COLUMN …", None, values, **first, **types)
+    feed.put(30, "bank.t", {"id": 1, "name": "x"} | dict.fromkeys(ADDED))
+    feed.put(40, "bank.t", {"id": 9, "name": "y"} | dict.fromkeys(ADDED))
+    feed.put(50, "bank.t", {"id": 0, "name": "z", "plain": None} | values)
+    return feed
+
+
+def test_rows_older_than_a_column_hold_its_default_also_after_a_death_at_the_barrier(place):
+    feed = defaults_feed()
+    keep(place, feed, feed.cut_ends(15, 25), die_at=(25,))
+    assert_equal(place, feed, "bank.t", 25)
+    keep(place, feed, (50,))
+    assert_equal(place, feed, "bank.t", 50)
 
 
 def tables_feed():

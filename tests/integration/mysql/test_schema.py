@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from pyspark_tidemark.defaults import defaults_of, scalar
 
 from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from storage.meta.client import EtcdMeta
@@ -158,6 +159,32 @@ def test_a_statement_nobody_understands_is_refused_if_it_names_a_table_of_ours()
         tables_named("x").check(statement, "FROBNICATE TABLE `x`", "here")
 
 
+_ADDED = """ALTER TABLE t ADD COLUMN status ENUM('new','it''s') DEFAULT 'new',
+ADD (n INT NOT NULL, small TINYINT UNSIGNED DEFAULT 7), ADD price DECIMAL(10,2) DEFAULT 1.5,
+ADD name VARCHAR(20) DEFAULT 'é ''x''', ADD code CHAR(4) DEFAULT 'a ',
+ADD raw VARBINARY(9) DEFAULT 'abc', ADD day DATE DEFAULT '2024-02-29', ADD at DATETIME DEFAULT '2024-02-29 01:02:03',
+ADD clock TIME(2) DEFAULT '-01:02:03', ADD flags SET('a','b','c') DEFAULT 'c,a', ADD made YEAR DEFAULT 24,
+ADD ratio DOUBLE DEFAULT 1e-3, ADD never DATE NOT NULL, ADD note TEXT, ADD words TEXT NOT NULL, ADD later INT"""
+
+
+async def test_what_older_rows_hold_in_added_columns_is_what_the_server_shows(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    """An update of a row from before gives its image with all columns, after the default was changed."""
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)", "INSERT INTO t VALUES (1, 1)", database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        mariadb.execute(
+            *("SET sql_mode=''", _ADDED, "ALTER TABLE t ALTER status SET DEFAULT 'it''s'", "UPDATE t SET a = 2"),
+            database=name,
+        )
+        row = (await feed.seen(f"{name}.t", 1))[-1]
+        schema = last_schema(feed, f"{name}.t")
+    told = defaults_of(schema)
+    shown = {column: scalar(value, schema.field(column).type).as_py() for column, value in told.items()}
+    added = {column: value for column, value in user_columns(row).items() if column not in ("id", "a")}
+    assert added == dict.fromkeys(added) | shown
+    assert {column for column, value in added.items() if value is None} == {"never", "note", "later"}
+
+
 def tables_named(name: str) -> Any:
     from server.puller.mysql.source import mysql_table
     from server.puller.mysql.tables import Tables
@@ -173,9 +200,13 @@ def user_columns(row: Row) -> Row:
     return {key: value for key, value in row.items() if not key.startswith("_")}
 
 
-def last_columns(feed: Feed, name: str) -> list[str]:
+def last_schema(feed: Feed, name: str) -> Any:
     (versions,) = [each for each in feed.target.versions.values() if each[-1][1].name == name]
-    return [column for column in versions[-1][1].mounter.schema.names if not column.startswith("_")]
+    return versions[-1][1].mounter.schema
+
+
+def last_columns(feed: Feed, name: str) -> list[str]:
+    return [column for column in last_schema(feed, name).names if not column.startswith("_")]
 
 
 def names(qualified: tuple[str, ...]) -> list[str]:

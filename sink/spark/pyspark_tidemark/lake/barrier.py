@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_tidemark.defaults import scalar
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, TableMeta
-from pyspark_tidemark.lake.mode import ENVELOPE, lake_schema
+from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange, difference
 from pyspark_tidemark.lake.target import Target
 
@@ -107,7 +108,15 @@ class Barrier:
                 "--schema-evolution evolve or ignore",
             )
         change.require_possible(table.name)
-        self._target.alter(table, change)
+        self._target.alter(table, self._filling(table, change))
+
+    def _filling(self, table: TableMeta, change: SchemaChange) -> SchemaChange:
+        """With the values of rows that are older than the added columns; a changelog's rows are of their own time."""
+        if self._policy.mode == APPEND:
+            return change
+        told = [field for field in change.added if field.name in table.defaults]
+        filled = tuple((field.name, scalar(table.defaults[field.name], field.type)) for field in told)
+        return dataclasses.replace(change, filled=filled)
 
     def _require_allowed(self, ddls: Sequence[Ddl], before: ChangefeedMeta) -> None:
         if self._policy.evolution != EXCEPTION:

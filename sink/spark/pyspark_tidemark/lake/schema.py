@@ -29,6 +29,8 @@ class SchemaChange:
     widened: tuple[Any, ...] = ()
     """The pyarrow fields as they become."""
     added: tuple[Any, ...] = ()
+    filled: tuple[tuple[str, Any], ...] = ()
+    """The added columns whose existing rows hold a value (pyarrow.Scalar) and not null."""
     incompatible: tuple[tuple[Any, Any], ...] = ()
     """(old, new) fields that no widening leads from one to the other."""
 

@@ -5,13 +5,16 @@ Column mapping is turned on for a table at its first renaming or drop, since it 
 
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type
 
 from pyspark_tidemark.lake.delta.tables import DeltaTables
+from pyspark_tidemark.lake.literal import with_columns
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import SchemaChange
 
 _MAPPING = "'delta.columnMapping.mode' = 'name'"
+_WITHOUT_ZONE = "'delta.feature.timestampNtz' = 'supported'"
 _WIDENING = "'delta.enableTypeWidening' = 'true'"
 
 
@@ -27,7 +30,11 @@ def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
         _set(tables, name, _WIDENING)
     for field in change.widened:
         _alter(tables, name, f"ALTER COLUMN {quoted(field.name)} TYPE {_type(field)}")
-    if change.added:
+    if any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in change.added):
+        _set(tables, name, _WITHOUT_ZONE)
+    if change.filled:
+        _add_filled(tables, name, change)
+    elif change.added:
         _alter(tables, name, f"ADD COLUMNS ({', '.join(f'{quoted(f.name)} {_type(f)}' for f in change.added)})")
 
 
@@ -41,6 +48,13 @@ def end_current(tables: DeltaTables, name: str, ts: int) -> None:
     tables.session(name).sql(
         f"UPDATE {tables.sql_name(name)} SET valid_to_ts = {ts}, is_current = false WHERE is_current"  # noqa: S608 - quoted
     )
+
+
+def _add_filled(tables: DeltaTables, name: str, change: SchemaChange) -> None:
+    """Columns and what existing rows hold in them, in one commit: after a crash it is either done or all to be done."""
+    old = tables.session(name).read.format("delta").load(tables.path(name))
+    frame = with_columns(old, change.added, dict(change.filled))
+    frame.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(tables.path(name))
 
 
 def _set(tables: DeltaTables, name: str, setting: str) -> None:

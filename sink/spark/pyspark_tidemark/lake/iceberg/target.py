@@ -11,6 +11,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.fold import fold, fold_frame
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.evolution import add_filled
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task, write, written_by_task
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.types import storable, type_name
@@ -72,7 +73,7 @@ class IcebergTarget:
         return Applied(counted.rows, self.version(changes.table), counted.checksum)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """One metadata commit with all steps, then a snapshot that has the new schema."""
+        """One metadata commit with all steps, then a snapshot with the new schema; added columns with values apart."""
         update = self._catalog.load(table.name).updateSchema()
         for old, new in change.renamed:
             update.renameColumn(old, new)
@@ -81,12 +82,14 @@ class IcebergTarget:
         renamed = {new: old for old, new in change.renamed}
         for field in change.widened:
             update.updateColumn(renamed.get(field.name, field.name), self._catalog.java_type(type_name(field.type)))
-        for field in change.added:
+        for field in () if change.filled else change.added:
             update.addColumn(field.name, self._catalog.java_type(type_name(field.type)))
         with self._committing:
             update.commit()
             found = self._catalog.load(table.name)
             self._catalog.fenced(found.newAppend(), self._catalog.position(found, table.name) or 0)
+            if change.filled:
+                add_filled(self._spark, self._catalog, table.name, change)
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """A snapshot without rows (upsert), or as it is (append)."""

@@ -125,16 +125,21 @@ class MySql:
         )
 
     def alter(self, table: str, change: SchemaChange) -> list[str]:
-        """See `Database`; one statement, since each is a transaction of its own."""
+        """See `Database`; one statement that tells, since each is a transaction of its own: defaults may stay behind."""
         steps = [f"RENAME COLUMN {quoted(old)} TO {quoted(new)}" for old, new in change.renamed]
         steps += [f"DROP COLUMN {quoted(column)}" for column in change.dropped]
         steps += [
             f"MODIFY COLUMN {quoted(field.name)} {self.type_of(field.type, key_columns=0)}" for field in change.widened
         ]
+        filled = {column: _row(value) for column, value in change.filled}
         steps += [
-            f"ADD COLUMN {quoted(field.name)} {self.type_of(field.type, key_columns=0)}" for field in change.added
+            f"ADD COLUMN {quoted(field.name)} {self.type_of(field.type, key_columns=0)}"
+            + (f" DEFAULT {filled[field.name]}" if field.name in filled else "")
+            for field in change.added
         ]
-        return [f"ALTER TABLE {self.quoted(table)} {', '.join(steps)}"]
+        name = f"ALTER TABLE {self.quoted(table)}"
+        plain = [", ".join(f"ALTER COLUMN {quoted(column)} DROP DEFAULT" for column in filled)] if filled else []
+        return [f"{name} {step}" for step in (", ".join(steps), *plain)]
 
     def renamed(self, old: str, new: str) -> list[str]:
         """See `Database`."""
@@ -151,3 +156,9 @@ class MySql:
         return SourceError(
             "ErrTargetUnavailable" if later else "ErrTargetRefused", f"the database says: {err}", retryable=later
         )
+
+
+def _row(value: Any) -> str:
+    """`(literal)`: as a default it is an expression, which columns of every type may have."""
+    column = pa.array([value.as_py()], value.type)
+    return as_values(pa.record_batch([column], ["value"]), _STATEMENT_BYTES)[0]

@@ -11,7 +11,7 @@ from psycopg import errors
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
 from pyspark_tidemark.lake.jdbc.database import STAGED, password
-from pyspark_tidemark.lake.jdbc.text import as_csv
+from pyspark_tidemark.lake.jdbc.text import as_csv, as_quoted
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import TargetUri
 
@@ -115,7 +115,7 @@ class Postgres:
 
     def alter(self, table: str, change: SchemaChange) -> list[str]:
         """See `Database`."""
-        name = f"ALTER TABLE {self.quoted(table)}"
+        name, filled = f"ALTER TABLE {self.quoted(table)}", dict(change.filled)
         steps = [f"RENAME COLUMN {self.quoted(old)} TO {self.quoted(new)}" for old, new in change.renamed]
         steps += [f"DROP COLUMN {self.quoted(column)}" for column in change.dropped]
         steps += [
@@ -123,8 +123,11 @@ class Postgres:
             for field in change.widened
         ]
         steps += [
-            f"ADD COLUMN {self.quoted(field.name)} {self.type_of(field.type, key_columns=0)}" for field in change.added
+            f"ADD COLUMN {self.quoted(field.name)} {self.type_of(field.type, key_columns=0)}"
+            + (f" DEFAULT {as_quoted(filled[field.name])}" if field.name in filled else "")
+            for field in change.added
         ]
+        steps += [f"ALTER COLUMN {self.quoted(column)} DROP DEFAULT" for column in filled]
         return [f"{name} {step}" for step in steps]
 
     def renamed(self, old: str, new: str) -> list[str]:

@@ -37,6 +37,12 @@ def as_values(batch: Any, most_bytes: int) -> list[str]:
     return texts
 
 
+def as_quoted(value: Any) -> str:
+    """One value (pyarrow.Scalar) as a string literal of standard SQL, which PostgreSQL reads as any type."""
+    text: str = _csv_column(pa.array([value.as_py()], value.type)).cast(pa.string())[0].as_py()
+    return "'" + text.replace("'", "''") + "'"
+
+
 def _csv_column(column: Any) -> Any:
     if pa.types.is_binary(column.type):
         return pc.binary_join_element_wise("\\x", hexadecimal(column), "")
