@@ -117,7 +117,21 @@ def _upstream(table: Table, next_ts: int, situation: Situation) -> list[Link]:
     return links
 
 
+def _pump(region: Region, next_ts: int) -> Link:
+    return Link(
+        kind=Kind.PUMP,
+        name=shown(region.pump),
+        owner=f"at {shown(region.store)}" if region.store else "",
+        ts=region.resolved_ts,
+        next_ts=next_ts,
+        reason="the others wait for its binlogs: it is down, or its oldest prewrite has no outcome yet",
+        commands=("tidemark cli pump list", f"curl http://PUMP/status  # of {quoted(region.store)}"),
+    )
+
+
 def _region(region: Region, next_ts: int) -> Link:
+    if region.pump:
+        return _pump(region, next_ts)
     commands: tuple[str, ...] = ()
     if not region.region_id:
         reason = shown(region.problem) or "a range of the table that no store serves at this moment; start the store"

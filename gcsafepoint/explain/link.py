@@ -18,6 +18,7 @@ class Kind(enum.StrEnum):
     READER = "reader"
     TABLE = "table"
     REGION = "region"
+    PUMP = "pump"
     LOCK = "lock"
     TRANSACTION = "transaction"
 

@@ -24,13 +24,15 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A region as its subscriber sees it; id 0: a range that no store serves at this moment."""
+    """A region as its subscriber sees it; id 0: a range that no store serves at this moment, or a pump."""
 
     region_id: int
     resolved_ts: int
     store: str = ""
     locks: tuple[Lock, ...] = ()
     problem: str = ""
+    pump: str = ""
+    """The pump whose binlogs all others wait for; then `store` is its address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from server.capture.rows import SorterRows
 from server.capture.run import Run
 from server.capture.sink import LocalSink
 from server.capture.stragglers import add_locks, slowest_tables
-from server.puller.source import SourceContext
+from server.puller.source import Peer, SourceContext
 from server.puller.tikv.puller import TablePuller
 from sorter import Sorter
 from storage.model.errors import TidemarkError
@@ -59,6 +59,12 @@ class LocalProcessor:
         """Those of this process that pull regions."""
         run = self._run
         return tuple(run.pulling.table_pullers) if run and run.pulling else ()
+
+    @property
+    def slowest_peers(self) -> tuple[Peer, ...]:
+        """See `server.capture.stragglers.Pulled`."""
+        run = self._run
+        return tuple(run.pulling.slowest_peers) if run and run.pulling else ()
 
     @property
     def repairing(self) -> Collection[Span]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from server.capture.catalog.catalog import FeedCatalog
 from server.capture.rows import Gate, SorterRows
-from server.puller.source import Puller, Source
+from server.puller.source import Merging, Peer, Puller, Source
 from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.span import Span
@@ -46,6 +46,12 @@ class Pulling:
         found: Iterable[Puller] = (*(pulled.puller for pulled in list(self._pulled.values())), *self._others)
         parts: Iterable[Puller] = (part for puller in found for part in getattr(puller, "table_pullers", (puller,)))
         return [puller for puller in parts if isinstance(puller, TablePuller)]
+
+    @property
+    def slowest_peers(self) -> list[Peer]:
+        """Of each log that is merged of several, the one that the others wait for."""
+        merging = (puller for puller in self._others if isinstance(puller, Merging))
+        return [peer for puller in merging if (peer := puller.slowest_peer)]
 
     def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
         """Pull the tables in force at `start_ts`, and the schema changes above it; returns whether these come apart."""

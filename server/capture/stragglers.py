@@ -14,6 +14,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import Sink
+from server.puller.source import Peer
 from server.puller.table import SourceTable
 from server.puller.tikv.puller import RegionProgress, TablePuller
 from server.puller.tikv.stuck_locks import raw_bounds
@@ -41,6 +42,11 @@ class Pulled(Protocol):
         ...
 
     @property
+    def slowest_peers(self) -> Sequence[Peer]:
+        """Of each log that is merged of several, the one that the others wait for."""
+        ...
+
+    @property
     def sink(self) -> Sink | None:
         """As the processor's."""
         ...
@@ -64,6 +70,8 @@ def slowest_tables(
             )
             if not stands and progress.part is not None and _stands(progress.resolved_ts):
                 stands.append((region, progress))
+        for peer in () if table.span in pullers else pulled.slowest_peers:
+            message.regions.add(pump=peer.name, store=peer.address, resolved_ts=peer.position_ts)
         shown.append(message)
     return shown, stands
 

@@ -14,7 +14,7 @@ Invariants every source keeps:
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -106,6 +106,25 @@ class Puller(Protocol):
         Raises:
             TidemarkError: one that trying again from the checkpoint may help against, or that says why it cannot.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One of several logs that a puller merges, and how far it has sent."""
+
+    name: str
+    address: str
+    position_ts: int
+
+
+@runtime_checkable
+class Merging(Protocol):
+    """A puller that merges several logs."""
+
+    @property
+    def slowest_peer(self) -> Peer | None:
+        """The one that the others wait for."""
         ...
 
 

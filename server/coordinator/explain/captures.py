@@ -83,4 +83,4 @@ def _region(message: pb.RegionBlockers) -> Region:
     locks = tuple(
         Lock(lock.start_ts, lock.primary.hex(), lock.key.hex(), lock.ttl_ms, lock.kind) for lock in message.locks
     )
-    return Region(message.region_id, message.resolved_ts, message.store, locks, message.problem)
+    return Region(message.region_id, message.resolved_ts, message.store, locks, message.problem, message.pump)

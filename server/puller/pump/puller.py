@@ -20,7 +20,7 @@ from server.puller.pump.merge import Merge, Transaction
 from server.puller.pump.nodes import Membership, PumpNode, read_membership
 from server.puller.pump.rows import Tables, batches
 from server.puller.pump.stream import PumpStream
-from server.puller.source import Catalog, Rows, SourceContext
+from server.puller.source import Catalog, Peer, Rows, SourceContext
 from server.puller.table import SourceTable
 from server.puller.tidb.change import table_change
 from server.puller.tidb.removed_rows import removed_rows
@@ -64,6 +64,13 @@ class PumpPuller:
         self._told_ts = 0
         self._moved = asyncio.Event()
         self._taken = asyncio.Event()
+
+    @property
+    def slowest_peer(self) -> Peer | None:
+        """See `server.puller.source.Merging`."""
+        pump, position_ts = self._merge.slowest
+        running = self._streams.get(pump)
+        return Peer(pump, running[0].host if running else "", position_ts) if pump else None
 
     async def run(self) -> None:
         """See `Puller.run`.

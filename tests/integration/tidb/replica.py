@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from server.puller.source import Puller, Source, TableChange
+from server.puller.source import Merging, Peer, Puller, Source, TableChange
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from sink.mounter import Mounter
 from storage.model.event import DELETE
@@ -83,6 +83,11 @@ class Replica:
         self._schemas_ts = start_ts
         self._pullers: dict[Puller, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def slowest_peer(self) -> Peer | None:
+        """Of the logs that are merged, the one that the others wait for."""
+        return next((puller.slowest_peer for puller in self._pullers if isinstance(puller, Merging)), None)
 
     async def run(self, upto_ts: int) -> None:
         """Pull until everything up to `upto_ts` is here."""

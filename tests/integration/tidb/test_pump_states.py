@@ -90,6 +90,8 @@ async def test_a_pump_that_is_killed_is_waited_for_and_found_again_elsewhere(
         async with reading(replica, last_ts) as task:
             await asyncio.sleep(2)
             assert not task.done()  # nobody else has the second row
+            assert replica.slowest_peer is not None
+            assert replica.slowest_peer.address == daemons[1].endpoints["pump"]
             argv = pump_argv(cluster.coordinator.addr, tmp_path / "pump1", *FLAGS, *QUICK)
             await stack.enter_async_context(started(*argv))
         assert numbers(replica, last_ts) == [1, 2]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidemarkpb/v1/capture.proto\x12\rtidemarkpb.v1\"a\n\x07\x43\x61pture\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0e\x66light_address\x18\x03 \x01(\t\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x15\n\x13ListCapturesRequest\"@\n\x14ListCapturesResponse\x12(\n\x08\x63\x61ptures\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.Capture\"#\n\x12GetBlockersRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"M\n\x13GetBlockersResponse\x12\x36\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32!.tidemarkpb.v1.ChangefeedBlockers\"\x82\x01\n\x12\x43hangefeedBlockers\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12,\n\x06tables\x18\x04 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"\x8b\x01\n\rTableBlockers\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x04 \x01(\x04\x12.\n\x07regions\x18\x05 \x03(\x0b\x32\x1d.tidemarkpb.v1.RegionBlockers\"\x83\x01\n\x0eRegionBlockers\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\r\n\x05store\x18\x03 \x01(\t\x12)\n\x05locks\x18\x04 \x03(\x0b\x32\x1a.tidemarkpb.v1.LockBlocker\x12\x0f\n\x07problem\x18\x05 \x01(\t\"[\n\x0bLockBlocker\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0f\n\x07primary\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t2\xbf\x01\n\x0e\x43\x61ptureService\x12W\n\x0cListCaptures\x12\".tidemarkpb.v1.ListCapturesRequest\x1a#.tidemarkpb.v1.ListCapturesResponse\x12T\n\x0bGetBlockers\x12!.tidemarkpb.v1.GetBlockersRequest\x1a\".tidemarkpb.v1.GetBlockersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidemarkpb/v1/capture.proto\x12\rtidemarkpb.v1\"a\n\x07\x43\x61pture\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0e\x66light_address\x18\x03 \x01(\t\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x15\n\x13ListCapturesRequest\"@\n\x14ListCapturesResponse\x12(\n\x08\x63\x61ptures\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.Capture\"#\n\x12GetBlockersRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"M\n\x13GetBlockersResponse\x12\x36\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32!.tidemarkpb.v1.ChangefeedBlockers\"\x82\x01\n\x12\x43hangefeedBlockers\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12,\n\x06tables\x18\x04 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"\x8b\x01\n\rTableBlockers\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x04 \x01(\x04\x12.\n\x07regions\x18\x05 \x03(\x0b\x32\x1d.tidemarkpb.v1.RegionBlockers\"\x91\x01\n\x0eRegionBlockers\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\r\n\x05store\x18\x03 \x01(\t\x12)\n\x05locks\x18\x04 \x03(\x0b\x32\x1a.tidemarkpb.v1.LockBlocker\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0c\n\x04pump\x18\x06 \x01(\t\"[\n\x0bLockBlocker\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0f\n\x07primary\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t2\xbf\x01\n\x0e\x43\x61ptureService\x12W\n\x0cListCaptures\x12\".tidemarkpb.v1.ListCapturesRequest\x1a#.tidemarkpb.v1.ListCapturesResponse\x12T\n\x0bGetBlockers\x12!.tidemarkpb.v1.GetBlockersRequest\x1a\".tidemarkpb.v1.GetBlockersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,9 +46,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TABLEBLOCKERS']._serialized_start=484
   _globals['_TABLEBLOCKERS']._serialized_end=623
   _globals['_REGIONBLOCKERS']._serialized_start=626
-  _globals['_REGIONBLOCKERS']._serialized_end=757
-  _globals['_LOCKBLOCKER']._serialized_start=759
-  _globals['_LOCKBLOCKER']._serialized_end=850
-  _globals['_CAPTURESERVICE']._serialized_start=853
-  _globals['_CAPTURESERVICE']._serialized_end=1044
+  _globals['_REGIONBLOCKERS']._serialized_end=771
+  _globals['_LOCKBLOCKER']._serialized_start=773
+  _globals['_LOCKBLOCKER']._serialized_end=864
+  _globals['_CAPTURESERVICE']._serialized_start=867
+  _globals['_CAPTURESERVICE']._serialized_end=1058
 # @@protoc_insertion_point(module_scope)

@@ -194,6 +194,7 @@ class RegionBlockers(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     LOCKS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    PUMP_FIELD_NUMBER: _builtins.int
     region_id: _builtins.int
     """0: a range that no store serves at this moment."""
     resolved_ts: _builtins.int
@@ -201,6 +202,8 @@ class RegionBlockers(_message.Message):
     """Address of the leader's store."""
     problem: _builtins.str
     """Why the locks could not be read, or why it sends nothing."""
+    pump: _builtins.str
+    """No region, but the pump that all others wait for; `store` is its address."""
     @_builtins.property
     def locks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LockBlocker]: ...
     def __init__(
@@ -211,10 +214,11 @@ class RegionBlockers(_message.Message):
         store: _builtins.str = ...,
         locks: _abc.Iterable[Global___LockBlocker] | None = ...,
         problem: _builtins.str = ...,
+        pump: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["locks", b"locks", "problem", b"problem", "region_id", b"region_id", "resolved_ts", b"resolved_ts", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["locks", b"locks", "problem", b"problem", "pump", b"pump", "region_id", b"region_id", "resolved_ts", b"resolved_ts", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

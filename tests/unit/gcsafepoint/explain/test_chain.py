@@ -145,6 +145,13 @@ def test_a_region_without_lock_blames_its_store_and_one_without_store_says_so():
     assert chain(feed(capture="c1", tables=(unknown,)))[-1].reason == "worker 1 is silent"
 
 
+def test_the_pump_that_all_others_wait_for_is_the_end_of_the_chain():
+    late = Table("shop.orders", ago(AGE_S), ago(AGE_S), (Region(0, ago(AGE_S), "pump2:8250", pump="pump-2"),))
+    link = chain(feed(capture="c1", tables=(late,)))[-1]
+    assert (link.kind, link.name, link.owner) == (Kind.PUMP, "pump-2", "at pump2:8250")
+    assert link.commands == ("tidemark cli pump list", "curl http://PUMP/status  # of pump2:8250")
+
+
 def test_rows_that_nobody_takes_blame_the_reader():
     table = Table("bank.accounts", ago(AGE_S), ago(1), (Region(7, ago(1)),))
     links = chain(feed(capture="c1 at h:1", tables=(table,)))
