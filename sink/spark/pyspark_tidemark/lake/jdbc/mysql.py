@@ -125,7 +125,7 @@ class MySql:
         )
 
     def alter(self, table: str, change: SchemaChange) -> list[str]:
-        """See `Database`; one statement that tells, since each is a transaction of its own: defaults may stay behind."""
+        """See `Database`; one statement that counts, each being a transaction: a default may stay behind, unused."""
         steps = [f"RENAME COLUMN {quoted(old)} TO {quoted(new)}" for old, new in change.renamed]
         steps += [f"DROP COLUMN {quoted(column)}" for column in change.dropped]
         steps += [
