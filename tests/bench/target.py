@@ -53,7 +53,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--addr", default="", help="of a PD that runs already")
     parser.add_argument("--pid", type=int, default=0, help="of its process, for CPU figures")
     parser.add_argument("--metadata", choices=("etcd", "leveldb"), default="etcd")
-    parser.add_argument("--rpc-engine", choices=[engine.value for engine in Engine], default=chosen(Engine.NATIVE).value)
+    parser.add_argument(
+        "--rpc-engine", choices=[engine.value for engine in Engine], default=chosen(Engine.NATIVE).value
+    )
 
 
 def server_of(arguments: argparse.Namespace) -> str:
