@@ -110,6 +110,7 @@ class Owner:
             self._check_active()
             if new.id in self.feeds:
                 raise ChangefeedExistsError(f"changefeed {new.id} exists already; choose another id or remove it")
+            await self._records.clear(new.id)  # not later: a log source keeps its anchor for `now`
             now_ts = await source.now()
             start_ts = new.start_ts or now_ts
             check_range(start_ts, new.target_ts, now_ts)

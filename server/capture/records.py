@@ -36,6 +36,16 @@ class Records:
         loaded = [(pair.key.removeprefix(keys.INFOS), ChangefeedInfo.from_json(pair.value)) for pair in infos]
         return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
 
+    async def clear(self, changefeed: str) -> None:
+        """Delete what an interrupted creation or removal of that name left; before its source keeps anything. Durable.
+
+        Raises:
+            ChangefeedExistsError, NotOwnerError: as `create`.
+        """
+        key = keys.info(changefeed)
+        if not (await self._meta.txn([self._fenced(), Compare.absent(key)], _all_but_info(changefeed))).succeeded:
+            raise _exists(changefeed) if await self._meta.get(key) else _deposed()
+
     async def create(self, info: ChangefeedInfo, tables: Sequence[TableRecord]) -> None:
         """Write a new changefeed, whose checkpoint is its start_ts, and its tables. Durable.
 
@@ -44,9 +54,6 @@ class Records:
             NotOwnerError: another capture owns the changefeeds by now.
         """
         key = keys.info(info.id)
-        if await self._meta.get(key):
-            raise _exists(info.id)
-        await self._write(_all_but_info(info.id))  # of a creation, or a removal, that was interrupted
         start = SchemaChange(info.start_ts, tables=tuple(tables))
         await self.schemas.write_tables(info.id, start)
         puts = [head_put(info.id, start), Put(key, info.to_json())]

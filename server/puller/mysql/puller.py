@@ -85,6 +85,7 @@ class LogPuller:
         anchor = await self._anchors.begin(self._start_ts)
         if anchor is None:
             anchor = await self._call(oldest, options, self._start_ts)
+            await self._anchors.put(anchor)  # the fold begins there after a restart, too
         self._transactions = Transactions(LogPosition(anchor), torn=frozenset(self._upstream.torn))
         heart = Heart(self._upstream.changefeed, options)
         async with asyncio.TaskGroup() as tasks:

@@ -20,6 +20,7 @@ from server.capture.errors import (
     TargetTsError,
 )
 from server.capture.flight import OwnerFeeds
+from server.puller.tidb.source import TidbSource
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose
 from storage.tidb.mysql import Type
@@ -317,3 +318,18 @@ async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(
     assert await meta.get(b"/tidemark/default/changefeed/source/feed/anchor") is None
     assert [change.commit_ts for change in await capture.records.schemas.load("feed")] == [1000]
     assert feed.checkpoint_ts == 1000
+
+
+async def test_what_a_source_keeps_when_it_is_asked_for_the_present_stays(capture, upstream, meta, monkeypatch):
+    """A log's anchor for the start: without it commit_ts would be others after a restart, and rows be passed over."""
+    key = b"/tidemark/default/changefeed/source/feed/anchor"
+    present = TidbSource.now
+
+    async def now(source):
+        await meta.put(key, b"the start")
+        return await present(source)
+
+    monkeypatch.setattr(TidbSource, "now", now)
+    owner = await capture.start()
+    await owner.create(new("feed", URI, 0, 0, [capture.table]))
+    assert (await meta.get(key)).value == b"the start"
