@@ -55,10 +55,10 @@ async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(capture
     await until(lambda: feed.processor.resolved_ts == 20_000)
     await until(lambda: feed.processor.stats().sorter_disk_bytes)
     before = await rows(feeds, 1000, 20_000)
-    feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what is staged in memory is whole
     for path in (tmp_path / "sorter" / "feed").rglob("*"):
         if path.is_file() and path.stat().st_size > 100_000 and "LOG" not in path.name:
             damage(path)
+    feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what was staged in memory is whole
     with pytest.raises(TableDamagedError):
         await rows(feeds, 1000, 20_000)
     await until(lambda: feed.info.state == "warning")
