@@ -33,9 +33,6 @@ class Database(Protocol):
     def namespace(self, name: str) -> str:
         """The statement that makes a table's schema or database."""
 
-    def columns(self, cursor: Any, name: str) -> list[str]:
-        """The columns of a table; none if there is no such table."""
-
     def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:
         """Put rows into a new `STAGED` whose columns are defined so; with `key` it may hold only each key's last."""
 
@@ -53,6 +50,17 @@ class Database(Protocol):
 
     def explained(self, err: Exception) -> SourceError:
         """A driver's exception in our words."""
+
+
+def columns_of(cursor: Any, name: str) -> list[str]:
+    """The columns of a table; none if there is no such table."""
+    schema, _, table = name.partition(".")
+    cursor.execute(
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+        "ORDER BY ordinal_position",
+        (schema, table),
+    )
+    return [row[0] for row in cursor.fetchall()]
 
 
 def password(uri: TargetUri) -> str:

@@ -81,16 +81,6 @@ class MySql:
         """See `Database`."""
         return f"CREATE DATABASE IF NOT EXISTS {quoted(name.partition('.')[0])} CHARACTER SET utf8mb4"
 
-    def columns(self, cursor: Any, name: str) -> list[str]:
-        """See `Database`."""
-        schema, _, table = name.partition(".")
-        cursor.execute(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-            "ORDER BY ordinal_position",
-            (schema, table),
-        )
-        return [row[0] for row in cursor.fetchall()]
-
     def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:
         """See `Database`; with `key` a later change of a key replaces an earlier one."""
         primary = f", PRIMARY KEY ({', '.join(quoted(column) for column in key)})" if key else ""

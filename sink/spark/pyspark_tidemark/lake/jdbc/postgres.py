@@ -72,16 +72,6 @@ class Postgres:
         """See `Database`."""
         return f"CREATE SCHEMA IF NOT EXISTS {self.quoted(name.partition('.')[0])}"
 
-    def columns(self, cursor: Any, name: str) -> list[str]:
-        """See `Database`."""
-        schema, _, table = name.partition(".")
-        cursor.execute(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-            "ORDER BY ordinal_position",
-            (schema, table),
-        )
-        return [row[0] for row in cursor.fetchall()]
-
     def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:  # noqa: ARG002 - keeps all
         """See `Database`; keeps all changes."""
         cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(columns)}) ON COMMIT DROP")

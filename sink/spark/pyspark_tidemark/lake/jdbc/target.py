@@ -12,7 +12,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.jdbc.database import STAGED, Database, explained
+from pyspark_tidemark.lake.jdbc.database import STAGED, Database, columns_of, explained
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key, lake_columns, lake_key, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept
@@ -38,7 +38,7 @@ class JdbcTarget:
         check_key(table, self._mode)
         with self._transaction() as cursor:
             known = tables.known(cursor, self._app, table.name)
-            if known is None and self._database.columns(cursor, table.name):
+            if known is None and columns_of(cursor, table.name):
                 raise SourceError(
                     "ErrTargetForeign",
                     f"the table {table.name} is there, but not by this changefeed; choose another --target",
@@ -54,7 +54,7 @@ class JdbcTarget:
         with self._transaction() as cursor:
             known = tables.known(cursor, self._app, table.name)
             assert known is not None
-            actual = self._database.columns(cursor, table.name)
+            actual = columns_of(cursor, table.name)
         for schema in (known.schema, known.next_schema):
             if sorted(schema.names) == sorted(actual):
                 return schema
@@ -120,7 +120,7 @@ class JdbcTarget:
     def rename(self, old: TableMeta, new: TableMeta) -> None:
         """Rename the table and its row; after a crash in between only the row is left to do."""
         with self._transaction() as cursor:
-            if self._database.columns(cursor, old.name):
+            if columns_of(cursor, old.name):
                 for statement in self._database.renamed(old.name, new.name):
                     cursor.execute(statement)
             tables.renamed(cursor, self._app, old.name, new.name)
