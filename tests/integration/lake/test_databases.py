@@ -1,5 +1,8 @@
 """Tables in real databases equal the replay, in each mode, however often a cut is repeated."""
 
+import threading
+from contextlib import ExitStack
+
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
@@ -108,6 +111,18 @@ def test_two_jobs_on_one_changefeed_are_told_apart(changefeed, database):
         DatabaseManifest.opened(target, "bank"),
     ):
         pass
+
+
+def test_a_job_begins_when_the_one_before_it_has_really_ended(changefeed, database):
+    """A server may hold the lock of a client that is gone for a moment more."""
+    target = database_of(TargetUri.parse(database))
+    before = ExitStack()
+    before.enter_context(DatabaseManifest.opened(target, "bank"))
+    ending = threading.Timer(0.3, before.close)
+    ending.start()
+    with DatabaseManifest.opened(target, "bank") as manifest:
+        assert manifest.last is None
+    ending.join()
 
 
 def test_a_table_of_somebody_else_is_not_touched(changefeed, database):

@@ -3,6 +3,7 @@
 The lock's connection commits the cuts: who lost it, as when the server restarted, can commit nothing.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,6 +16,7 @@ from pyspark_tidemark.lake.jdbc.database import Database, explained
 from pyspark_tidemark.lake.manifest import check_follows
 
 _TIDY_EVERY = 256
+_ENDING_S, _LOOK_S = 2.0, 0.05
 
 
 class DatabaseManifest:
@@ -41,7 +43,7 @@ class DatabaseManifest:
             with explained(database):
                 with connection.cursor() as cursor:
                     tables.create(cursor)
-                    free = database.lock(cursor, changefeed)
+                    free = _locked(database, cursor, changefeed)
                     last = _last(cursor, changefeed)
                 connection.commit()
             if not free:
@@ -86,6 +88,14 @@ class DatabaseManifest:
             with self._connection.cursor() as cursor:
                 cursor.execute(statement, values)
             self._connection.commit()
+
+
+def _locked(database: Database, cursor: Any, changefeed: str) -> bool:
+    """Take the lock; a job that has just ended may seem to have it, as servers notice late that a client is gone."""
+    deadline = time.monotonic() + _ENDING_S
+    while not (free := database.lock(cursor, changefeed)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return free
 
 
 def _last(cursor: Any, changefeed: str) -> CutRecord | None:
