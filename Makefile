@@ -18,7 +18,7 @@ help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  %-18s %s\n", name[1], $$2}'
 
 .PHONY: setup
-setup: $(VENV)/.setup ## Create .venv from the hash-pinned lock, with the tidemark command and the Delta jars
+setup: $(VENV)/.setup ## Create .venv from the hash-pinned lock, with the tidemark command
 
 $(VENV)/.locked: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "[TM:ErrPython] Python 3.11 is needed; pass PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -31,7 +31,7 @@ $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/g
 	@touch $@
 
 .PHONY: jars
-jars: $(VENV)/.jars ## Fetch the jars that Delta needs (not needed for LAKE=parquet)
+jars: $(VENV)/.jars ## Fetch the jars that Delta and Iceberg need (not needed for LAKE=parquet)
 
 $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py
 	$(BIN)/python -m pyspark_tidemark.jars
