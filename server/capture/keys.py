@@ -8,8 +8,8 @@ CAPTURES: Final = f"{_ROOT}/capture/".encode()
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
-
 SOURCES: Final = f"{_ROOT}/changefeed/source/".encode()
+DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 
 
 def capture(capture_id: str) -> bytes:
@@ -40,6 +40,11 @@ def schema_change(changefeed: str, commit_ts: int) -> bytes:
 def source(changefeed: str) -> bytes:
     """What the keys start with of all that its source keeps for one changefeed."""
     return SOURCES + changefeed.encode() + b"/"
+
+
+def drainer(changefeed: str) -> bytes:
+    """By which TiDB's pumps know a changefeed that reads them: an entry beside Drainer's, as long as it exists."""
+    return DRAINERS + b"tidemark-" + changefeed.encode()
 
 
 def schema_table(changefeed: str, commit_ts: int, table_id: int) -> bytes:

@@ -107,7 +107,8 @@ class Records:
 
 def _all_but_info(changefeed: str) -> list[Op]:
     of_source = keys.source(changefeed)
-    return [Delete(keys.status(changefeed)), delete_all(changefeed), Delete(of_source, prefix_end(of_source))]
+    kept = Delete(of_source, prefix_end(of_source)), Delete(keys.drainer(changefeed))
+    return [Delete(keys.status(changefeed)), delete_all(changefeed), *kept]
 
 
 def _exists(changefeed: str) -> ChangefeedExistsError:

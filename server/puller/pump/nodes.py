@@ -6,15 +6,12 @@ whoever takes a timestamp, then reads the registry, knows every pump that has tr
 
 import json
 from dataclasses import dataclass
-from typing import Final
 
 from server.pump.node import OFFLINE
 from server.pump.registry import PREFIX
 from server.rpc.pd import PdClient
-from storage.meta.meta import Meta
+from storage.meta.meta import Meta, Put
 from storage.model.errors import CorruptError
-
-DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +49,12 @@ async def read_membership(pd: PdClient, meta: Meta) -> Membership:
     return Membership(ts, tuple(_node(pair.key.removeprefix(PREFIX).decode(), pair.value) for pair in pairs))
 
 
-def drainer_entry(name: str, checkpoint_ts: int, update_ts: int, state: str = "online") -> tuple[bytes, bytes]:
-    """Key and value by which pumps know how far a reader has brought their binlogs, durably."""
-    entry = {"nodeId": name, "host": "", "state": state, "isAlive": False, "score": 0, "label": None}
+def drainer_entry(key: bytes, checkpoint_ts: int, update_ts: int) -> Put:
+    """By which pumps know how far a reader has brought their binlogs, durably."""
+    name = key.rpartition(b"/")[2].decode()
+    entry = {"nodeId": name, "host": "", "state": "online", "isAlive": False, "score": 0, "label": None}
     entry |= {"maxCommitTS": checkpoint_ts, "updateTS": update_ts}
-    return DRAINERS + name.encode(), json.dumps(entry, separators=(",", ":")).encode()
+    return Put(key, json.dumps(entry, separators=(",", ":")).encode())
 
 
 def _node(name: str, value: bytes) -> PumpNode:

@@ -1,7 +1,8 @@
 """How pumps know what this changefeed still needs: an entry beside Drainer's, with the checkpoint that readers reached.
 
 A pump that goes offline waits for it, and our own pump's GC stays behind it until the forced age. The entry outlives
-the process: a changefeed that is down needs its binlogs all the more.
+the process: a changefeed that is down needs its binlogs all the more. It goes with the changefeed's records, in their
+transaction; whoever still runs then does not write it again.
 """
 
 from typing import Final
@@ -10,11 +11,10 @@ from server.capture import keys
 from server.capture.changefeed import checkpoint_of
 from server.puller.pump.nodes import drainer_entry
 from server.rpc.pd import PdClient
-from storage.meta.meta import Meta
+from storage.meta.meta import Compare, Meta
 from storage.model.ts import physical_ms
 
 _RENEW_MS: Final = 10_000
-NAME_PREFIX: Final = "tidemark-"
 
 
 class Registration:
@@ -38,7 +38,8 @@ class Registration:
         now_ms = physical_ms(now_ts)
         if checkpoint_ts == self._written[0] and now_ms - self._written[1] < _RENEW_MS:
             return
-        await self._meta.put(*drainer_entry(NAME_PREFIX + self._changefeed, checkpoint_ts, now_ts))
+        exists = Compare(keys.info(self._changefeed), "create_revision", ">", 0)
+        await self._meta.txn([exists], [drainer_entry(keys.drainer(self._changefeed), checkpoint_ts, now_ts)])
         self._written = checkpoint_ts, now_ms
 
     async def _checkpoint_ts(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
-from server.puller.pump.nodes import DRAINERS
+from server.capture import keys
 from server.puller.source import SourceContext
 from server.pump.registry import PREFIX
 from server.rpc.client import connect
@@ -76,6 +76,8 @@ async def pumps(
         for number in range(count):
             argv = pump_argv(cluster.coordinator.addr, directory / f"pump{number}", *FLAGS, *flags)
             daemons.append(await stack.enter_async_context(started(*argv)))
+        assert context.meta is not None
+        await context.meta.put(keys.info("feed"), b"{}")  # who registers is a changefeed that exists
         try:
             yield await written_to(context, daemons, stack), daemons
         finally:
@@ -93,4 +95,4 @@ async def written_to(context: SourceContext, daemons: Sequence[Daemon], stack: A
 async def forget_pumps(context: SourceContext) -> None:
     """No pump is registered any more, nor a reader."""
     assert context.meta is not None
-    await context.meta.txn([], [Delete(prefix, prefix_end(prefix)) for prefix in (PREFIX, DRAINERS)])
+    await context.meta.txn([], [Delete(prefix, prefix_end(prefix)) for prefix in (PREFIX, keys.DRAINERS)])

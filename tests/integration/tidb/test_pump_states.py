@@ -22,7 +22,6 @@ from server.puller.pump.errors import (
     PumpOfflineError,
     TableUnknownError,
 )
-from server.puller.pump.nodes import DRAINERS
 from server.puller.pump.source import PumpSource
 from server.puller.source import SourceContext
 from server.puller.tidb import schemas
@@ -123,7 +122,7 @@ async def test_a_reader_is_registered_with_its_checkpoint(
     async with pumps(cluster, context, tmp_path, 1, *QUICK) as (written, _):
         await replica_at(context, start_ts).run(await written.insert(1))
         assert context.meta is not None
-        pair = await context.meta.get(DRAINERS + b"tidemark-feed")
+        pair = await context.meta.get(keys.drainer("feed"))
         assert pair is not None
         assert json.loads(pair.value)["maxCommitTS"] == start_ts
 

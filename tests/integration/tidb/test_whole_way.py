@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from tipb import pump_pb2_grpc
 
+from server.capture import keys
 from server.rpc.client import connect
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
+from storage.meta.client import open_meta
 from tests.integration.capture.processes import Cluster, Daemon, Reader, running_cluster
 from tests.integration.tidb.history import load, txns
 from tests.integration.tidb.pumps import FLAGS, Written
@@ -104,6 +106,15 @@ def test_a_reader_that_alters_its_tables_has_after_each_step_what_select_gave(cl
         compared += _compare(follower.tables, step)
     assert compared > 10_000
     assert follower.reader.ask("describe", ts=rest[-1]["ts_after"])["ddls"] == []
+    assert asyncio.run(registered(cluster.pd, name)) == bool(source)
+    assert isinstance(cluster.cli("changefeed", "remove", "--no-confirm", "-c", name), dict)
+    assert not asyncio.run(registered(cluster.pd, name)), "pumps wait for a reader that is gone"
+
+
+async def registered(coordinator: str, changefeed: str) -> bool:
+    """Whether pumps know of the changefeed."""
+    async with open_meta(f"etcd://{coordinator}", connect) as meta:
+        return await meta.get(keys.drainer(changefeed)) is not None
 
 
 def _compare(tables: dict[str, Rows], step: dict[str, Any]) -> int:
