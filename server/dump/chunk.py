@@ -49,20 +49,28 @@ class ChunkQuery:
 
     def sql(self, *, after: bool, until: bool) -> str:
         """The query, for a cursor to begin behind, for a last key, or for neither; the limit is its last parameter."""
-        key = [self._side(place) for place in self.table.key_places]
+        columns, key = ", ".join(map(_selected, self.table.columns)), ", ".join(name for name, _ in self._key)
+        return f"SELECT {columns} {self.of(after=after, until=until)} ORDER BY {key} LIMIT ?"
+
+    def of(self, *, after: bool, until: bool) -> str:
+        """The rest of any query over a range: FROM, and WHERE if there is a condition."""
         conditions = [f"({self.where})"] if self.where else []
-        conditions += [_beyond(key, ">", ">")] if after else []
-        conditions += [_beyond(key, "<", "<=")] if until else []
-        columns, name = ", ".join(map(_selected, self.table.columns)), quoted(self.table.name)
-        parts = ["SELECT", columns, "FROM", f"{quoted(self.schema)}.{name}"]
-        if conditions:
-            parts += ["WHERE", " AND ".join(conditions)]
-        return " ".join([*parts, "ORDER BY", ", ".join(name for name, _ in key), "LIMIT ?"])
+        conditions += [_beyond(self._key, ">", ">")] if after else []
+        conditions += [_beyond(self._key, "<", "<=")] if until else []
+        table = f"FROM {quoted(self.schema)}.{quoted(self.table.name)}"
+        return " ".join([table, "WHERE", " AND ".join(conditions)]) if conditions else table
+
+    def bounds(self, part: Range) -> list[Cell]:
+        """What to bind for `of`."""
+        return [cell for cursor in (part.after, part.until) if cursor is not None for cell in _repeated(cursor)]
+
+    @property
+    def _key(self) -> list[tuple[str, str]]:
+        return [self._side(place) for place in self.table.key_places]
 
     def parameters(self, part: Range, limit: int) -> list[Cell]:
         """What to bind, for the rows of a range."""
-        bound = [cell for cursor in (part.after, part.until) if cursor is not None for cell in _repeated(cursor)]
-        return [*bound, integer(limit)]
+        return [*self.bounds(part), integer(limit)]
 
     def cursor(self, row: bytes) -> Cursor:
         """The key of a row, which is behind its format byte."""
