@@ -1,6 +1,10 @@
-"""`tidemark cli changefeed dumpstart|dumppause|dumpresume|dumprestart|dumpstatus`: seed 003's commands."""
+"""`tidemark cli changefeed dumpstart|dumppause|dumpresume|dumprestart|dumpstatus`: seed 003's commands.
+
+And `dumpupdate`, which changes the pace and the order of one that is under way.
+"""
 
 import argparse
+import re
 from typing import Any
 
 from tidemarkpb.v1 import dump_pb2 as pb
@@ -13,6 +17,7 @@ from storage.model.errors import InvalidError
 _COLUMNS = (
     ("TABLE", "table"),
     ("STATE", "state"),
+    ("PRIORITY", "priority"),
     ("PROGRESS", "progress"),
     ("READ", "rows_read"),
     ("ROWS", "rows_done"),
@@ -21,6 +26,7 @@ _COLUMNS = (
     ("ETA", "eta"),
     ("ERROR", "error"),
 )
+_NUMBER = re.compile(r"-?\d{1,6}")
 _VERBS = (
     ("dumppause", "PauseDump", pb.PauseDumpRequest, "read no more chunks until it is resumed"),
     ("dumpresume", "ResumeDump", pb.ResumeDumpRequest, "go on; tables that have failed are tried again"),
@@ -35,6 +41,12 @@ class WhereError(InvalidError):
     code = "ErrWhereInvalid"
 
 
+class PriorityError(InvalidError):
+    """An option --priority has another form."""
+
+    code = "ErrPriorityInvalid"
+
+
 def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verbs to the group `changefeed`."""
     start = verbs.add_parser("dumpstart", help="copy what the tables hold into the changefeed", parents=[shared])
@@ -45,14 +57,31 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--where", action="append", default=[], metavar="SCHEMA.TABLE=CONDITION", help="only rows for which it is true"
     )
-    start.add_argument("--rows-per-second", type=int, default=0, help="at most so many (default: as the log lets it)")
-    start.add_argument("--bytes-per-second", type=int, default=0, help="at most so many")
-    start.add_argument("--parallel", type=int, default=0, help="chunks read at a time (default: 4, at most 16)")
+    _add_pace(start, 0)
     start.set_defaults(command=start_dump)
+    update = verbs.add_parser("dumpupdate", help="go on at another pace, or in another order", parents=[shared])
+    update.add_argument("-c", "--changefeed-id", required=True)
+    _add_pace(update, None)
+    update.set_defaults(command=update_dump)
     for name, method, request, text in _VERBS:
         verb = verbs.add_parser(name, help=text, parents=[shared])
         verb.add_argument("-c", "--changefeed-id", required=True)
         verb.set_defaults(command=call_dump, method=method, request=request)
+
+
+def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
+    verb.add_argument(
+        "--priority",
+        action="append",
+        default=[],
+        metavar="SCHEMA.TABLE=N",
+        help="with * and ?; tables of the greatest number are read first, those without have 0",
+    )
+    verb.add_argument("--rows-per-second", type=_count, default=default, help="at most so many; 0: as the log lets it")
+    verb.add_argument("--bytes-per-second", type=_count, default=default, help="at most so many; 0: the same")
+    verb.add_argument(
+        "--parallel", type=_count, default=default, help="chunks read at a time: 4 if not said, at most 16"
+    )
 
 
 async def start_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -64,9 +93,23 @@ async def start_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
         rows_per_second_max=arguments.rows_per_second,
         bytes_per_second_max=arguments.bytes_per_second,
         parallel=arguments.parallel,
+        priority=dict(map(_priority, arguments.priority)),
     )
     async with remote.capture() as channel:
         return _output(await DumpServiceStub(channel).StartDump(request, timeout=CALL_S))
+
+
+async def update_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Change what is given, and nothing else."""
+    request = pb.UpdateDumpRequest(
+        changefeed_id=arguments.changefeed_id,
+        priority=dict(map(_priority, arguments.priority)),
+        rows_per_second_max=arguments.rows_per_second,
+        bytes_per_second_max=arguments.bytes_per_second,
+        parallel=arguments.parallel,
+    )
+    async with remote.capture() as channel:
+        return _output(await DumpServiceStub(channel).UpdateDump(request, timeout=CALL_S))
 
 
 async def call_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -83,26 +126,40 @@ def _condition(text: str) -> tuple[str, str]:
     return name, condition
 
 
+def _priority(text: str) -> tuple[str, int]:
+    name, equals, number = text.rpartition("=")
+    if not equals or "." not in name or not _NUMBER.fullmatch(number.strip()):
+        raise PriorityError(f"--priority {text!r} is not of the form SCHEMA.TABLE=N, N a number of at most six digits")
+    return name, int(number)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def _output(answer: Any) -> Output:
     dump = answer.dump
-    document = {
-        "changefeed_id": dump.changefeed_id,
-        "job_id": dump.job_id,
-        "state": dump.state,
-        "tables": list(dump.tables),
-        "where": dict(dump.where),
-        "rows_per_second_max": dump.rows_per_second_max,
-        "bytes_per_second_max": dump.bytes_per_second_max,
-        "parallel": dump.parallel,
-        "status": [plain(each) for each in answer.status],
+    rows = [_shown(each) for each in answer.status]
+    done = f"{dump.tables_done} of {dump.tables_known} tables done"
+    failed = f", {dump.tables_failed} failed" if dump.tables_failed else ""
+    head = f"dump {dump.job_id} of {dump.changefeed_id}: {dump.state}, {done}{failed}"
+    if len(rows) > 1:
+        is_done = dump.tables_done == dump.tables_known
+        rows.append(
+            {**_shown(dump, is_done=is_done), "table": "(all)", "state": dump.state, "priority": "", "error": ""}
+        )
+    return Output(
+        plain(dump) | {"status": [plain(each) for each in answer.status]}, shown=f"{head}\n{table(rows, _COLUMNS)}"
+    )
+
+
+def _shown(each: Any, *, is_done: bool = False) -> dict[str, Any]:
+    known = each.rows_estimated or is_done or each.state == "done"
+    return {
+        **plain(each),
+        "progress": f"{each.progress_percent:.1f} %" if known else "",
+        "eta": f"{each.eta_seconds} s" if each.eta_seconds >= 0 else "",
     }
-    rows = [
-        {
-            **plain(each),
-            "progress": f"{each.progress_percent:.1f} %" if each.rows_estimated or each.state == "done" else "",
-            "eta": f"{each.eta_seconds} s" if each.eta_seconds >= 0 else "",
-        }
-        for each in answer.status
-    ]
-    head = f"dump {dump.job_id} of {dump.changefeed_id}: {dump.state}"
-    return Output(document, shown=f"{head}\n{table(rows, _COLUMNS)}")

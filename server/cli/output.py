@@ -51,6 +51,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]])
 
 def _member_of(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
+    if isinstance(value, Mapping):
+        return dict(value)
     is_message = field.type == FieldDescriptor.TYPE_MESSAGE
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [plain(part) for part in value] if is_message else list(value)

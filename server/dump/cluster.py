@@ -120,7 +120,7 @@ class ClusterDump:
         if job is None or job.state != RUNNING:
             return False
         self._attach(job)
-        picks = self._pick(job.parallel)
+        picks = self._pick(job)
         if not picks:
             return False
         began = time.monotonic()
@@ -165,15 +165,11 @@ class ClusterDump:
             elif now - self._missing_since.setdefault(table_id, now) > _GONE_S:
                 dump.moved_to(TableState.DROPPED)
 
-    def _pick(self, most: int) -> list[_Pick]:
-        """The ranges that are next: of up to `most` tables; several of each where there are fewer tables."""
-        dumping = [
-            (table, rows, dump)
-            for table_id, (table, rows) in self._tables.all().items()
-            if (dump := self._dumps.get(table_id)) is not None
-            and dump.durable.state is TableState.DUMPING
-            and dump.next_range() is not None
-        ][:most]
+    def _pick(self, job: Job) -> list[_Pick]:
+        """The ranges that are next: of up to `parallel` tables; several of each where there are fewer tables."""
+        most, here = job.parallel, self._tables.all()
+        foremost = job.foremost(dump for table_id, dump in self._dumps.items() if table_id in here)
+        dumping = [(*here[dump.durable.table_id], dump) for dump in foremost][:most]
         return [_Pick(table, rows, dump, _places(dump, max(most // len(dumping), 1))) for table, rows, dump in dumping]
 
     async def _round(self, pick: _Pick) -> tuple[int, int]:

@@ -37,6 +37,8 @@ _IDLE_S: Final = 0.3
 _PAUSE_S: Final = (0.2, 5.0)
 _ATTEMPTS: Final = 3
 _THREADS_MAX: Final = PARALLEL_MAX + 1
+_PLANS_MAX: Final = 64
+"""Tables looked at between two rounds."""
 
 _log = structlog.get_logger(__name__)
 
@@ -122,12 +124,8 @@ class DumpEngine:
         job = await self._taken_up(await self._records.job())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
-        with self._listener.looking():
-            states = {each.durable.table_id: each.durable.state for each in self._listener.all_dumps()}
-        unplanned = [table_id for table_id, state in states.items() if state is TableState.WAITING]
-        for table_id in unplanned[: job.parallel]:
-            await self._plan(job, table_id)
-        picks = self._pick(job.parallel)
+        await self._plan_waiting(job)
+        picks = self._pick(job)
         if not picks:
             return False
         began = time.monotonic()
@@ -163,6 +161,15 @@ class DumpEngine:
                 if dump.durable.state is TableState.FAILED:
                     dump.moved_to(TableState.DUMPING if dump.durable.chunks else TableState.WAITING)
 
+    async def _plan_waiting(self, job: Job) -> None:
+        """All tables soon, as only then it is known how much there is; those first that are read first."""
+        with self._listener.looking():
+            known = [each.durable for each in self._listener.all_dumps()]
+        waiting = [each for each in known if each.state is TableState.WAITING]
+        waiting.sort(key=lambda each: -job.priority_of(each.name))
+        for each in waiting[:_PLANS_MAX]:
+            await self._plan(job, each.table_id)
+
     async def _plan(self, job: Job, table_id: int) -> None:
         known = self._listener.known(table_id)
         if known is None:
@@ -184,15 +191,12 @@ class DumpEngine:
             if dump is not None and dump.durable.state is TableState.WAITING:
                 dump.planned(ranges, rows)
 
-    def _pick(self, most: int) -> list[_Pick]:
+    def _pick(self, job: Job) -> list[_Pick]:
         """The next ranges: of each table one, then more of each."""
         picks: list[_Pick] = []
+        most = job.parallel
         with self._listener.looking():
-            dumping = {
-                dump.durable.table_id: dump
-                for dump in self._listener.all_dumps()
-                if dump.durable.state is TableState.DUMPING
-            }
+            dumping = {dump.durable.table_id: dump for dump in job.foremost(self._listener.all_dumps())}
             taken: dict[int, frozenset[int]] = {}
             while dumping and len(picks) < most:
                 for table_id, dump in list(dumping.items()):

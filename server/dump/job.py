@@ -16,7 +16,7 @@ from typing import Any, Self
 from server.capture import keys
 from server.capture.changefeed import checkpoint_of
 from server.dump.errors import DumpStateError
-from server.dump.progress import TableProgress
+from server.dump.progress import TableDump, TableProgress, TableState
 from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError
 
@@ -34,6 +34,8 @@ class Job:
     """Patterns of `schema.table`, `*` and `?` as in a shell; empty: all tables."""
     where: Mapping[str, str] = field(default_factory=dict)
     """Conditions by `schema.table`."""
+    priority: Mapping[str, int] = field(default_factory=dict)
+    """By name or pattern of `schema.table`; 0 for all others."""
     rows_per_s: int = 0
     """0: as fast as the log lets it."""
     bytes_per_s: int = 0
@@ -45,6 +47,18 @@ class Job:
     def takes(self, name: str) -> bool:
         """Whether the table is to be dumped."""
         return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    def priority_of(self, name: str) -> int:
+        """What its name says, else the greatest that a pattern says."""
+        if name in self.priority:
+            return self.priority[name]
+        return max((each for pattern, each in self.priority.items() if fnmatchcase(name, pattern)), default=0)
+
+    def foremost(self, dumps: Iterable[TableDump]) -> list[TableDump]:
+        """Of the tables that have something to read now, those of the greatest priority."""
+        ready = [each for each in dumps if each.durable.state is TableState.DUMPING and each.next_range() is not None]
+        greatest = max((self.priority_of(each.durable.name) for each in ready), default=0)
+        return [each for each in ready if self.priority_of(each.durable.name) == greatest]
 
     @classmethod
     def parse(cls, text: bytes) -> Self:
@@ -60,6 +74,7 @@ class Job:
                 state=str(doc["state"]),
                 tables=tuple(map(str, doc["tables"])),
                 where={str(name): str(condition) for name, condition in doc["where"].items()},
+                priority={str(name): int(number) for name, number in doc.get("priority", {}).items()},
                 rows_per_s=int(doc["rows_per_s"]),
                 bytes_per_s=int(doc["bytes_per_s"]),
                 parallel=int(doc["parallel"]),
@@ -75,6 +90,7 @@ class Job:
             "state": self.state,
             "tables": list(self.tables),
             "where": dict(self.where),
+            "priority": dict(self.priority),
             "rows_per_s": self.rows_per_s,
             "bytes_per_s": self.bytes_per_s,
             "parallel": self.parallel,

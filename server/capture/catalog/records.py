@@ -37,9 +37,7 @@ class SchemaRecords:
         Raises:
             CorruptError: one cannot be read.
         """
-        pairs = await self._meta.get_prefix(keys.schemas(changefeed))
-        heads, tables = _sorted_out(pairs, len(keys.schemas(changefeed)))
-        return [SchemaChange.from_json(ts, head, tables.get(ts, ())) for ts, head in sorted(heads.items())]
+        return await loaded_changes(self._meta, changefeed)
 
     async def append(self, changefeed: str, change: SchemaChange) -> None:
         """Write a change. Durable when it returns; one that is interrupted is as if it had not begun."""
@@ -59,6 +57,13 @@ class SchemaRecords:
             await self._write(part)
         for part in parts(Delete(keys.schema_change(changefeed, ts)) for ts in garbage.changes):
             await self._write(part)
+
+
+async def loaded_changes(meta: Meta, changefeed: str) -> list[SchemaChange]:
+    """See `SchemaRecords.load`; anybody may read them."""
+    pairs = await meta.get_prefix(keys.schemas(changefeed))
+    heads, tables = _sorted_out(pairs, len(keys.schemas(changefeed)))
+    return [SchemaChange.from_json(ts, head, tables.get(ts, ())) for ts, head in sorted(heads.items())]
 
 
 def head_put(changefeed: str, change: SchemaChange) -> Put:

@@ -37,6 +37,7 @@ class DumpStatus(_message.Message):
     ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
     HIGH_TS_FIELD_NUMBER: _builtins.int
     ROWS_READ_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     state: _builtins.str
     """waiting, dumping, done, failed, dropped"""
@@ -57,6 +58,7 @@ class DumpStatus(_message.Message):
     """commit_ts of the last high watermark that counts"""
     rows_read: _builtins.int
     """read so far, at the target or not yet"""
+    priority: _builtins.int
     def __init__(
         self,
         *,
@@ -73,10 +75,11 @@ class DumpStatus(_message.Message):
         rows_per_second: _builtins.int = ...,
         high_ts: _builtins.int = ...,
         rows_read: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "state", b"state", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "state", b"state", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -108,6 +111,26 @@ class Dump(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PriorityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHANGEFEED_ID_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -116,17 +139,43 @@ class Dump(_message.Message):
     ROWS_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    ROWS_DONE_FIELD_NUMBER: _builtins.int
+    ROWS_READ_FIELD_NUMBER: _builtins.int
+    ROWS_ESTIMATED_FIELD_NUMBER: _builtins.int
+    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    PROGRESS_PERCENT_FIELD_NUMBER: _builtins.int
+    ETA_SECONDS_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    TABLES_KNOWN_FIELD_NUMBER: _builtins.int
+    TABLES_DONE_FIELD_NUMBER: _builtins.int
+    TABLES_FAILED_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     job_id: _builtins.str
     state: _builtins.str
-    """running, paused, finished"""
+    """running, paused, finished; failed: all is over, but some table has failed"""
     rows_per_second_max: _builtins.int
     bytes_per_second_max: _builtins.int
     parallel: _builtins.int
+    rows_done: _builtins.int
+    """Of all tables together; what has failed or was dropped does not count."""
+    rows_read: _builtins.int
+    rows_estimated: _builtins.int
+    """0: not known yet"""
+    bytes_done: _builtins.int
+    progress_percent: _builtins.float
+    eta_seconds: _builtins.int
+    """-1: not known"""
+    rows_per_second: _builtins.int
+    tables_known: _builtins.int
+    tables_done: _builtins.int
+    tables_failed: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def where(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def priority(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -138,10 +187,21 @@ class Dump(_message.Message):
         rows_per_second_max: _builtins.int = ...,
         bytes_per_second_max: _builtins.int = ...,
         parallel: _builtins.int = ...,
+        priority: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rows_done: _builtins.int = ...,
+        rows_read: _builtins.int = ...,
+        rows_estimated: _builtins.int = ...,
+        bytes_done: _builtins.int = ...,
+        progress_percent: _builtins.float = ...,
+        eta_seconds: _builtins.int = ...,
+        rows_per_second: _builtins.int = ...,
+        tables_known: _builtins.int = ...,
+        tables_done: _builtins.int = ...,
+        tables_failed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "job_id", b"job_id", "parallel", b"parallel", "rows_per_second_max", b"rows_per_second_max", "state", b"state", "tables", b"tables", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "eta_seconds", b"eta_seconds", "job_id", b"job_id", "parallel", b"parallel", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_per_second_max", b"rows_per_second_max", "rows_read", b"rows_read", "state", b"state", "tables", b"tables", "tables_done", b"tables_done", "tables_failed", b"tables_failed", "tables_known", b"tables_known", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,12 +231,33 @@ class StartDumpRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PriorityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHANGEFEED_ID_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     ROWS_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     rows_per_second_max: _builtins.int
     """0: as fast as the log lets it"""
@@ -191,6 +272,10 @@ class StartDumpRequest(_message.Message):
     def where(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """SQL conditions by `schema.table`"""
 
+    @_builtins.property
+    def priority(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by patterns of `schema.table`, others 0; the greatest is read first"""
+
     def __init__(
         self,
         *,
@@ -200,10 +285,11 @@ class StartDumpRequest(_message.Message):
         rows_per_second_max: _builtins.int = ...,
         bytes_per_second_max: _builtins.int = ...,
         parallel: _builtins.int = ...,
+        priority: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "parallel", b"parallel", "rows_per_second_max", b"rows_per_second_max", "tables", b"tables", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "parallel", b"parallel", "priority", b"priority", "rows_per_second_max", b"rows_per_second_max", "tables", b"tables", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,6 +404,95 @@ class ResumeDumpResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeDumpResponse: _TypeAlias = ResumeDumpResponse  # noqa: Y015
+
+@_typing.final
+class UpdateDumpRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PriorityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CHANGEFEED_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    changefeed_id: _builtins.str
+    rows_per_second_max: _builtins.int
+    bytes_per_second_max: _builtins.int
+    parallel: _builtins.int
+    @_builtins.property
+    def priority(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """those named here are changed, others stay"""
+
+    def __init__(
+        self,
+        *,
+        changefeed_id: _builtins.str = ...,
+        priority: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rows_per_second_max: _builtins.int | None = ...,
+        bytes_per_second_max: _builtins.int | None = ...,
+        parallel: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second_max", b"_bytes_per_second_max", "_parallel", b"_parallel", "_rows_per_second_max", b"_rows_per_second_max", "bytes_per_second_max", b"bytes_per_second_max", "parallel", b"parallel", "rows_per_second_max", b"rows_per_second_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second_max", b"_bytes_per_second_max", "_parallel", b"_parallel", "_rows_per_second_max", b"_rows_per_second_max", "bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "parallel", b"parallel", "priority", b"priority", "rows_per_second_max", b"rows_per_second_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_second_max: _TypeAlias = _typing.Literal["bytes_per_second_max"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_second_max: _TypeAlias = _typing.Literal["_bytes_per_second_max", b"_bytes_per_second_max"]  # noqa: Y015
+    _WhichOneofReturnType__parallel: _TypeAlias = _typing.Literal["parallel"]  # noqa: Y015
+    _WhichOneofArgType__parallel: _TypeAlias = _typing.Literal["_parallel", b"_parallel"]  # noqa: Y015
+    _WhichOneofReturnType__rows_per_second_max: _TypeAlias = _typing.Literal["rows_per_second_max"]  # noqa: Y015
+    _WhichOneofArgType__rows_per_second_max: _TypeAlias = _typing.Literal["_rows_per_second_max", b"_rows_per_second_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_second_max) -> _WhichOneofReturnType__bytes_per_second_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel) -> _WhichOneofReturnType__parallel | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows_per_second_max) -> _WhichOneofReturnType__rows_per_second_max | None: ...
+
+Global___UpdateDumpRequest: _TypeAlias = UpdateDumpRequest  # noqa: Y015
+
+@_typing.final
+class UpdateDumpResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    DUMP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _containers.RepeatedCompositeFieldContainer[Global___DumpStatus]: ...
+    @_builtins.property
+    def dump(self) -> Global___Dump: ...
+    def __init__(
+        self,
+        *,
+        status: _abc.Iterable[Global___DumpStatus] | None = ...,
+        dump: Global___Dump | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dump", b"dump"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dump", b"dump", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateDumpResponse: _TypeAlias = UpdateDumpResponse  # noqa: Y015
 
 @_typing.final
 class RestartDumpRequest(_message.Message):

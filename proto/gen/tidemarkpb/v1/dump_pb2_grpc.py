@@ -49,6 +49,11 @@ class DumpServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_dump__pb2.ResumeDumpRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_dump__pb2.ResumeDumpResponse.FromString,
                 _registered_method=True)
+        self.UpdateDump = channel.unary_unary(
+                '/tidemarkpb.v1.DumpService/UpdateDump',
+                request_serializer=tidemarkpb_dot_v1_dot_dump__pb2.UpdateDumpRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_dump__pb2.UpdateDumpResponse.FromString,
+                _registered_method=True)
         self.RestartDump = channel.unary_unary(
                 '/tidemarkpb.v1.DumpService/RestartDump',
                 request_serializer=tidemarkpb_dot_v1_dot_dump__pb2.RestartDumpRequest.SerializeToString,
@@ -85,6 +90,13 @@ class DumpServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateDump(self, request, context):
+        """Changes how fast, and in which order, it goes on; what was read counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RestartDump(self, request, context):
         """Begins anew, with the same options.
         """
@@ -115,6 +127,11 @@ def add_DumpServiceServicer_to_server(servicer, server):
                     servicer.ResumeDump,
                     request_deserializer=tidemarkpb_dot_v1_dot_dump__pb2.ResumeDumpRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_dump__pb2.ResumeDumpResponse.SerializeToString,
+            ),
+            'UpdateDump': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateDump,
+                    request_deserializer=tidemarkpb_dot_v1_dot_dump__pb2.UpdateDumpRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_dump__pb2.UpdateDumpResponse.SerializeToString,
             ),
             'RestartDump': grpc.unary_unary_rpc_method_handler(
                     servicer.RestartDump,
@@ -208,6 +225,33 @@ class DumpService:
             '/tidemarkpb.v1.DumpService/ResumeDump',
             tidemarkpb_dot_v1_dot_dump__pb2.ResumeDumpRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_dump__pb2.ResumeDumpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateDump(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.DumpService/UpdateDump',
+            tidemarkpb_dot_v1_dot_dump__pb2.UpdateDumpRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_dump__pb2.UpdateDumpResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class DumpServiceStub:
     """No more chunks are read, until it is resumed; what was read counts."""
     ResumeDump: _grpc.UnaryUnaryMultiCallable[_dump_pb2.ResumeDumpRequest, _dump_pb2.ResumeDumpResponse]
     """Goes on behind the last durable chunks; tables that have failed are tried again."""
+    UpdateDump: _grpc.UnaryUnaryMultiCallable[_dump_pb2.UpdateDumpRequest, _dump_pb2.UpdateDumpResponse]
+    """Changes how fast, and in which order, it goes on; what was read counts."""
     RestartDump: _grpc.UnaryUnaryMultiCallable[_dump_pb2.RestartDumpRequest, _dump_pb2.RestartDumpResponse]
     """Begins anew, with the same options."""
     GetDumpStatus: _grpc.UnaryUnaryMultiCallable[_dump_pb2.GetDumpStatusRequest, _dump_pb2.GetDumpStatusResponse]
@@ -50,6 +52,8 @@ class DumpServiceAsyncStub(DumpServiceStub):
     """No more chunks are read, until it is resumed; what was read counts."""
     ResumeDump: _aio.UnaryUnaryMultiCallable[_dump_pb2.ResumeDumpRequest, _dump_pb2.ResumeDumpResponse]  # type: ignore[assignment]
     """Goes on behind the last durable chunks; tables that have failed are tried again."""
+    UpdateDump: _aio.UnaryUnaryMultiCallable[_dump_pb2.UpdateDumpRequest, _dump_pb2.UpdateDumpResponse]  # type: ignore[assignment]
+    """Changes how fast, and in which order, it goes on; what was read counts."""
     RestartDump: _aio.UnaryUnaryMultiCallable[_dump_pb2.RestartDumpRequest, _dump_pb2.RestartDumpResponse]  # type: ignore[assignment]
     """Begins anew, with the same options."""
     GetDumpStatus: _aio.UnaryUnaryMultiCallable[_dump_pb2.GetDumpStatusRequest, _dump_pb2.GetDumpStatusResponse]  # type: ignore[assignment]
@@ -78,6 +82,14 @@ class DumpServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_dump_pb2.ResumeDumpResponse, _abc.Awaitable[_dump_pb2.ResumeDumpResponse]]:
         """Goes on behind the last durable chunks; tables that have failed are tried again."""
+
+    @_abc_1.abstractmethod
+    def UpdateDump(
+        self,
+        request: _dump_pb2.UpdateDumpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dump_pb2.UpdateDumpResponse, _abc.Awaitable[_dump_pb2.UpdateDumpResponse]]:
+        """Changes how fast, and in which order, it goes on; what was read counts."""
 
     @_abc_1.abstractmethod
     def RestartDump(

@@ -1,6 +1,7 @@
 """The dumps' API over metadata of this process: what each verb asks for, and what is refused."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import sentinel
@@ -9,15 +10,19 @@ import pytest
 from tidemarkpb.v1 import dump_pb2 as pb
 
 from server.capture import keys
+from server.capture.catalog.history import SchemaChange, table_json
+from server.capture.catalog.records import head_put
 from server.capture.changefeed import ChangefeedInfo
 from server.capture.errors import ChangefeedNotExistsError
-from server.cli.dump import WhereError, _condition
+from server.cli.dump import PriorityError, WhereError, _condition, _priority
 from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import DumpRecords
 from server.dump.progress import Range, TableProgress, TableState
 from server.dump.service import DumpService
+from server.puller.table import TableRecord
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.meta.meta import Put
 
 CONTEXT: Any = sentinel.context
 
@@ -31,7 +36,19 @@ async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
                 id=name, sink_uri="parquet:///x", source_uri=source, start_ts=1, target_ts=0, create_time=""
             )
             await meta.put(keys.info(name), info.to_json())
+            await in_force(meta, name, "t", "old")
         yield meta
+
+
+async def in_force(meta: EtcdMeta, changefeed: str, *names: str) -> None:
+    """The changefeed has these tables of the schema `shop`."""
+    change = SchemaChange(
+        1, tables=tuple(TableRecord("shop", {"id": 7 + at, "name": name}) for at, name in enumerate(names))
+    )
+    await meta.write_all(
+        [*(Put(keys.schema_table(changefeed, 1, 7 + at), table_json(table)) for at, table in enumerate(change.tables))]
+    )
+    await meta.write_all([head_put(changefeed, change)])
 
 
 async def test_verbs_change_the_job_and_asking_twice_changes_nothing(meta: EtcdMeta) -> None:
@@ -79,7 +96,7 @@ async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
     with pytest.raises(DumpUnsupportedError, match="pump:// source"):
         await service.StartDump(pb.StartDumpRequest(changefeed_id="pumped"), CONTEXT)
     with pytest.raises(DumpUnsupportedError, match="no SQL"):
-        await service.StartDump(pb.StartDumpRequest(changefeed_id="tikv", where={"a.b": "id > 1"}), CONTEXT)
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="tikv", where={"shop.t": "id > 1"}), CONTEXT)
     with pytest.raises(DumpUnsupportedError, match="--workers 1"):
         await DumpService(meta, tables_here=False).StartDump(pb.StartDumpRequest(changefeed_id="tikv"), CONTEXT)
     with pytest.raises(DumpInvalidError, match="at most 16"):
@@ -88,8 +105,63 @@ async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
         await service.PauseDump(pb.PauseDumpRequest(changefeed_id="shop"), CONTEXT)
 
 
+async def test_names_that_no_table_has_are_refused_before_anything_is_read(meta: EtcdMeta) -> None:
+    service = DumpService(meta)
+    for more, said in (
+        (
+            {"tables": ["shop.typo"]},
+            "--table shop.typo: changefeed shop has no such table; its tables are shop.old, shop.t",
+        ),
+        ({"where": {"shop.T": "1"}}, "--where shop.T: .* no such table"),
+        ({"where": {"shop.*": "1"}}, "one table that is dumped, by its name"),
+        ({"tables": ["shop.old"], "where": {"shop.t": "1"}}, "one table that is dumped"),
+        ({"priority": {"crm.x": 1}}, "--priority crm.x: .* no such table"),
+    ):
+        with pytest.raises(DumpInvalidError, match=said):
+            await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", **more), CONTEXT)
+    with pytest.raises(DumpNotFoundError):
+        await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+
+
+async def test_an_update_changes_what_it_names_and_the_dump_goes_on(meta: EtcdMeta) -> None:
+    service, records = DumpService(meta), DumpRecords(meta, "shop")
+    request = pb.StartDumpRequest(changefeed_id="shop", rows_per_second_max=9, priority={"shop.*": 1, "shop.t": 3})
+    begun = (await service.StartDump(request, CONTEXT)).dump
+    update = pb.UpdateDumpRequest(changefeed_id="shop", priority={"shop.old": 5}, parallel=2)
+    updated = (await service.UpdateDump(update, CONTEXT)).dump
+    assert (updated.job_id, updated.parallel, updated.rows_per_second_max) == (begun.job_id, 2, 9)
+    assert dict(updated.priority) == {"shop.*": 1, "shop.t": 3, "shop.old": 5}
+    assert (await service.UpdateDump(pb.UpdateDumpRequest(changefeed_id="shop", rows_per_second_max=0), CONTEXT)).dump
+    job = await records.job()
+    assert job is not None
+    assert (job.rows_per_s, job.attempt) == (0, 0)
+    with pytest.raises(DumpInvalidError, match="at least 1"):
+        await service.UpdateDump(pb.UpdateDumpRequest(changefeed_id="shop", parallel=0), CONTEXT)
+    with pytest.raises(DumpInvalidError, match="no such table"):
+        await service.UpdateDump(pb.UpdateDumpRequest(changefeed_id="shop", priority={"shop.typo": 5}), CONTEXT)
+
+
+async def test_tables_that_the_changefeed_leaves_out_are_told_and_refused_by_name(meta: EtcdMeta) -> None:
+    pair = await meta.get(keys.info("shop"))
+    assert pair is not None
+    info = replace(ChangefeedInfo.from_json(pair.value), ignored=("shop.nokey", "crm.nokey"))
+    await meta.put(keys.info("shop"), info.to_json())
+    service = DumpService(meta)
+    with pytest.raises(DumpInvalidError, match=r"shop\.nokey: .* could not be replicated"):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.nokey"]), CONTEXT)
+    answer = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.*"]), CONTEXT)
+    assert [(each.table, each.state) for each in answer.status] == [("shop.nokey", "ignored")]
+
+
 @pytest.mark.parametrize("text", ["id > 1", "shop.t", "shop.t=", "t=id"])
 def test_a_where_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(WhereError, match=r"SCHEMA\.TABLE=CONDITION"):
         _condition(text)
     assert _condition("shop.t=id = 5") == ("shop.t", "id = 5")
+
+
+def test_a_priority_of_another_form_is_refused() -> None:
+    for text in ("shop.t", "t=1", "shop.t=", "shop.t=high", "shop.t=99999999"):
+        with pytest.raises(PriorityError, match=r"SCHEMA\.TABLE=N"):
+            _priority(text)
+    assert _priority("shop.a=b=-3") == ("shop.a=b", -3)

@@ -1,0 +1,91 @@
+"""What a dump is asked for, held against the tables of its changefeed: a name that nothing has is refused, or told.
+
+A misspelled table would never be read, and a condition under a misspelled name would leave all rows in. Patterns with
+wildcards may match what comes later.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from server.capture import keys
+from server.capture.catalog.history import History
+from server.capture.catalog.records import loaded_changes
+from server.capture.changefeed import ChangefeedInfo
+from server.capture.errors import ChangefeedNotExistsError
+from server.dump.errors import DumpInvalidError
+from server.dump.job import Job
+from storage.meta.meta import Meta
+from storage.model.ts import MAX_TS
+
+_NAMED: Final = 20
+_WILDCARD: Final = re.compile(r"[*?[]")
+IGNORED: Final = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of one changefeed, as the metadata has it."""
+
+    changefeed: str
+    scheme: str
+    """Of its source; empty: the cluster."""
+    names: frozenset[str]
+    """Its tables, as far as its log was read."""
+    ignored: tuple[str, ...] = ()
+    """Tables that its filter takes, and that it leaves out."""
+
+    @classmethod
+    async def of(cls, meta: Meta, changefeed: str) -> Self:
+        """Read it.
+
+        Raises:
+            ChangefeedNotExistsError: there is none.
+        """
+        found = await meta.get(keys.info(changefeed))
+        if found is None:
+            raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
+        info = ChangefeedInfo.from_json(found.value)
+        names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
+        return cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
+
+    def check(self, job: Job) -> None:
+        """Refuse names that no table has.
+
+        Raises:
+            DumpInvalidError: with the names there are.
+        """
+        for option, given in (("--table", job.tables), ("--where", job.where), ("--priority", job.priority)):
+            for name in _exact(given):
+                if name in self.ignored:
+                    raise DumpInvalidError(f"{option} {name}: {_left_out(name)}")
+                if name not in self.names:
+                    known = ", ".join(sorted(self.names)[:_NAMED]) or "none"
+                    raise DumpInvalidError(
+                        f"{option} {name}: changefeed {self.changefeed} has no such table; its tables are {known}"
+                    )
+        for name in job.where:
+            if _WILDCARD.search(name) or not job.takes(name):
+                raise DumpInvalidError(f"--where {name}: it is to be one table that is dumped, by its name")
+
+    def others(self, job: Job, told: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Tables that the job takes and nothing is read of, beside those that are `told`: a state, and why."""
+        missing = {
+            name: ("waiting", "no table of the changefeed has this name now")
+            for name in _exact(job.tables)
+            if name not in self.names
+        }
+        left_out = {name: (IGNORED, _left_out(name)) for name in self.ignored if job.takes(name)}
+        return {name: each for name, each in (missing | left_out).items() if name not in told}
+
+
+def _exact(patterns: Iterable[str]) -> Iterable[str]:
+    return (pattern for pattern in patterns if not _WILDCARD.search(pattern))
+
+
+def _left_out(name: str) -> str:
+    return (
+        f"the changefeed leaves {name} out, as it could not be replicated when it was created (--ignore-ineligible-"
+        "table): see `tidemark cli source check` for why; once mended, replicate it by another changefeed"
+    )

@@ -1,0 +1,113 @@
+"""A dump's progress as its status tells it: of each table and of all, in shares, and when it will be done. Pure.
+
+Shares are of the rows that are durable at the target. What has failed or was dropped is in no sum: it would hold the
+share of all below 100 for ever, or make the rest look further than it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tidemarkpb.v1 import dump_pb2 as pb
+
+from server.dump.job import PAUSED, Job
+from server.dump.progress import TableProgress, TableState
+
+ETA_UNKNOWN: Final = -1
+_NEARLY: Final = 99.9
+"""As an estimate may be too low, only what is done is at 100."""
+_LOST: Final = frozenset({TableState.FAILED, TableState.DROPPED})
+
+
+def is_over(tables: Sequence[TableProgress]) -> bool:
+    """Whether nothing more is read, as far as tables are known."""
+    return bool(tables) and all(each.state.is_over for each in tables)
+
+
+def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress]) -> pb.Dump:
+    """The whole dump."""
+    counted = [each for each in tables if each.state not in _LOST]
+    done = sum(each.state is TableState.DONE for each in counted)
+    rows, estimated = sum(each.rows for each in counted), _estimated(counted)
+    rate = sum(_rate(job, each) for each in counted)
+    failed = sum(each.state is TableState.FAILED for each in tables)
+    is_done = bool(counted) and done == len(counted)
+    return pb.Dump(
+        changefeed_id=changefeed,
+        job_id=job.id,
+        state=("failed" if failed else "finished") if is_over(tables) else job.state,
+        tables=job.tables,
+        where=dict(job.where),
+        priority=dict(job.priority),
+        rows_per_second_max=job.rows_per_s,
+        bytes_per_second_max=job.bytes_per_s,
+        parallel=job.parallel,
+        rows_done=rows,
+        rows_read=sum(each.rows_read for each in counted),
+        rows_estimated=estimated,
+        bytes_done=sum(each.bytes for each in counted),
+        progress_percent=_share(rows, estimated, is_done=is_done),
+        eta_seconds=_eta(estimated - rows, rate, is_done=is_done),
+        rows_per_second=rate,
+        tables_known=len(tables),
+        tables_done=done,
+        tables_failed=failed,
+    )
+
+
+def table_messages(
+    changefeed: str, job: Job, tables: Sequence[TableProgress], others: Mapping[str, tuple[str, str]]
+) -> list[pb.DumpStatus]:
+    """Table by table, by name; `others` are asked for, but nothing is read of them: their state, and why."""
+    foremost = max((job.priority_of(each.name) for each in tables if not each.state.is_over), default=0)
+    found = [_table(changefeed, job, each, foremost) for each in tables]
+    found += [
+        pb.DumpStatus(changefeed_id=changefeed, table=name, state=state, error=why, eta_seconds=ETA_UNKNOWN)
+        for name, (state, why) in others.items()
+    ]
+    return sorted(found, key=lambda each: each.table)
+
+
+def _table(changefeed: str, job: Job, each: TableProgress, foremost: int) -> pb.DumpStatus:
+    is_done, priority = each.state is TableState.DONE, job.priority_of(each.name)
+    waits = each.state is TableState.DUMPING and priority < foremost and not each.rows_read
+    rate = _rate(job, each)
+    return pb.DumpStatus(
+        changefeed_id=changefeed,
+        state=TableState.WAITING.value if waits else each.state.value,
+        table=each.name,
+        rows_done=each.rows,
+        rows_estimated=each.rows_estimated,
+        bytes_done=each.bytes,
+        eta_seconds=_eta(each.rows_estimated - each.rows, rate, is_done=is_done),
+        progress_percent=_share(each.rows, each.rows_estimated, is_done=is_done),
+        error=each.error,
+        chunks_done=each.chunks,
+        rows_per_second=rate,
+        high_ts=each.high_ts,
+        rows_read=each.rows_read,
+        priority=priority,
+    )
+
+
+def _estimated(tables: Sequence[TableProgress]) -> int:
+    """How many rows there are in all; 0 as long as it is not known of one of them."""
+    if any(not each.rows_estimated for each in tables if each.state is not TableState.DONE):
+        return 0
+    return sum(each.rows if each.state is TableState.DONE else max(each.rows_estimated, each.rows) for each in tables)
+
+
+def _share(rows: int, estimated: int, *, is_done: bool) -> float:
+    if is_done:
+        return 100.0
+    return min(100.0 * rows / estimated, _NEARLY) if estimated else 0.0
+
+
+def _eta(left: int, rate: int, *, is_done: bool) -> int:
+    """Not known while nothing moves, and where there are more rows than were thought."""
+    if is_done:
+        return 0
+    return -(-left // rate) if rate and left > 0 else ETA_UNKNOWN
+
+
+def _rate(job: Job, each: TableProgress) -> int:
+    return 0 if job.state == PAUSED or each.state.is_over else each.rows_per_s
