@@ -49,7 +49,7 @@ class ChunkQuery:
 
     def sql(self, *, after: bool, until: bool) -> str:
         """The query, for a cursor to begin behind, for a last key, or for neither; the limit is its last parameter."""
-        columns, key = ", ".join(map(_selected, self.table.columns)), ", ".join(name for name, _ in self._key)
+        columns, key = ", ".join(map(selected, self.table.columns)), ", ".join(name for name, _ in self._key)
         return f"SELECT {columns} {self.of(after=after, until=until)} ORDER BY {key} LIMIT ?"
 
     def of(self, *, after: bool, until: bool) -> str:
@@ -147,7 +147,7 @@ def _repeated(cursor: Cursor) -> list[Cell]:
     return [cell for cell in cursor[:-1] for _ in range(3)] + [cursor[-1]]
 
 
-def _selected(column: Column) -> str:
+def selected(column: Column) -> str:
     """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers."""
     return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else quoted(column.name)
 
