@@ -1,0 +1,153 @@
+"""Checks against a real MariaDB: each type's text is the server's, byte by byte, and chunks' totals are equal."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from server.dump.check import Check
+from server.dump.check_value import canonical
+from server.dump.chunk import ChunkQuery, last_row, quoted
+from server.dump.progress import Range
+from server.dump.reader import keys_of
+from server.dump.statement import Statement
+from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.connection import Session, log_in
+from server.puller.mysql.options import MySqlOptions
+from server.puller.uri import SourceUri
+from storage.mysql.arrow import arrow_columns
+from storage.mysql.schema import Column, Table
+from storage.mysql.types import Type
+from tests.integration.mysql.test_chunks import KEYS
+from tests.integration.mysql.test_rows import COLUMNS, ROWS
+from tests.mariadb import MariaDb
+
+MORE = """, zi INT(9) ZEROFILL, zd DECIMAL(10,3) ZEROFILL, d10 DECIMAL(10,9), dneg DECIMAL(5,2),
+cp CHAR(4) CHARACTER SET cp1251, u32t VARCHAR(5) CHARACTER SET utf32, le VARCHAR(5) CHARACTER SET utf16le, kr VARCHAR(5) CHARACTER SET euckr,
+es ENUM(',', '-', 'x,1:') CHARACTER SET latin1, ls SET('ä', ':') CHARACTER SET latin1, dz DOUBLE, fz FLOAT,
+`odd ``name?%s` VARCHAR(9)"""
+MORE_ROWS = [
+    {
+        "zi": 5,
+        "zd": "1.5",
+        "d10": "0.000000001",
+        "dneg": "-0.05",
+        "cp": "Жя",
+        "u32t": "😀,",
+        "le": "ü😀",
+        "kr": "가",
+        "es": "x,1:",
+        "ls": "ä,:",
+        "dz": "-0.0",
+        "fz": "-0.0",
+        "`odd ``name?%%s`": "-",
+        "dt6": "0000-03-01 01:02:03",
+        "da": "2023-02-30",
+    },
+    {
+        "dneg": "-0.001",
+        "dz": "5e-324",
+        "fz": "3.4028234e38",
+        "es": "-",
+        "dt6": "0001-01-01 00:00:00.000001",
+        "da": "2023-10-00",
+        "dt0": "2024-02-30 01:01:01",
+    },
+]
+
+
+@pytest.fixture
+def session(mariadb: MariaDb) -> Iterator[Session]:
+    with log_in(MySqlOptions.of(SourceUri.parse(mariadb.uri))) as session:
+        session.execute("SET character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES'")
+        yield session
+
+
+def everything(session: Session, database: str) -> ChunkQuery:
+    """A table of all column types with odd values."""
+    session.execute(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, {COLUMNS}{MORE})")
+    for number, row in enumerate([*ROWS, *MORE_ROWS]):
+        values = ", ".join(["%s"] * (len(row) + 1))
+        session.execute(
+            f"INSERT INTO {database}.t ({', '.join(['id', *row])}) VALUES ({values})", [number, *row.values()]
+        )
+    session.execute(
+        f"UPDATE {database}.t SET g = LINESTRING(POINT(1, 2), POINT(3, 4)), p = POINT(0.5, -1) WHERE id = 1"
+    )
+    return query_of(session, database)
+
+
+def query_of(session: Session, database: str, where: str = "") -> ChunkQuery:
+    definition = read_definitions(session, [(database, "t")])[(database, "t")]
+    rows = session.execute(
+        "SELECT column_name, collation_name FROM information_schema.columns"
+        " WHERE table_schema = %s AND table_name = %s AND collation_name IS NOT NULL",
+        (database, "t"),
+    )
+    return ChunkQuery(database, definition.table(1), dict(rows), where)
+
+
+def chunk(session: Session, query: ChunkQuery, part: Range, limit: int = 1000) -> pa.Array:
+    sql = query.sql(after=part.after is not None, until=part.until is not None)
+    return Statement(session, sql).rows(query.parameters(part, limit))
+
+
+def test_the_text_of_every_column_type_is_the_servers(mariadb: MariaDb, session: Session) -> None:
+    query = everything(session, mariadb.database())
+    columns = query.table.columns
+    decoded = arrow_columns(query.table, chunk(session, query, Range()))
+    both = [
+        (column, array, canonical(column, quoted(column.name))) for column, array in zip(columns, decoded, strict=True)
+    ]
+    assert [column.name for column, _, found in both if found is None] == ["kr"]
+    for column, array, found in both:
+        if found is None:
+            continue
+        texts = Statement(
+            session, f"SELECT CAST({found.sql} AS BINARY) {query.of(after=False, until=False)} ORDER BY id"
+        )
+        theirs = arrow_columns(Table(1, "x", (BYTES,), ()), texts.rows())[0]
+        assert found.text(array).to_pylist() == theirs.to_pylist(), column
+
+
+BYTES = Column(name="v", type=Type.BLOB, meta=4)
+
+
+def test_totals_and_digests_of_all_types_are_the_servers(mariadb: MariaDb, session: Session) -> None:
+    query = everything(session, mariadb.database())
+    rows = chunk(session, query, Range())
+    check = Check(query)
+    ours = check.ours(keys_of(query.table, rows), rows)
+    assert check.unchecked == ("kr",)
+    assert check.total(Statement(session, check.total_sql(Range())).rows()) == ours.total
+    theirs = check.theirs(Statement(session, check.rows_sql(Range())).rows())
+    assert not len(ours.differing(theirs))
+    session.execute(f"UPDATE {query.schema}.t SET ts6 = '2020-01-01', id = IF(id = 3, 33, id) WHERE id IN (1, 3)")
+    theirs = check.theirs(Statement(session, check.rows_sql(Range())).rows())
+    numbers = [int.from_bytes(key, "little") for key in ours.differing(theirs).to_pylist()]
+    assert sorted(numbers) == [1, 3, 33]
+    assert check.total(Statement(session, check.total_sql(Range())).rows()) == theirs.total != ours.total
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_ranges_by_keys_of_every_kind_have_equal_totals(mariadb: MariaDb, session: Session, kind: str) -> None:
+    column, values = KEYS[kind]
+    database = mariadb.database()
+    session.execute(f"CREATE TABLE {database}.t (v INT DEFAULT 7, {column} PRIMARY KEY)")
+    session.execute(f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}")
+    query = query_of(session, database, "v = 7")
+    check = Check(query)
+    part, seen = Range(), 0
+    while True:
+        rows = chunk(session, query, part, 2)
+        last = query.cursor(last_row(rows)) if len(rows) else None
+        checked = Range(part.after, last if len(rows) == 2 else None)
+        ours = check.ours(keys_of(query.table, rows), rows)
+        bound = query.bounds(checked)
+        assert check.total(Statement(session, check.total_sql(checked)).rows(bound)) == ours.total
+        assert not len(ours.differing(check.theirs(Statement(session, check.rows_sql(checked)).rows(bound))))
+        seen += len(rows)
+        if len(rows) < 2:
+            break
+        part = Range(last, None)
+    assert seen == len(values)
