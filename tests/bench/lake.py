@@ -1,24 +1,26 @@
 """The lake's benchmark: `python -m tests.bench.lake --target T --batch-rows N`, the real job against computed rows.
 
-Without `--rate` all rows are there at once and each cut takes N of them: `rows_per_s` is what the target can take, p50
-and p99 are the time of a cut. With `--rate R` rows commit at that pace and p50 and p99 are commit to visible. The table
-has `--keys` rows before; the cuts that bring these, and the first few after them (a cold JVM's), are not counted.
+Without `--rate` all rows are there at once and each cut takes N of them: `per_s` is what the target can take, p50 and
+p99 are the time of a cut. With `--rate R` rows commit at that pace and p50 and p99 are commit to visible. Each busy
+table has `--keys` rows before; the cut that brings these, and the first few after it (a cold JVM's), are not counted.
+CPU is that of the job with its JVM and Python workers. `steps_ms` are medians over the counted cuts.
 """
 
 import argparse
 import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.bench.lake_feed import TABLE, TXN_ROWS, BenchFeed
+from tests.bench.lake_feed import BenchFeed
+from tests.bench.lake_processes import cpu_s, rss_mb
 from tests.mariadb import running_mariadb
 from tests.postgres import running_postgres
 
@@ -39,96 +41,116 @@ def target_uri(target: str, directory: Path) -> Iterator[str]:
         yield f"{target}://{directory}/lake"
 
 
-def applied(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
+class Run:
+    """One run of the job: what it told, and what it had cost by then."""
+
+    def __init__(self, feed: BenchFeed, arguments: argparse.Namespace) -> None:
+        rows = arguments.rate * arguments.seconds if arguments.rate else arguments.batches * arguments.batch_rows
+        warming = arguments.rate * arguments.warm_up if arguments.rate else arguments.warm_up * arguments.batch_rows
+        self.feed = feed
+        self.rate = arguments.rate
+        self.warm = feed.loaded + int(warming) // feed.txn_rows
+        self.last = self.warm + int(rows) // feed.txn_rows
+        self.cuts: list[dict[str, Any]] = []
+        self.spark: list[dict[str, Any]] = []
+        self.cpu_s = 0.0
+        self.rss_mb = 0.0
+
+    def follow(self, process: "subprocess.Popen[str]") -> None:
+        """Take the job's lines to their end."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._take(json.loads(line), process.pid)
+
+    def _take(self, found: dict[str, Any], pid: int) -> None:
+        feed = self.feed
+        if "progress" in found and found["progress"]["end_ts"] > feed.ts(self.warm):
+            self.spark.append(found["progress"]["ms"])
+        if "end_ts" not in found:
+            return
+        found["at"] = time.time()
+        if self.rate and found["end_ts"] == feed.ts(feed.loaded):
+            threading.Thread(target=self._pace, daemon=True).start()
+        if found["start_ts"] < feed.ts(self.warm):
+            self.cpu_s = -cpu_s(pid)
+            self.began = found["at"]
+            return
+        self.cuts.append(found)
+        self.rss_mb = max(self.rss_mb, rss_mb(pid))
+        if found["end_ts"] >= feed.ts(self.last):
+            self.cpu_s += cpu_s(pid)
+
+    def _pace(self) -> None:
+        """Commit transactions at a pace, and note when: their commit_ts are a history's, not the time of day."""
+        began, done = time.time(), self.feed.loaded
+        while done < self.last:
+            time.sleep(_TICK_S)
+            done = min(self.last, self.feed.loaded + int((time.time() - began) * self.rate / self.feed.txn_rows))
+            self.feed.committed[done] = time.time()
+            self.feed.resolve(done)
+
+    def figures(self) -> dict[str, Any]:
+        """The line's numbers; raises IndexError when nothing was counted."""
+        rows = sum(sum(cut["rows"].values()) for cut in self.cuts)
+        seconds = self.cuts[-1]["at"] - self.began
+        times = sorted(self._latencies() if self.rate else [cut["seconds"] for cut in self.cuts])
+        return {
+            "rows": rows,
+            "cuts": len(self.cuts),
+            "seconds": round(seconds, 3),
+            "per_s": round(rows / seconds),
+            "cpu_us_per_op": round(self.cpu_s / rows * 1e6, 1),
+            "cpu_ms_per_cut": round(self.cpu_s / len(self.cuts) * 1e3),
+            "peak_rss_mb": round(self.rss_mb),
+            "p50_ms": round(1000 * times[len(times) // 2]),
+            "p99_ms": round(1000 * times[min(len(times) - 1, len(times) * 99 // 100)]),
+            "steps_ms": _medians([cut.get("ms", {}) for cut in self.cuts] + self.spark),
+        }
+
+    def _latencies(self) -> list[float]:
+        """Seconds from commit to visible, of each group of transactions that committed together."""
+        found = []
+        for transaction, committed in sorted(self.feed.committed.items()):
+            ts = self.feed.ts(transaction)
+            seen = next((cut["at"] for cut in self.cuts if cut["start_ts"] < ts <= cut["end_ts"]), None)
+            found += [max(0.0, seen - committed)] if seen is not None else []
+        return found
+
+
+def _medians(lines: list[dict[str, Any]]) -> dict[str, int]:
+    names = sorted({name for line in lines for name in line})
+    return {name: round(statistics.median(line[name] for line in lines if name in line)) for name in names}
+
+
+def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Run the job; returns its figures."""
-    loaded = -(-arguments.keys // TXN_ROWS)
-    warm = loaded + arguments.warm_up * arguments.batch_rows // TXN_ROWS
-    last = warm + arguments.batches * arguments.batch_rows // TXN_ROWS
-    with target_uri(arguments.target, directory) as uri, BenchFeed(arguments.keys) as feed:
-        if arguments.rate:
-            feed.resolve(loaded)
-        else:
-            feed.resolve(last)
-        command = [sys.executable, "-m", "pyspark_tidemark.job", "--endpoint", feed.uri, "--changefeed", "bench"]
-        command += ["--target", uri, "--checkpoint-dir", str(directory / "checkpoint"), "--trigger", "0 seconds"]
-        command += ["--max-rows-per-trigger", str(arguments.batch_rows), "--until-ts", str(feed.ts(last))]
-        command += ["--mode", arguments.mode] if arguments.mode else []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            cuts = []
-            for line in process.stdout:
-                found = json.loads(line)
-                if "end_ts" not in found:
-                    continue
-                cuts.append(found)
-                if arguments.rate and found["end_ts"] == feed.ts(loaded):
-                    threading.Thread(target=pace, args=(feed, loaded, last, arguments.rate), daemon=True).start()
-        if process.returncode:
-            raise SystemExit(f"the job ended with status {process.returncode}")
-        return figures(feed, [cut for cut in cuts if cut["end_ts"] > feed.ts(warm)], arguments.rate)
+    tables, busy = arguments.tables, arguments.busy or arguments.tables
+    feed = BenchFeed(arguments.keys, tables=tables, busy=busy, txn_rows=arguments.txn_rows)
+    with target_uri(arguments.target, directory) as uri, feed:
+        run = Run(feed, arguments)
+        feed.resolve(feed.loaded if arguments.rate else run.last)
+        command = [*_command(arguments, feed, uri, directory), "--endpoint", feed.uri]
+        command += ["--until-ts", str(feed.ts(run.last))]
+        with (
+            (directory / "log").open("w+", encoding="utf-8") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        ):
+            run.follow(process)
+            if process.wait():
+                log.seek(0)
+                sys.stderr.write("".join(log.readlines()[-20:]))
+                raise SystemExit(f"the job ended with status {process.returncode}")
+        return run.figures()
 
 
-def pace(feed: BenchFeed, start: int, last: int, rate: float) -> None:
-    """Commit transactions at a pace, and note when: their commit_ts are a history's, not the time of day."""
-    began = time.time()
-    done = start
-    while done < last:
-        time.sleep(_TICK_S)
-        done = min(last, start + int((time.time() - began) * rate / TXN_ROWS))
-        feed.committed[done] = time.time()
-        feed.resolve(done)
-
-
-def figures(feed: BenchFeed, cuts: list[dict[str, Any]], rate: float) -> dict[str, Any]:
-    """Rows a second over the counted cuts, and percentiles."""
-    rows = sum(cut["rows"].get(TABLE, 0) for cut in cuts)
-    visible = [datetime.fromisoformat(cut["applied_at"]).timestamp() for cut in cuts]
-    seconds = visible[-1] - visible[0] + cuts[0]["seconds"]
-    times = latencies(feed, cuts, visible) if rate else [cut["seconds"] for cut in cuts]
-    times.sort()
-    return {
-        "rows": rows,
-        "cuts": len(cuts),
-        "rows_per_s": round(rows / seconds),
-        "p50_ms": round(1000 * times[len(times) // 2]),
-        "p99_ms": round(1000 * times[min(len(times) - 1, len(times) * 99 // 100)]),
-    }
-
-
-def latencies(feed: BenchFeed, cuts: list[dict[str, Any]], visible: list[float]) -> list[float]:
-    """Seconds from commit to visible, of each group of transactions that committed together."""
-    found = []
-    for transaction, committed in sorted(feed.committed.items()):
-        seen = next((at for cut, at in zip(cuts, visible, strict=True) if cut["end_ts"] >= feed.ts(transaction)), None)
-        first = cuts[0]["start_ts"]
-        if seen is not None and feed.ts(transaction) > first:
-            found.append(max(0.0, seen - committed))
-    return found
-
-
-def read(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """Spark reads each batch and throws it away."""
-    from pyspark_tidemark.lake.session import open_session
-
-    spark = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="parquet", extra={})
-    transactions = arguments.batch_rows // TXN_ROWS
-    times = []
-    with BenchFeed(arguments.keys) as feed:
-        feed.resolve(transactions * (arguments.batches + arguments.warm_up))
-        for number in range(arguments.batches + arguments.warm_up):
-            began = time.perf_counter()
-            bounds = {
-                "startTs": str(feed.ts(number * transactions)),
-                "endTs": str(feed.ts((number + 1) * transactions)),
-            }
-            options = {"endpoint": feed.uri, "changefeed": "bench", "table": TABLE} | bounds
-            spark.read.format("tidemark").options(**options).load().write.format("noop").mode("append").save()
-            times.append(time.perf_counter() - began)
-    spark.stop()
-    times = sorted(times[arguments.warm_up :])
-    rows = arguments.batches * arguments.batch_rows
-    p50, p99 = (round(1000 * times[min(len(times) - 1, len(times) * part // 100)]) for part in (50, 99))
-    return {"rows": rows, "cuts": len(times), "rows_per_s": round(rows / sum(times)), "p50_ms": p50, "p99_ms": p99}
+def _command(arguments: argparse.Namespace, feed: BenchFeed, uri: str, directory: Path) -> list[str]:
+    rows = str(arguments.batch_rows)
+    if arguments.target == "noop":
+        of = ["--table", feed.names[0], "--directory", str(directory), "--batch-rows", rows]
+        return [sys.executable, "-m", "tests.bench.lake_noop", *of]
+    command = [sys.executable, "-m", "pyspark_tidemark.job", "--changefeed", "bench", "--target", uri]
+    command += ["--max-rows-per-trigger", rows, "--mode", arguments.mode, "--trigger", "0 seconds"]
+    return [*command, "--checkpoint-dir", str(directory / "checkpoint"), *arguments.job.split()]
 
 
 def main() -> None:
@@ -136,16 +158,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=TARGETS, required=True)
     parser.add_argument("--mode", default="", help="upsert, append or scd2 (default: the target's)")
-    parser.add_argument("--batch-rows", type=int, default=50_000)
+    parser.add_argument("--batch-rows", type=int, default=50_000, help="rows of a cut; with --rate at most")
     parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--warm-up", type=int, default=3, help="batches that are not counted")
-    parser.add_argument("--keys", type=int, default=100_000, help="rows of the table")
+    parser.add_argument("--warm-up", type=int, default=3, help="batches, with --rate seconds, that are not counted")
+    parser.add_argument("--keys", type=int, default=100_000, help="rows of a busy table")
+    parser.add_argument("--tables", type=int, default=1)
+    parser.add_argument("--busy", type=int, default=0, help="tables that have rows (default: all)")
+    parser.add_argument("--txn-rows", type=int, default=100, help="rows of a transaction, all of one table")
     parser.add_argument("--rate", type=float, default=0.0, help="rows a second; 0: as fast as the target takes them")
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long rows come with --rate")
+    parser.add_argument("--job", default="", help="more options for the job")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:
-        found = (read if arguments.target == "noop" else applied)(arguments, Path(directory))
-    shown = {name: getattr(arguments, name) for name in ("target", "mode", "batch_rows", "keys", "rate")}
-    print(json.dumps({"bench": "lake", **shown, **found}))
+        found = measured(arguments, Path(directory))
+    shown = {name: getattr(arguments, name) for name in ("target", "mode", "batch_rows", "keys", "tables", "busy")}
+    print(json.dumps({"name": "lake", **shown, "rate": arguments.rate, **found}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A Flight server whose rows cost nothing to make: the captures' contract over a computed history of one table.
+"""A Flight server whose rows cost nothing to make: the captures' contract over a computed history of some tables.
 
-Transaction t (from 1) has TXN_ROWS rows and commits at `base_ts + t` milliseconds. The first rows insert each key,
-later ones update keys in an order that visits all of them. A row is about 200 bytes in 8 columns.
+Transaction t (from 1) has `txn_rows` rows of one table and commits at `base_ts + t` milliseconds; the busy tables take
+turns, the others never have rows. A table's first rows insert its keys, later ones update keys in an order that visits
+all of them. A row is about 200 bytes in 8 columns.
 """
 
 import base64
@@ -14,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-TXN_ROWS = 100
-TABLE = "bench.rows"
 _CHUNK_ROWS = 16_384
 _STRIDE = 7_919
 _TEXT = "x" * 80
@@ -26,17 +25,23 @@ SCHEMA = pa.schema(
         *(("d", pa.timestamp("us")), ("e", pa.string()), ("f", pa.string()), ("g", pa.int32())),
     ]
 )
+_SCHEMA_TEXT = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
 
 
 class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
-    """`keys` rows are inserted, then updated; `resolve` lets readers see more transactions."""
+    """`keys` rows of each busy table are inserted, then updated; `resolve` lets readers see more transactions."""
 
-    def __init__(self, keys: int) -> None:
+    def __init__(self, keys: int, *, tables: int = 1, busy: int = 1, txn_rows: int = 100) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self.base_ms = int(time.time() * 1000)
         self.committed: dict[int, float] = {}
         """When readers could first see so many transactions, by a bench that paces them."""
+        self.txn_rows = txn_rows
+        self.names = [f"bench.t{number:03}" for number in range(tables)]
+        self.loaded = -(-keys // txn_rows) * busy
+        """Transactions after which all keys are there; they are one cut."""
         self._keys = keys
+        self._busy = busy
         self._transactions = 0
         self._moved = threading.Condition()
 
@@ -63,44 +68,58 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
     def do_get(self, context: Any, ticket: Any) -> Any:
         """The rows of a range."""
         body = json.loads(ticket.ticket)
-        first, last = (self._transaction(body[name]) * TXN_ROWS for name in ("start", "end"))
+        table = self.names.index(body["table"])
+        first, last = (self._turns(self._transaction(body[name]), table) * self.txn_rows for name in ("start", "end"))
         starts = range(first, last, _CHUNK_ROWS)
-        return fl.GeneratorStream(SCHEMA, (self._rows(start, min(start + _CHUNK_ROWS, last)) for start in starts))
+        rows = (self._rows(table, start, min(start + _CHUNK_ROWS, last)) for start in starts)
+        return fl.GeneratorStream(SCHEMA, rows)
 
     def _transaction(self, ts: int) -> int:
         return max(0, (ts >> 18) - self.base_ms)
 
+    def _turns(self, transactions: int, table: int) -> int:
+        """How many of the first `transactions` are the table's."""
+        return max(0, (transactions - table - 1) // self._busy + 1) if table < self._busy else 0
+
     def _describe(self, body: dict[str, Any]) -> dict[str, Any]:
-        schema = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
-        table = {"table": TABLE, "table_id": 1, "key": ["id"], "schema": schema, "schema_ts": 0}
+        tables = [
+            {"table": name, "table_id": number, "key": ["id"], "schema": _SCHEMA_TEXT, "schema_ts": 0}
+            for number, name in enumerate(self.names, 1)
+        ]
         progress = {"start_ts": self.ts(0), "checkpoint_ts": self.ts(0), "resolved_ts": self.ts(self._transactions)}
-        return {"changefeed": body["changefeed"], "state": "normal", "sink_uri": "", "tables": [table]} | progress
+        return {"changefeed": body["changefeed"], "state": "normal", "sink_uri": "", "tables": tables} | progress
 
     def _latest(self, body: dict[str, Any]) -> dict[str, Any]:
         start = self._transaction(body["start"])
         with self._moved:
             self._moved.wait_for(lambda: self._transactions > start, body.get("wait_ms", 200) / 1000)
-            most = max(1, body.get("max_rows", 1 << 60) // TXN_ROWS)
+            most = max(1, body.get("max_rows", 1 << 60) // self.txn_rows, self.loaded - start)
             return {"ts": max(body["start"], self.ts(min(self._transactions, start + most)))}
 
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        rows = (self._transaction(body["end"]) - self._transaction(body["start"])) * TXN_ROWS
-        ticket = {"changefeed": body["changefeed"], "table": TABLE, "start": body["start"], "end": body["end"]}
-        part = {"table": TABLE, "locations": [self.uri], "ticket": ticket, "rows": rows, "bytes": 200 * rows}
-        return {"slices": [part] if rows else []}
+        slices = []
+        for number, name in enumerate(self.names[: self._busy]):
+            if name not in body.get("tables", self.names):
+                continue
+            first, last = (self._turns(self._transaction(body[end]), number) for end in ("start", "end"))
+            rows = (last - first) * self.txn_rows
+            ticket = {"changefeed": body["changefeed"], "table": name, "start": body["start"], "end": body["end"]}
+            part = {"table": name, "locations": [self.uri], "ticket": ticket, "rows": rows, "bytes": 200 * rows}
+            slices += [part] if rows else []
+        return {"slices": slices}
 
     def _ack(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"checkpoint_ts": body["ts"]}
 
-    def _rows(self, start: int, stop: int) -> Any:
+    def _rows(self, table: int, start: int, stop: int) -> Any:
         number = np.arange(start, stop, dtype=np.int64)
-        transaction = number // TXN_ROWS + 1
+        transaction = number // self.txn_rows * self._busy + table + 1
         ids = np.where(number < self._keys, number, number * _STRIDE % self._keys)
         text = pa.array([_TEXT] * len(number))
         columns = [
             pa.array(np.where(number < self._keys, "insert", "update")),
             *(pa.array((self.base_ms + transaction) << 18), pa.array(((self.base_ms + transaction) << 18) - 1)),
-            *(pa.array(number % TXN_ROWS), pa.array(ids), pa.array(number), pa.array(number * 0.5)),
+            *(pa.array(number % self.txn_rows), pa.array(ids), pa.array(number), pa.array(number * 0.5)),
             *(
                 pa.array((number % 10_000).astype(np.int32)).cast(pa.decimal128(12, 2)),
                 pa.array(number, pa.timestamp("us")),

@@ -1,0 +1,45 @@
+"""What a process and all of its descendants cost: CPU, also of those that have ended, and memory."""
+
+import os
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PPID, _UTIME, _CSTIME = 1, 11, 15  # fields of /proc/PID/stat after the name
+
+
+def tree(pid: int) -> list[int]:
+    """The process and its descendants, as they are now."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if fields := _stat(int(entry.name)):
+            children.setdefault(int(fields[_PPID]), []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of the tree so far."""
+    stats = [_stat(one) for one in tree(pid)]
+    return sum(int(ticks) for fields in stats for ticks in fields[_UTIME : _CSTIME + 1]) / _TICKS
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of the tree now, pages that are shared counted for each."""
+    found = 0
+    for one in tree(pid):
+        try:
+            status = Path(f"/proc/{one}/status").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        found += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return found / 1024
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
