@@ -98,6 +98,12 @@ class XaTooLargeError(InvalidError):
     code = "ErrMySQLXATooLarge"
 
 
+class XaUnknownError(InvalidError):
+    """An XA transaction was committed whose rows the log held before the changefeed began to read it."""
+
+    code = "ErrMySQLXAUnknown"
+
+
 class NoAnchorError(InvalidError):
     """The log of the server begins after the wanted start, or nothing is known of that part of it."""
 

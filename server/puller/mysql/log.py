@@ -4,17 +4,23 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.errors import LogPurgedError, MySqlUnavailableError, NoAnchorError
+from server.puller.mysql.errors import LogPurgedError, MySqlPrivilegeError, MySqlUnavailableError, NoAnchorError
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
+from server.puller.mysql.transactions import Transactions
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.event import Events, EventType
 
 _FIRST_S: Final = 10.0
+_XA_WAIT_S: Final = 5.0
+_XA_LOOK_S: Final = 0.05
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +79,30 @@ def present(options: MySqlOptions) -> Anchor:
         NoAnchorError: the server writes no log.
     """
     with log_in(options) as session:
-        gtids = _gtids(session)
-        file, position = log_end(session)
-        if not file:
-            raise NoAnchorError("the server writes no log: set log_bin; see `tidemark cli source check`")
-        ((now_ms,),) = session.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
-        return Anchor(compose(max(int(now_ms), int(time.time() * 1000))), gtids, file, position)
+        return _present(session)
+
+
+def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
+    """A ts that everything committed before is at or below, and an anchor before all rows of what follows it; blocks.
+
+    Rows of an XA transaction are in the log where it was prepared, maybe before the place at which it is committed. So
+    the ts is that of a later place, when no transaction is prepared any more that was so at the anchor. One that stays
+    prepared for longer than `_XA_WAIT_S` is told when it is committed (XaUnknownError).
+
+    Raises:
+        As `present`.
+    """
+    with log_in(options) as session:
+        anchor = _present(session)
+        waiting, deadline = _prepared(session), time.monotonic() + _XA_WAIT_S
+        while (left := waiting & _prepared(session)) and time.monotonic() < deadline:
+            time.sleep(_XA_LOOK_S)
+        if left:
+            _log.warning("XA transactions stay prepared: their rows must be dumped if they commit", count=len(left))
+        if log_end(session) == (anchor.file, anchor.position):
+            return anchor, anchor.ts
+        reader = log_in_to(session.address, options)
+    return anchor, _ts_at_end(reader, anchor, options)
 
 
 def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
@@ -101,6 +125,38 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
             "out, and dump the tables"
         )
     return Anchor(0, "", file)
+
+
+def _present(session: Session) -> Anchor:
+    gtids = _gtids(session)
+    file, position = log_end(session)
+    if not file:
+        raise NoAnchorError("the server writes no log: set log_bin; see `tidemark cli source check`")
+    ((now_ms,),) = session.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
+    return Anchor(compose(max(int(now_ms), int(time.time() * 1000))), gtids, file, position)
+
+
+def _prepared(session: Session) -> frozenset[tuple[object, ...]]:
+    """XA transactions that are prepared now."""
+    try:
+        return frozenset(session.execute("XA RECOVER"))
+    except MySqlPrivilegeError:
+        return frozenset()  # MySQL: XA_RECOVER_ADMIN
+
+
+def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions) -> int:
+    """The commit_ts of the last transaction in the log now."""
+    place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
+    transactions = Transactions(LogPosition(anchor))
+    stream = open_stream(reader, place, options, 0, follow=False)
+    try:
+        while not stream.ended:
+            for events in stream.take(_FIRST_S):
+                for _ in transactions.take(events):
+                    pass
+    finally:
+        stream.close()
+    return transactions.position.ts
 
 
 def _gtids(session: Session) -> str:

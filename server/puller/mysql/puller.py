@@ -21,7 +21,7 @@ from server.puller.mysql.anchors import EVERY_S, Anchors
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.ddl_changes import DdlChanges
-from server.puller.mysql.errors import MySqlUnavailableError, ServerIdTakenError, TornTransactionError
+from server.puller.mysql.errors import MySqlUnavailableError, ServerIdTakenError, TornTransactionError, XaUnknownError
 from server.puller.mysql.heartbeat import Heart
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log import OpenLog, oldest, open_log
@@ -31,7 +31,7 @@ from server.puller.mysql.position import LogPosition
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.server_id import leased_server_id
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import LogBegins, Stated, Transactions
+from server.puller.mysql.transactions import LogBegins, Stated, Transactions, Unprepared
 from server.puller.source import Catalog, Rows
 from server.puller.table import SourceTable
 from storage.meta.meta import Meta
@@ -171,6 +171,8 @@ class LogPuller:
                 elif isinstance(item, Commits):
                     yield from self._rows.add(item)
                 elif item.commit_ts > self._start_ts:
+                    if isinstance(item, Unprepared):
+                        raise _unknown(item)
                     yield item
         self._resolve()
 
@@ -213,6 +215,13 @@ class LogPuller:
         except asyncio.CancelledError:
             await asyncio.wait([calling])
             raise
+
+
+def _unknown(item: Unprepared) -> XaUnknownError:
+    return XaUnknownError(
+        f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the changefeed's log begins: its "
+        f"rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, then dump the tables anew"
+    )
 
 
 def _close_unwanted(opening: "asyncio.Future[OpenLog]") -> None:

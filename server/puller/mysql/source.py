@@ -12,12 +12,12 @@ from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.listener import LogListener
-from server.puller.mysql.log import present
+from server.puller.mysql.log import beginning
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.puller import LogPuller, Upstream
 from server.puller.mysql.tables import record_of
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.puller.uri import SourceUri
 from sink.mysql_mounter import MysqlMounter
 from storage.meta.meta import Meta
@@ -43,10 +43,9 @@ class MySqlSource:
 
     async def now(self) -> int:
         """See `Source.now`; keeps an anchor for it."""
-        anchor = await asyncio.to_thread(present, self._options)
-        anchors = Anchors(self._meta, self._changefeed)
-        await anchors.put(anchor)
-        return anchor.ts
+        anchor, ts = await asyncio.to_thread(beginning, self._options)
+        await Anchors(self._meta, self._changefeed).put(anchor)
+        return ts
 
     async def snapshot(self, ts: int) -> Sequence[TableRecord]:
         """See `Source.snapshot`: tables as they are now; what the log does to them after `ts` is found in the log."""
@@ -94,7 +93,8 @@ def mysql_table(record: TableRecord) -> SourceTable:
     if not table.primary_key:
         raise TableIneligibleError(f"{record.name} has neither a primary key nor a unique key over NOT NULL columns")
     try:
-        return SourceTable(record, Span(table.id, b"", b""), MysqlMounter(table, record.schema_name))
+        mounter = MysqlMounter(table, record.schema_name)
+        return SourceTable(record, Span(table.id, b"", b""), taken(record, mounter))
     except ColumnUnsupportedError as err:
         raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
 

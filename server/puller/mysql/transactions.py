@@ -44,11 +44,19 @@ class Stated:
 
 
 @dataclass(frozen=True, slots=True)
+class Unprepared:
+    """An XA transaction was committed that had been prepared before the place where the log began to be read."""
+
+    commit_ts: int
+    xid: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogBegins:
     """Another log file or another server begins: what it said of tables is no longer true."""
 
 
-Item: TypeAlias = Commits | Stated | LogBegins
+Item: TypeAlias = Commits | Stated | Unprepared | LogBegins
 
 
 @dataclass(slots=True)
@@ -195,9 +203,11 @@ class Transactions:
         elif kind is Kind.ROLLBACK:
             yield from self._end(events, mark, rows=False)
         elif kind is Kind.XA_COMMIT:
-            parts = self._prepared.pop(xid, [])
-            self._prepared_bytes -= sum(map(size_of, parts))
-            self._open.parts = [*parts, *self._open.parts]
+            parts = self._prepared.pop(xid, None)
+            if parts is None:
+                yield Unprepared(self._open.ts, xid)
+            self._prepared_bytes -= sum(map(size_of, parts or ()))
+            self._open.parts = [*(parts or ()), *self._open.parts]
             yield from self._end(events, mark)
         elif kind is Kind.XA_ROLLBACK:
             self._prepared_bytes -= sum(map(size_of, self._prepared.pop(xid, [])))

@@ -1,9 +1,15 @@
 """Rows of a real server's log reach the sorter's side as SELECT gives them, in commits of their transactions."""
 
 import datetime as dt
+import itertools
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
+from server.puller.mysql import log
+from server.puller.mysql.connection import Session
+from server.puller.mysql.errors import XaUnknownError
 from storage.meta.client import EtcdMeta
 from tests.integration.mysql.replica import Row, following
 from tests.mariadb import MariaDb, running_mariadb
@@ -151,3 +157,44 @@ async def test_other_tables_pass_by(mariadb: MariaDb, meta: EtcdMeta) -> None:
 def brief(changes: list[Row]) -> list[tuple[str, Any, Any]]:
     """Operation, key and value of each."""
     return [(change["_op"], change["id"], change["v"]) for change in changes]
+
+
+async def test_no_xa_transaction_is_prepared_before_the_start_and_committed_after_it(
+    mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are in the log before the place where the changefeed was made: the start waits for its end."""
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
+    mariadb.execute("XA START 'a'", "INSERT INTO t VALUES (1, 1)", "XA END 'a'", "XA PREPARE 'a'", database=name)
+    looks, prepared = itertools.count(), log._prepared
+
+    def look(session: Session) -> frozenset[tuple[object, ...]]:
+        found = prepared(session)
+        if next(looks) == 0:
+            assert found, "it is prepared when the place is taken"
+            mariadb.execute("INSERT INTO t VALUES (10, 1)", "XA COMMIT 'a'", database=name)
+        return found
+
+    monkeypatch.setattr(log, "_prepared", look)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        mariadb.execute("INSERT INTO t VALUES (2, 2)", database=name)
+        changes = await feed.seen(f"{name}.t", 1)
+    assert brief(changes) == [("insert", 2, 2)]
+
+
+async def test_what_is_prepared_for_long_before_the_start_is_told_when_it_commits(
+    mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_XA_WAIT_S", 0.2)
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
+    mariadb.execute("XA START 'b'", "INSERT INTO t VALUES (1, 1)", "XA END 'b'", "XA PREPARE 'b'", database=name)
+
+    async def follow() -> None:
+        async with following(mariadb.uri, meta, f"{name}.*") as feed:
+            mariadb.execute("XA COMMIT 'b'")
+            await feed.seen(f"{name}.t", 1)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await follow()
+    assert raised.group_contains(XaUnknownError, match="dump the tables")

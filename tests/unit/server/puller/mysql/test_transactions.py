@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.position import Anchor, LogPosition
-from server.puller.mysql.transactions import Stated, Transactions
+from server.puller.mysql.transactions import Stated, Transactions, Unprepared
 from storage.model.ts import compose
 from storage.mysql.event import EventType
 from tests.unit.storage.mysql.encode import event, events
@@ -188,3 +188,14 @@ def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> 
 def test_a_log_that_cannot_be_followed_is_refused(kind: EventType) -> None:
     with pytest.raises(LogDamagedError):
         taken(Transactions(LogPosition(Anchor(0, ""))), [event(kind, bytes(8))])
+
+
+def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
+    log = Log()
+    log.prepare(1000, 2)
+    began = len(log.parts)
+    log.finish(1001, commit=True)
+    rest = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts[began:]]))
+    assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [compose(1001 * 1000)]
+    whole = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts]))
+    assert not [item for item in whole if isinstance(item, Unprepared)]
