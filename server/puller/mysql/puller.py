@@ -219,8 +219,8 @@ class LogPuller:
 
 def _unknown(item: Unprepared) -> XaUnknownError:
     return XaUnknownError(
-        f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the changefeed's log begins: its "
-        f"rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, then dump the tables anew"
+        f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the changefeed's log begins: "
+        f"its rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, then dump the tables anew"
     )
 
 
