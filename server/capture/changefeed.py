@@ -57,6 +57,8 @@ class ChangefeedInfo:
     create_time: str
     rules: tuple[str, ...] = ()
     """The tables' filter, `server.capture.catalog.filter`."""
+    columns: tuple[str, ...] = ()
+    """What is taken of the tables, `server.capture.catalog.columns`."""
     from_snapshot: bool = False
     """Whether its tables were found in the source; else they were given."""
     ignore_ineligible: bool = False
@@ -85,7 +87,10 @@ class ChangefeedInfo:
 
     def to_json(self) -> bytes:
         """The value of its record."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        doc = asdict(self)
+        if not self.columns:
+            del doc["columns"]  # as captures read it that know of none
+        return json.dumps(doc, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, value: bytes) -> "ChangefeedInfo":
@@ -96,7 +101,7 @@ class ChangefeedInfo:
         """
         try:
             doc = json.loads(value)
-            for member in ("rules", "ignored"):
+            for member in ("rules", "columns", "ignored"):
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
             doc["state"] = State(doc["state"])

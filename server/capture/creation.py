@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter, exact_rules
 from server.capture.catalog.tables import Chosen, chosen_tables, eligible
 from server.capture.changefeed import ChangefeedInfo, check_id, check_sink_uri
@@ -25,6 +26,8 @@ class NewChangefeed:
     target_ts: int = 0
     tables: Sequence[tuple[str, str]] = ()
     rules: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    """Rules about columns, `server.capture.catalog.columns`."""
     ignore_ineligible: bool = False
 
     def records(self) -> tuple[TableRecord, ...]:
@@ -36,16 +39,18 @@ class NewChangefeed:
         check_id(self.id)
         check_sink_uri(self.sink_uri)
         TableFilter(self.rules)
+        ColumnRules(self.columns)
         if not (self.tables or self.rules):
             raise ParameterError("a changefeed needs tables: name them by --filter, or give their schemas by --tables")
         return tuple(TableRecord(schema_name, _document(text)) for schema_name, text in self.tables)
 
     async def chosen(self, source: Source, start_ts: int) -> Chosen:
         """Its tables as of `start_ts`; raises as `chosen_tables`."""
-        given, ignore = self.records(), self.ignore_ineligible
+        given, columns, ignore = self.records(), ColumnRules(self.columns), self.ignore_ineligible
         if not self.rules:
-            return eligible(source, given, ignore_ineligible=ignore)
-        return await chosen_tables(source, TableFilter(self.rules), start_ts, given, ignore_ineligible=ignore)
+            return eligible(source, given, columns=columns, ignore_ineligible=ignore)
+        rules = TableFilter(self.rules)
+        return await chosen_tables(source, rules, start_ts, given, columns=columns, ignore_ineligible=ignore)
 
     def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
         """Its record."""
@@ -59,6 +64,7 @@ class NewChangefeed:
             target_ts=self.target_ts,
             create_time=utc_now(),
             rules=(*self.rules, *exact_rules(taken)),
+            columns=tuple(self.columns),
             from_snapshot=bool(self.rules),
             ignore_ineligible=self.ignore_ineligible,
             ignored=chosen.ignored,

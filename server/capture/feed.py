@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange
 from server.capture.changefeed import ChangefeedInfo, State
@@ -114,5 +115,5 @@ class Feed:
 def _catalog(
     workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
 ) -> FeedCatalog:
-    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible)
+    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, ColumnRules(info.columns))
     return FeedCatalog(terms, source, history, start_ts, partial(workshop.records.schemas.append, info.id))

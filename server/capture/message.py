@@ -31,6 +31,7 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         target_ts=request.target_ts,
         tables=[(table.schema_name, table.table_info_json) for table in request.tables],
         rules=list(request.filter),
+        columns=list(request.columns),
         ignore_ineligible=request.ignore_ineligible_table,
     )
 
@@ -52,6 +53,7 @@ def message(feed: Feed) -> pb.Changefeed:
         tables=_tables(feed),
         source_uri=info.source_uri,
         filter=info.rules,
+        columns=info.columns,
         ignored_tables=info.ignored,
         schema_changes=_changes(feed),
         holding=_holding(feed),

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from server.capture import metrics
+from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import SchemaChange, by_id
 from server.capture.catalog.tables import chosen_tables
@@ -196,8 +197,9 @@ class Owner:
         info = feed.info.moved_to(State.NORMAL)
         if info.from_snapshot:
             taken = TableFilter(info.rules)
-            ignore = info.ignore_ineligible
-            tables = (await chosen_tables(feed.source, taken, start_ts, ignore_ineligible=ignore)).tables
+            columns, ignore = ColumnRules(info.columns), info.ignore_ineligible
+            chosen = await chosen_tables(feed.source, taken, start_ts, columns=columns, ignore_ineligible=ignore)
+            tables = chosen.tables
         else:
             tables = tuple(table.record for table in feed.tables)
         start = SchemaChange(start_ts, tables=by_id(tables))

@@ -61,6 +61,13 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         help="TiDB's table filter, such as 'shop.*' or "
         "'!shop.tmp_*'; the last rule that matches a table decides; may be given several times",
     )
+    create.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="TABLE=COLUMN,…",
+        help="which columns are taken of a table, such as 'shop.orders=id,name' or 'crm.*=*,!phone'; the key always is",
+    )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
     create.add_argument(
         "--ignore-ineligible-table", action="store_true", help="leave out tables that match, but cannot be replicated"
@@ -105,6 +112,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         tables=read_tables(arguments.tables) if arguments.tables else [],
         source_uri=arguments.source_uri,
         filter=arguments.filter,
+        columns=arguments.columns,
         ignore_ineligible_table=arguments.ignore_ineligible_table,
     )
     async with remote.capture() as channel:

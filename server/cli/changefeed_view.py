@@ -23,6 +23,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         "state": _state(changefeed),
         "error": _error(changefeed),
         "filter": list(changefeed.filter),
+        "columns": list(changefeed.columns),
         "ignored_tables": list(changefeed.ignored_tables),
         "tables": list(map(_table, changefeed.tables)),
         "ddls": list(map(_schema_change, changefeed.schema_changes)),

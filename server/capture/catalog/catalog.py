@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
+from server.capture.catalog.columns import ALL_COLUMNS, ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange, shortened
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
@@ -43,6 +44,7 @@ class Terms:
     changefeed: str
     filter: TableFilter
     ignore_ineligible: bool = False
+    columns: ColumnRules = ALL_COLUMNS
 
 
 class FeedCatalog:
@@ -86,7 +88,7 @@ class FeedCatalog:
         if not self.wants(record.schema_name, record.table_name):
             return None
         try:
-            return self._source.table(record)
+            return self._source.table(self._terms.columns.of(self._source.table(record)))
         except TableIneligibleError as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.errors import ParameterError, TableIneligibleError
 from server.puller.source import Source
@@ -24,13 +25,20 @@ class Chosen:
 
 
 async def chosen_tables(
-    source: Source, table_filter: TableFilter, ts: int, given: Sequence[TableRecord] = (), *, ignore_ineligible: bool
+    source: Source,
+    table_filter: TableFilter,
+    ts: int,
+    given: Sequence[TableRecord] = (),
+    *,
+    columns: ColumnRules,
+    ignore_ineligible: bool,
 ) -> Chosen:
     """The tables in `source` as of `ts` that the filter takes, and those given, which take the place of found ones.
 
     Raises:
         ParameterError: there is none, or one twice.
         TableIneligibleError: some cannot be replicated, by name.
+        ColumnRuleError: a rule about columns is about nothing there is.
     """
     names = {table.name for table in given}
     found = [
@@ -38,11 +46,13 @@ async def chosen_tables(
         for table in await source.snapshot(ts)
         if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
-    return eligible(source, (*given, *found), ignore_ineligible=ignore_ineligible)
+    return eligible(source, (*given, *found), columns=columns, ignore_ineligible=ignore_ineligible)
 
 
-def eligible(source: Source, records: Sequence[TableRecord], *, ignore_ineligible: bool) -> Chosen:
-    """Those that can be replicated; raises as `chosen_tables`."""
+def eligible(
+    source: Source, records: Sequence[TableRecord], *, columns: ColumnRules, ignore_ineligible: bool
+) -> Chosen:
+    """Those that can be replicated, with the columns that are taken of them; raises as `chosen_tables`."""
     tables: list[SourceTable] = []
     refused: dict[str, str] = {}
     for record in records:
@@ -55,7 +65,8 @@ def eligible(source: Source, records: Sequence[TableRecord], *, ignore_ineligibl
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         raise TableIneligibleError(f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table")
     _check_distinct(tables)
-    return Chosen(tuple(table.record for table in tables), tuple(sorted(refused)))
+    columns.check(tables)
+    return Chosen(tuple(map(columns.of, tables)), tuple(sorted(refused)))
 
 
 def _check_distinct(tables: Sequence[SourceTable]) -> None:

@@ -112,7 +112,7 @@ class DdlChanges:
         )
         definition = Definition(name, columns, found.key, found.engine, found.faults)
         record = record_of(definition, table_id if known else new_id(commit_ts, name))
-        return None if known is not None and known.record == record else record
+        return None if known is not None and known.record.whole == record else record
 
     def _taken(self, name: TableName, record: TableRecord) -> Sequence[SourceTable]:
         table = self._catalog.table(record)

@@ -13,6 +13,7 @@ from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
 from server.puller.pump.merge import Transaction
 from server.puller.table import SourceTable
 from sink.mounter import Mounter
+from sink.selected import whole_mounter
 from storage.model.span import Span
 from storage.tidb.mutation import TableMutations
 from storage.tidb.schema import TableInfo
@@ -104,5 +105,6 @@ def _mutations(transaction: Transaction) -> Sequence[binlog_pb2.TableMutation]:
 
 
 def _info(table: SourceTable) -> TableInfo:
-    assert isinstance(table.mounter, Mounter), "tables of TiDB are mounted by its mounter"
-    return table.mounter.table
+    mounter = whole_mounter(table.mounter)
+    assert isinstance(mounter, Mounter), "tables of TiDB are mounted by its mounter"
+    return mounter.table

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
 from sink.mounter import Mounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
@@ -48,7 +48,7 @@ def tidb_table(record: TableRecord) -> SourceTable:
         raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
     if not info.key_columns:
         raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
-    return SourceTable(record, _span(info), Mounter(info, record.schema_name))
+    return SourceTable(record, _span(info), taken(record, Mounter(info, record.schema_name)))
 
 
 def record_of(table: Table) -> TableRecord:

@@ -244,6 +244,7 @@ class Changefeed(_message.Message):
     IGNORED_TABLES_FIELD_NUMBER: _builtins.int
     SCHEMA_CHANGES_FIELD_NUMBER: _builtins.int
     HOLDING_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -270,6 +271,10 @@ class Changefeed(_message.Message):
 
     @_builtins.property
     def holding(self) -> Global___Holding: ...
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is taken of the tables, where it is not all."""
+
     def __init__(
         self,
         *,
@@ -288,10 +293,11 @@ class Changefeed(_message.Message):
         ignored_tables: _abc.Iterable[_builtins.str] | None = ...,
         schema_changes: _abc.Iterable[Global___SchemaChange] | None = ...,
         holding: Global___Holding | None = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,6 +315,7 @@ class CreateChangefeedRequest(_message.Message):
     SOURCE_URI_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     IGNORE_INELIGIBLE_TABLE_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -321,6 +328,10 @@ class CreateChangefeedRequest(_message.Message):
     def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """TiDB's table-filter rules; the tables are those that the source has at the start."""
 
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """`table rule=column,!column,…`: which columns are taken of the tables that the rule takes; the key always is."""
+
     def __init__(
         self,
         *,
@@ -332,10 +343,11 @@ class CreateChangefeedRequest(_message.Message):
         source_uri: _builtins.str = ...,
         filter: _abc.Iterable[_builtins.str] | None = ...,
         ignore_ineligible_table: _builtins.bool = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,6 @@ def test_records_of_version_0_1_0_stay_readable_and_their_tables_become_the_firs
 def test_records_are_written_as_ever():
     info = (GOLDEN / "info-0.2.0.json").read_bytes().strip()
     assert ChangefeedInfo.from_json(info).to_json() == info
+    selecting = replace(ChangefeedInfo.from_json(info), columns=("shop.*=id",))
+    assert b'"columns":["shop.*=id"],' in selecting.to_json()
+    assert ChangefeedInfo.from_json(selecting.to_json()) == selecting

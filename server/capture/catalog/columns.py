@@ -1,0 +1,134 @@
+"""Which columns of its tables a changefeed takes: TiCDC's column selectors. Pure.
+
+    rule     = table '=' column ( ',' column )*          shop.orders=id,name        crm.*=*,!phone,!mail_?
+    column   = [ '!' ] name with * and ?
+
+`table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of its columns the last
+that matches: `!` leaves it out, and what none matches is left out, too. The key is always in. Case does not matter.
+A rule that meets no table, or a name that meets no column, is refused at the creation: it would let through what it
+was to leave out.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from typing import Final
+
+from server.capture.catalog.filter import TableFilter
+from server.puller.table import SourceTable, TableRecord
+from sink.change_columns import META_FIELDS
+from sink.selected import whole_mounter
+from storage.model.errors import InvalidError
+
+RULES_MAX: Final = 1024
+_RULE: Final = re.compile(r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL)
+_WILDCARD: Final = re.compile(r"[*?]")
+
+
+class ColumnRuleError(InvalidError):
+    """A rule about columns cannot be used."""
+
+    code = "ErrColumnRuleInvalid"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    text: str
+    takes: bool
+    matches: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    text: str
+    tables: TableFilter
+    columns: tuple[_Pattern, ...]
+    """The last one first."""
+
+    def takes(self, column: str) -> bool:
+        return next((each.takes for each in self.columns if each.matches.fullmatch(column)), False)
+
+
+@dataclass(frozen=True)
+class ColumnRules:
+    """The rules of one changefeed; none takes all columns of all tables."""
+
+    texts: Sequence[str] = ()
+    _rules: list[_Rule] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read the rules.
+
+        Raises:
+            ColumnRuleError, FilterRuleError: one cannot be read, or there are too many.
+        """
+        if len(self.texts) > RULES_MAX:
+            raise ColumnRuleError(f"there are at most {RULES_MAX} rules about columns, not {len(self.texts)}")
+        object.__setattr__(self, "_rules", [_rule(text) for text in self.texts])
+
+    def of(self, table: SourceTable) -> TableRecord:
+        """A table's record, with the columns that are taken of it; as it is where no rule is about it."""
+        rule = self._about(table)
+        if rule is None:
+            return table.record
+        return table.record.selecting([column for column in _columns(table) if rule.takes(column)])
+
+    def check(self, tables: Sequence[SourceTable]) -> None:
+        """See that every rule meets a table, and every name a column of each of its tables.
+
+        Raises:
+            ColumnRuleError: with the names there are.
+        """
+        by_rule = [(rule, [table for table in tables if self._about(table) is rule]) for rule in self._rules]
+        for rule, mine in by_rule:
+            if not mine:
+                raise ColumnRuleError(f"the rule {rule.text!r} about columns decides of no table of the changefeed")
+            for table in mine:
+                _check_names(rule, table)
+
+    def _about(self, table: SourceTable) -> _Rule | None:
+        record = table.record
+        found = (rule for rule in self._rules if rule.tables.takes(record.schema_name, record.table_name))
+        return next(found, None)
+
+
+ALL_COLUMNS: Final = ColumnRules()
+
+
+def _check_names(rule: _Rule, table: SourceTable) -> None:
+    columns = _columns(table)
+    for each in rule.columns:
+        if not _WILDCARD.search(each.text) and not any(map(each.matches.fullmatch, columns)):
+            raise ColumnRuleError(
+                f"the rule {rule.text!r}: {table.name} has no column {each.text!r}; it has {', '.join(columns)}"
+            )
+    left_out = [column for column in table.mounter.key_columns if any(_names(each, column) for each in rule.columns)]
+    if left_out:
+        raise ColumnRuleError(
+            f"the rule {rule.text!r} leaves out {', '.join(left_out)} of {table.name}, which tell its rows apart; "
+            "the key is always taken"
+        )
+
+
+def _names(pattern: _Pattern, column: str) -> bool:
+    """Whether it leaves out just this column, by its name."""
+    return not pattern.takes and not _WILDCARD.search(pattern.text) and bool(pattern.matches.fullmatch(column))
+
+
+def _columns(table: SourceTable) -> list[str]:
+    return list(whole_mounter(table.mounter).schema.names[len(META_FIELDS) :])
+
+
+def _rule(text: str) -> _Rule:
+    found = _RULE.fullmatch(text)
+    names = [part.strip() for part in found[2].split(",")] if found else []
+    if found is None or not all(name.removeprefix("!") for name in names) or found[1].strip().startswith("!"):
+        raise ColumnRuleError(f"the rule {text!r} about columns is not of the form SCHEMA.TABLE=COLUMN,!COLUMN,…")
+    return _Rule(text, TableFilter((found[1],)), tuple(map(_pattern, reversed(names))))
+
+
+def _pattern(text: str) -> _Pattern:
+    name = text.removeprefix("!")
+    pattern = translate(name.replace("[", "[[]"))
+    return _Pattern(name, not text.startswith("!"), re.compile(pattern, re.IGNORECASE))

@@ -1,0 +1,105 @@
+"""Rules about columns: what is taken of which table, and what is refused before anything leaks."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.capture.catalog.columns import RULES_MAX, ColumnRuleError, ColumnRules
+from server.capture.catalog.filter import FilterRuleError
+from server.puller.mysql.source import mysql_table
+from server.puller.table import SourceTable, TableRecord
+from sink.selected import SelectedMounter, whole_mounter
+from storage.model.event import INSERT, RAW_SCHEMA
+from storage.mysql.schema import Column, Table
+from storage.mysql.types import Type
+
+NAMES = ("id", "name", "Phone", "mail_home", "mail_work")
+
+
+def record(name: str = "orders", names: tuple[str, ...] = NAMES) -> TableRecord:
+    columns = tuple(Column(name=each, type=Type.LONG, nullable=each != names[0]) for each in names)
+    return TableRecord("shop", Table(7, name, columns, names[:1]).to_doc())
+
+
+def table(name: str = "orders", names: tuple[str, ...] = NAMES) -> SourceTable:
+    return mysql_table(record(name, names))
+
+
+def taken(*rules: str, name: str = "orders") -> list[str]:
+    found = mysql_table(ColumnRules(rules).of(table(name)))
+    return found.mounter.schema.names[4:]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([], list(NAMES)),
+        (["shop.orders=name"], ["id", "name"]),
+        (["shop.orders=phone , name"], ["id", "name", "Phone"]),
+        (["shop.*=*,!mail_*"], ["id", "name", "Phone"]),
+        (["shop.*=*,!mail_*,mail_work"], ["id", "name", "Phone", "mail_work"]),
+        (["shop.other=id", "shop.*=name"], ["id", "name"]),
+        (["shop.*=name", "shop.orders=*"], ["id", "name"]),
+        (['"shop"."orders"=name'], ["id", "name"]),
+        (["/^(shop|x=y)$/.orders=name"], ["id", "name"]),
+        (["crm.*=name"], list(NAMES)),
+    ],
+)
+def test_the_first_rule_about_a_table_decides_and_the_last_of_its_columns(
+    rules: list[str], expected: list[str]
+) -> None:
+    assert taken(*rules) == expected
+
+
+@pytest.mark.parametrize("rule", ["shop.orders", "shop.orders=", "=a", "!shop.*=a", "shop.orders=a,,b", "shop.*=!"])
+def test_rules_of_another_form_are_refused(rule: str) -> None:
+    with pytest.raises(ColumnRuleError, match=r"SCHEMA\.TABLE=COLUMN"):
+        ColumnRules([rule])
+    with pytest.raises(FilterRuleError):
+        ColumnRules(["orders=a"])
+    with pytest.raises(ColumnRuleError, match="at most"):
+        ColumnRules(["a.b=c"] * (RULES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (["shop.typo=name"], "decides of no table"),
+        (["shop.*=*", "shop.orders=name"], "'shop.orders=name' about columns decides of no table"),
+        (["shop.orders=*,!phoen"], "no column 'phoen'; it has id, name, Phone"),
+        (["shop.orders=*,!ID"], "leaves out id of shop.orders, which tell its rows apart"),
+    ],
+)
+def test_a_rule_that_would_let_through_what_it_was_to_leave_out_is_refused(rules: list[str], said: str) -> None:
+    with pytest.raises(ColumnRuleError, match=said):
+        ColumnRules(rules).check([table()])
+    ColumnRules(["shop.*=*,!mail_*"]).check([table(), table("bare", ("id", "n"))])
+
+
+def test_a_record_says_what_is_taken_and_reads_as_before_without_it() -> None:
+    chosen = ColumnRules(["shop.*=name"]).of(table())
+    assert chosen.selected == ["name"]
+    assert chosen.whole == record()
+    assert chosen != record()
+    assert TableRecord("shop", dict(chosen.table_info)) == chosen, "a rule applied twice changes nothing"
+    assert ColumnRules(["shop.*=name"]).of(mysql_table(chosen)) == chosen
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.lists(st.tuples(*[st.integers(0, 255)] * len(NAMES)), max_size=5))
+def test_rows_have_the_values_of_the_whole_row_in_fewer_columns(chosen: set[str], rows: list[tuple[int, ...]]) -> None:
+    whole = table()
+    cut = SelectedMounter(whole.mounter, chosen)
+    values = [b"\0" + b"\0" + b"".join(number.to_bytes(4, "little") for number in row) for row in rows]
+    columns: list[Any] = [[5] * len(rows), [4] * len(rows), [INSERT] * len(rows), values, values, [None] * len(rows)]
+    raw = pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, RAW_SCHEMA, strict=True)], schema=RAW_SCHEMA
+    )
+    assert cut.mount(raw).to_pydict() == {
+        name: column for name, column in whole.mounter.mount(raw).to_pydict().items() if name in cut.schema.names
+    }
+    assert set(cut.schema.names[4:]) == {"id", *chosen}
+    assert cut.split(raw) is raw
+    assert whole_mounter(cut) is whole_mounter(whole.mounter)
