@@ -17,7 +17,7 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.puller import LogPuller, Upstream
 from server.puller.mysql.tables import record_of
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.puller.uri import SourceUri
 from sink.mysql_mounter import MysqlMounter
 from storage.meta.meta import Meta
@@ -93,7 +93,8 @@ def mysql_table(record: TableRecord) -> SourceTable:
     if not table.primary_key:
         raise TableIneligibleError(f"{record.name} has neither a primary key nor a unique key over NOT NULL columns")
     try:
-        return SourceTable(record, Span(table.id, b"", b""), MysqlMounter(table, record.schema_name))
+        mounter = MysqlMounter(table, record.schema_name)
+        return SourceTable(record, Span(table.id, b"", b""), taken(record, mounter))
     except ColumnUnsupportedError as err:
         raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
 
