@@ -24,8 +24,10 @@ _COLUMNS = (
     ("BYTES", "bytes_done"),
     ("ROWS/S", "rows_per_second"),
     ("ETA", "eta"),
+    ("VERIFIED", "verified"),
     ("ERROR", "error"),
 )
+_NOT_OF_ALL = ("priority", "verified", "error")
 _NUMBER = re.compile(r"-?\d{1,6}")
 _VERBS = (
     ("dumppause", "PauseDump", pb.PauseDumpRequest, "read no more chunks until it is resumed"),
@@ -56,6 +58,9 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     )
     start.add_argument(
         "--where", action="append", default=[], metavar="SCHEMA.TABLE=CONDITION", help="only rows for which it is true"
+    )
+    start.add_argument(
+        "--verify", action="store_true", help="compare each chunk with sums of the server; read it again if they differ"
     )
     _add_pace(start, 0)
     start.set_defaults(command=start_dump)
@@ -94,6 +99,7 @@ async def start_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
         bytes_per_second_max=arguments.bytes_per_second,
         parallel=arguments.parallel,
         priority=dict(map(_priority, arguments.priority)),
+        verify=arguments.verify,
     )
     async with remote.capture() as channel:
         return _output(await DumpServiceStub(channel).StartDump(request, timeout=CALL_S))
@@ -142,18 +148,23 @@ def _count(text: str) -> int:
 
 def _output(answer: Any) -> Output:
     dump = answer.dump
-    rows = [_shown(each) for each in answer.status]
+    rows = [_shown(each) | {"verified": _verified(each) if dump.verify else ""} for each in answer.status]
     done = f"{dump.tables_done} of {dump.tables_known} tables done"
     failed = f", {dump.tables_failed} failed" if dump.tables_failed else ""
     head = f"dump {dump.job_id} of {dump.changefeed_id}: {dump.state}, {done}{failed}"
     if len(rows) > 1:
         is_done = dump.tables_done == dump.tables_known
         rows.append(
-            {**_shown(dump, is_done=is_done), "table": "(all)", "state": dump.state, "priority": "", "error": ""}
+            {**_shown(dump, is_done=is_done), "table": "(all)", "state": dump.state, **dict.fromkeys(_NOT_OF_ALL, "")}
         )
     return Output(
         plain(dump) | {"status": [plain(each) for each in answer.status]}, shown=f"{head}\n{table(rows, _COLUMNS)}"
     )
+
+
+def _verified(each: Any) -> str:
+    repaired = f", {each.chunks_repaired} repaired" if each.chunks_repaired else ""
+    return f"{each.chunks_verified} of {each.chunks_done} chunks{repaired}"
 
 
 def _shown(each: Any, *, is_done: bool = False) -> dict[str, Any]:

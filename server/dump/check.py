@@ -20,14 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.dump.check_value import Canonical, canonical, crc32s
-from server.dump.chunk import ChunkQuery, quoted, selected
-from server.dump.progress import Range
+from server.dump.chunk import UNSIGNED, ChunkQuery, quoted, selected
+from server.dump.progress import Cell, Cursor, Range
+from storage.model.errors import CorruptError
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.binary_row import BinaryShape, binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.key import key_columns
 from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.types import INTEGERS, Type
 
 FACTOR: Final = 2_654_435_761
 _DIGEST: Final = Column(name="digest", type=Type.LONGLONG, unsigned=True, nullable=False)
@@ -138,6 +139,24 @@ class Check:
         return self._query.of(after=part.after is not None, until=part.until is not None)
 
 
+class DumpChunkDiffersError(CorruptError):
+    """What was decoded of a chunk is not what the server has, twice."""
+
+    code = "ErrDumpChunkDiffers"
+
+    @classmethod
+    def of(cls, table: str, doubt: Doubt, keys: pa.Array) -> "DumpChunkDiffersError":
+        """The chunk of a doubt, with the keys that nothing explains."""
+        shown = ", ".join(key.hex() for key in keys.slice(0, 3).to_pylist())
+        after, until = (shown_cursor(each) for each in (doubt.part.after, doubt.part.until))
+        return cls(
+            f"rows of {table} with keys in ({after}, {until}] are not as the server has them, also when read again: "
+            f"read {doubt.ours}; the server has {doubt.theirs}; {len(keys)} keys differ: {shown}, … (stored bytes). "
+            "Nothing of it was delivered. If a condition depends on more than the row, correct it; else report this, "
+            "and dump the table without --verify, or leave it out"
+        )
+
+
 class Repairs:
     """Which keys of a table's chunks differed: such a chunk is read again once. Pure."""
 
@@ -157,6 +176,18 @@ def _content(rows: pa.Array) -> tuple[Bytes, npt.NDArray[np.int64]]:
     _, offsets, content = rows.buffers()
     begin = np.frombuffer(offsets, np.int32)[rows.offset : rows.offset + len(rows)].astype(np.int64)
     return Bytes(np.concatenate([np.frombuffer(content, np.uint8), np.zeros(PAD_BYTES, np.uint8)])), begin + 1
+
+
+def shown_cursor(cursor: Cursor | None) -> str:
+    """The values of a key as messages show them."""
+    return "" if cursor is None else ", ".join(map(_shown_cell, cursor))
+
+
+def _shown_cell(cell: Cell) -> str:
+    kind = cell.type & ~UNSIGNED
+    if kind in INTEGERS:
+        return str(int.from_bytes(cell.data, "little", signed=kind == cell.type))
+    return f"x'{cell.data.hex()}'"
 
 
 def unexplained(doubt: Doubt | None, changed: Sequence[pa.Array]) -> pa.Array | None:

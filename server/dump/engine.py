@@ -155,6 +155,7 @@ class DumpEngine:
         return job
 
     def _retry_failed(self) -> None:
+        self._listener.retry()
         with self._listener.looking():
             self._paces.clear()
             for dump in self._listener.all_dumps():
@@ -245,7 +246,7 @@ class DumpEngine:
                 query = await self._call(server.query, table, job.where.get(table.name, ""))
                 pace = self._paces[pick.table_id] = _Pace(version, query, ChunkSize())
             pace.begin(pick.epoch)
-            taken = await self._call(self._read_by_one, server, pick, pace)
+            taken = await self._call(self._read_by_one, job, server, pick, pace)
         except MySqlUnavailableError as err:
             return err
         except (InvalidError, CorruptError) as err:
@@ -255,12 +256,10 @@ class DumpEngine:
         pace.size.took(taken.chunk.read.rows, taken.bytes, taken.seconds)
         return taken
 
-    def _read_by_one(self, server: Server, pick: _Pick, pace: _Pace) -> Taken:
-        reader = server.reader()
+    def _read_by_one(self, job: Job, server: Server, pick: _Pick, pace: _Pace) -> Taken:
+        reader, ahead = server.reader(), (pick.place, pick.part, pick.epoch)
         try:
-            return reader.read(
-                pick.table_id, pace.version, pace.query, pick.place, pick.part, pick.epoch, pace.size.rows
-            )
+            return reader.read(pick.table_id, pace.version, pace.query, *ahead, pace.size.rows, verify=job.verify)
         finally:
             server.done(reader)
 

@@ -41,6 +41,8 @@ class Job:
     bytes_per_s: int = 0
     parallel: int = 4
     """How many chunks are read at a time."""
+    verify: bool = False
+    """Each chunk is compared with sums of the server."""
     attempt: int = 0
     """Grows each time it is resumed: tables that have failed are tried again."""
 
@@ -78,6 +80,7 @@ class Job:
                 rows_per_s=int(doc["rows_per_s"]),
                 bytes_per_s=int(doc["bytes_per_s"]),
                 parallel=int(doc["parallel"]),
+                verify=bool(doc.get("verify", False)),
                 attempt=int(doc["attempt"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as err:
@@ -85,7 +88,7 @@ class Job:
 
     def to_json(self) -> bytes:
         """The document in the metadata."""
-        doc = {
+        doc: dict[str, Any] = {
             "id": self.id,
             "state": self.state,
             "tables": list(self.tables),
@@ -96,6 +99,8 @@ class Job:
             "parallel": self.parallel,
             "attempt": self.attempt,
         }
+        if self.verify:  # else the same bytes as before there was such a thing: who changes a job compares them
+            doc["verify"] = True
         return json.dumps(doc, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pyarrow as pa
+import structlog
 
 from server.dump import metrics
+from server.dump.check import DumpChunkDiffersError, Repairs
 from server.dump.progress import TableDump, TableProgress, TableState
-from server.dump.window import Chunk, Windows
+from server.dump.window import Chunk, Closed, Windows
 from server.puller.source import TableChange
 from server.puller.table import SourceTable
 from storage.model.span import Span
+
+_log = structlog.get_logger(__name__)
 
 
 class DumpListener:
@@ -26,6 +30,7 @@ class DumpListener:
         self._windows = Windows()
         self._tables = {table.span.table_id: table for table in tables}
         self._dumps: dict[int, TableDump] = {}
+        self._repairs: dict[int, Repairs] = {}
         self.on_news: Callable[[], None] = lambda: None
         """Called by the log's thread when a window has closed or a table is another one."""
 
@@ -48,9 +53,10 @@ class DumpListener:
             for each in closed:
                 dump = self._dumps.get(each.chunk.table_id)
                 if dump is None or each.rows is None:
-                    self._again(each.chunk)
+                    self._reread(each)
                 elif dump.closed(each.chunk.read, commit_ts):
                     found.append((self._tables[each.chunk.table_id].span, each.rows))
+                    metrics.VERIFIED.inc(each.chunk.read.checked)
                     metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
         self.on_news()
         return [(span, rows) for span, rows in found if rows.num_rows]
@@ -109,6 +115,7 @@ class DumpListener:
         with self._lock:
             assert not len(self._windows), "rounds of another job"
             self._dumps = dict(dumps)
+            self._repairs.clear()
 
     def add(self, table_id: int, dump: TableDump) -> None:
         """One more table."""
@@ -140,13 +147,33 @@ class DumpListener:
             for chunk in chunks:
                 self._again(chunk)
 
-    def _again(self, chunk: Chunk) -> None:
+    def retry(self) -> None:
+        """Tables that have failed are tried again: their chunks may differ once more."""
+        with self._lock:
+            self._repairs.clear()
+
+    def _again(self, chunk: Chunk) -> bool:
         metrics.AGAIN.inc()
-        if chunk.table_id in self._dumps:
-            self._dumps[chunk.table_id].again(chunk.read)
+        return chunk.table_id in self._dumps and self._dumps[chunk.table_id].again(chunk.read)
+
+    def _reread(self, closed: Closed) -> None:
+        """A chunk does not count; one that is not as the server has it is read again once."""
+        table_id, doubt, keys = closed.chunk.table_id, closed.chunk.doubt, closed.differing
+        if not self._again(closed.chunk) or doubt is None or keys is None:
+            return
+        metrics.DIFFERING.inc()
+        dump = self._dumps[table_id]
+        error = DumpChunkDiffersError.of(dump.durable.name, doubt, keys)
+        helps = self._repairs.setdefault(table_id, Repairs()).again(keys)
+        if helps:
+            dump.repaired()
+        else:
+            dump.moved_to(TableState.FAILED, str(error))
+        _log.error("chunk differs", changefeed=self._changefeed, read_again=helps, error=error.message)
 
     def _restart(self, table_id: int) -> None:
         dump = self._dumps.get(table_id)
+        self._repairs.pop(table_id, None)
         if dump is not None and not dump.durable.state.is_over:
             dump.restart(table_id)
 

@@ -8,5 +8,7 @@ REPLACED = Counter("tidemark_dump_replaced_rows_total", "Rows of chunks left out
 AGAIN = Counter(
     "tidemark_dump_chunks_again_total", "Chunks that must be read again: schema changes, faults, full windows"
 )
+VERIFIED = Counter("tidemark_dump_verified_chunks_total", "Chunks whose sums were those of the server")
+DIFFERING = Counter("tidemark_dump_differing_chunks_total", "Chunks that were not as the server has them")
 ROUND_SECONDS = Histogram("tidemark_dump_round_seconds", "From a low watermark written to its high watermark written")
 WINDOW_SECONDS = Histogram("tidemark_dump_window_seconds", "From a high watermark written until the log has passed it")

@@ -72,6 +72,10 @@ class TableProgress:
     """How fast it went lately."""
     rows_read: int = 0
     """Rows that were read, at the target or not; less again when chunks must be read again."""
+    chunks_verified: int = 0
+    """Of `chunks`: their sums were those of the server."""
+    chunks_repaired: int = 0
+    """Chunks that were read again as their sums were not."""
 
     @classmethod
     def parse(cls, doc: Mapping[str, Any]) -> Self:
@@ -95,6 +99,8 @@ class TableProgress:
                 high_ts=int(doc["high_ts"]),
                 rows_per_s=int(doc["rows_per_s"]),
                 rows_read=int(doc.get("rows_read", doc["rows"])),
+                chunks_verified=int(doc.get("chunks_verified", 0)),
+                chunks_repaired=int(doc.get("chunks_repaired", 0)),
             )
         except (KeyError, TypeError, ValueError) as err:
             raise CorruptError(f"not a dump's progress: {err!r}; restart the dump") from err
@@ -115,6 +121,8 @@ class TableProgress:
             "high_ts": self.high_ts,
             "rows_per_s": self.rows_per_s,
             "rows_read": self.rows_read,
+            "chunks_verified": self.chunks_verified,
+            "chunks_repaired": self.chunks_repaired,
         }
 
 
@@ -129,6 +137,8 @@ class Read:
     """Whether nothing of the range is behind it."""
     rows: int
     bytes: int
+    checked: bool = False
+    """It counts only if its sum is that of the server."""
 
 
 @dataclass(slots=True)
@@ -179,13 +189,15 @@ class TableDump:
         reading.unsettled.append((commit_ts, chunk))
         return True
 
-    def again(self, chunk: Read) -> None:
-        """It must be read again, and what was read behind it."""
+    def again(self, chunk: Read) -> bool:
+        """It must be read again, and what was read behind it; returns whether it was not set back before."""
         reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
         if reading is not None and chunk.epoch == reading.epoch:
             reading.epoch += 1
             reading.rows_ahead = sum(each.rows for _, each in reading.unsettled)
             self._ahead[chunk.place] = reading.closed or reading.at
+            return True
+        return False
 
     def settle(self, checkpoint_ts: int) -> bool:
         """Everything up to `checkpoint_ts` is at the target for good; returns whether `durable` has moved."""
@@ -200,6 +212,7 @@ class TableDump:
                     rows=self.durable.rows + chunk.rows,
                     bytes=self.durable.bytes + chunk.bytes,
                     chunks=self.durable.chunks + 1,
+                    chunks_verified=self.durable.chunks_verified + chunk.checked,
                     high_ts=max(self.durable.high_ts, commit_ts),
                     ranges=(*self.durable.ranges[:place], reading.at, *self.durable.ranges[place + 1 :]),
                 )
@@ -209,6 +222,10 @@ class TableDump:
         if self.durable.state is TableState.DUMPING and all(each.done for each in self.durable.ranges):
             self.durable = replace(self.durable, state=TableState.DONE)
         return self.durable != before
+
+    def repaired(self) -> None:
+        """A chunk is read again as its sum was not that of the server."""
+        self.durable = replace(self.durable, chunks_repaired=self.durable.chunks_repaired + 1)
 
     def moved_to(self, state: TableState, error: str = "") -> None:
         """The table is in another state."""

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from server.dump import watermark
+from server.dump.check import Check, Doubt
 from server.dump.chunk import ChunkQuery, last_row, quoted, split_ranges
 from server.dump.progress import Range, Read
 from server.dump.statement import Statement
@@ -115,9 +116,18 @@ class ChunkReader:
         self._statements: dict[str, Statement] = {}
 
     def read(
-        self, table_id: int, version: int, query: ChunkQuery, place: int, part: Range, epoch: int, limit: int
+        self,
+        table_id: int,
+        version: int,
+        query: ChunkQuery,
+        place: int,
+        part: Range,
+        epoch: int,
+        limit: int,
+        *,
+        verify: bool = False,
     ) -> Taken:
-        """Read the next rows of a range.
+        """Read the next rows of a range; to `verify` compare them with sums of the server, too.
 
         Raises:
             MySqlStatementError, MySqlPrivilegeError: the server refuses; CorruptError: the table has other columns now.
@@ -125,16 +135,29 @@ class ChunkReader:
         """
         began = time.monotonic()
         sql = query.sql(after=part.after is not None, until=part.until is not None)
+        rows = self._statement(sql).rows(query.parameters(part, limit))
+        count = len(rows)
+        last = query.cursor(last_row(rows)) if count else None
+        read = Read(place, epoch, last, count < limit, count, rows.nbytes, verify)
+        keys = keys_of(query.table, rows)
+        doubt = self._doubt(query, Range(part.after, part.until if read.ends else last), keys, rows) if verify else None
+        return Taken(Chunk(table_id, version, read, keys, rows, doubt), rows.nbytes, time.monotonic() - began)
+
+    def _doubt(self, query: ChunkQuery, part: Range, keys: pa.Array, rows: pa.Array) -> Doubt | None:
+        """What of the rows of a range is not as the server has it now."""
+        check, bounds = Check(query), query.bounds(part)
+        ours = check.ours(keys, rows)
+        total = check.total(self._statement(check.total_sql(part)).rows(bounds))
+        if total == ours.total:
+            return None
+        differing = ours.differing(check.theirs(self._statement(check.rows_sql(part)).rows(bounds)))
+        return Doubt(part, differing, ours.total, total) if len(differing) else None
+
+    def _statement(self, sql: str) -> Statement:
         if sql not in self._statements:
             self._forget_many()
             self._statements[sql] = Statement(self._session, sql)
-        rows = self._statements[sql].rows(query.parameters(part, limit))
-        count = len(rows)
-        last = query.cursor(last_row(rows)) if count else None
-        read = Read(place, epoch, last, count < limit, count, rows.nbytes)
-        return Taken(
-            Chunk(table_id, version, read, keys_of(query.table, rows), rows), rows.nbytes, time.monotonic() - began
-        )
+        return self._statements[sql]
 
     def _forget_many(self) -> None:
         while len(self._statements) >= 64:

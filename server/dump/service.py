@@ -41,6 +41,10 @@ class DumpService:
             raise DumpUnsupportedError(
                 "tables of the cluster are read from the store, which knows no SQL: leave the conditions out"
             )
+        if request.verify and not asked.scheme:
+            raise DumpUnsupportedError(
+                "the store sums no rows: leave --verify out, and compare the lake by tidemark cli verify"
+            )
         asked.check(wanted)
         if before is not None and replace(wanted, id=before.id, attempt=before.attempt) == before:
             wanted = before  # the same once more
@@ -137,6 +141,7 @@ def _job(request: pb.StartDumpRequest) -> Job:
         rows_per_s=request.rows_per_second_max,
         bytes_per_s=request.bytes_per_second_max,
         parallel=_checked(request.parallel or Job("").parallel),
+        verify=request.verify,
     )
 
 

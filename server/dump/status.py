@@ -51,6 +51,7 @@ def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress]) -> 
         tables_known=len(tables),
         tables_done=done,
         tables_failed=failed,
+        verify=job.verify,
     )
 
 
@@ -86,6 +87,8 @@ def _table(changefeed: str, job: Job, each: TableProgress, foremost: int) -> pb.
         high_ts=each.high_ts,
         rows_read=each.rows_read,
         priority=priority,
+        chunks_verified=each.chunks_verified,
+        chunks_repaired=each.chunks_repaired,
     )
 
 

@@ -7,7 +7,8 @@ in between may be older or newer than that change, so the log's are taken; the o
 come with its commit_ts. Invariants:
 1. A row of a chunk is given at most once, and only if the log, low to high, has no image with exactly its key.
 2. A chunk is given only if its table has the columns at the high watermark with which it was read.
-3. Watermarks that are not of a round under way (of another process, of one that was given up) change nothing.
+3. A chunk that was checked is given only if each row that the log, low to high, did not change is the server's.
+4. Watermarks that are not of a round under way (of another process, of one that was given up) change nothing.
 Pure; called in the order of the log, by one thread at a time.
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from server.dump.check import Doubt, unexplained
 from server.dump.progress import Read
 from storage.model.event import INSERT, RAW_SCHEMA
 
@@ -40,14 +42,17 @@ class Chunk:
     """Where in the table it was read."""
     keys: pa.Array
     values: pa.Array
+    doubt: Doubt | None = None
+    """Which rows were not the server's, if it was checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A chunk whose window has closed; `rows` None: it must be read again."""
+    """A chunk whose window has closed; `rows` None: it must be read again; `differing` keys have other rows."""
 
     chunk: Chunk
     rows: pa.RecordBatch | None
+    differing: pa.Array | None = None
 
 
 @dataclass(slots=True)
@@ -116,16 +121,19 @@ class Windows:
         lost: list[Closed] = []
         while (first := self._rounds.popleft()).high != unique_identifier:  # its high watermark was never written
             lost += [Closed(chunk, None) for chunk in first.chunks]
-        return lost + [Closed(chunk, self._rows(first, chunk, commit_ts)) for chunk in first.chunks]
+        return lost + [self._closed(first, chunk, commit_ts) for chunk in first.chunks]
 
-    def _rows(self, closed: _Round, chunk: Chunk, commit_ts: int) -> pa.RecordBatch | None:
+    def _closed(self, closed: _Round, chunk: Chunk, commit_ts: int) -> Closed:
         if not closed.is_open or closed.overflown or chunk.version != self.version(chunk.table_id):
-            return None
-        changed = closed.changed.get(chunk.table_id)
+            return Closed(chunk, None)
+        changed = closed.changed.get(chunk.table_id, [])
+        differing = unexplained(chunk.doubt, changed)
+        if differing is not None:
+            return Closed(chunk, None, differing)
         if not changed:
-            return inserts(chunk.keys, chunk.values, commit_ts)
+            return Closed(chunk, inserts(chunk.keys, chunk.values, commit_ts))
         kept = pc.invert(pc.is_in(chunk.keys, value_set=pa.concat_arrays(changed)))
-        return inserts(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts)
+        return Closed(chunk, inserts(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts))
 
 
 def inserts(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:

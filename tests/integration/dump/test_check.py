@@ -23,9 +23,9 @@ from tests.integration.mysql.test_rows import COLUMNS, ROWS
 from tests.mariadb import MariaDb
 
 MORE = """, zi INT(9) ZEROFILL, zd DECIMAL(10,3) ZEROFILL, d10 DECIMAL(10,9), dneg DECIMAL(5,2),
-cp CHAR(4) CHARACTER SET cp1251, u32t VARCHAR(5) CHARACTER SET utf32, le VARCHAR(5) CHARACTER SET utf16le, kr VARCHAR(5) CHARACTER SET euckr,
-es ENUM(',', '-', 'x,1:') CHARACTER SET latin1, ls SET('ä', ':') CHARACTER SET latin1, dz DOUBLE, fz FLOAT,
-`odd ``name?%s` VARCHAR(9)"""
+cp CHAR(4) CHARACTER SET cp1251, u32t VARCHAR(5) CHARACTER SET utf32, le VARCHAR(5) CHARACTER SET utf16le,
+kr VARCHAR(5) CHARACTER SET euckr, es ENUM(',', '-', 'x,1:') CHARACTER SET latin1,
+ls SET('ä', ':') CHARACTER SET latin1, dz DOUBLE, fz FLOAT, `odd ``name?%s` VARCHAR(9)"""
 MORE_ROWS = [
     {
         "zi": 5,

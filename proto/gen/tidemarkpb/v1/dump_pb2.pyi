@@ -38,6 +38,8 @@ class DumpStatus(_message.Message):
     HIGH_TS_FIELD_NUMBER: _builtins.int
     ROWS_READ_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CHUNKS_VERIFIED_FIELD_NUMBER: _builtins.int
+    CHUNKS_REPAIRED_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     state: _builtins.str
     """waiting, dumping, done, failed, dropped"""
@@ -59,6 +61,10 @@ class DumpStatus(_message.Message):
     rows_read: _builtins.int
     """read so far, at the target or not yet"""
     priority: _builtins.int
+    chunks_verified: _builtins.int
+    """of chunks_done: their sums were those of the server"""
+    chunks_repaired: _builtins.int
+    """read again, as their sums were not"""
     def __init__(
         self,
         *,
@@ -76,10 +82,12 @@ class DumpStatus(_message.Message):
         high_ts: _builtins.int = ...,
         rows_read: _builtins.int = ...,
         priority: _builtins.int = ...,
+        chunks_verified: _builtins.int = ...,
+        chunks_repaired: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "state", b"state", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "chunks_repaired", b"chunks_repaired", "chunks_verified", b"chunks_verified", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "state", b"state", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -150,6 +158,7 @@ class Dump(_message.Message):
     TABLES_KNOWN_FIELD_NUMBER: _builtins.int
     TABLES_DONE_FIELD_NUMBER: _builtins.int
     TABLES_FAILED_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     job_id: _builtins.str
     state: _builtins.str
@@ -170,6 +179,7 @@ class Dump(_message.Message):
     tables_known: _builtins.int
     tables_done: _builtins.int
     tables_failed: _builtins.int
+    verify: _builtins.bool
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -198,10 +208,11 @@ class Dump(_message.Message):
         tables_known: _builtins.int = ...,
         tables_done: _builtins.int = ...,
         tables_failed: _builtins.int = ...,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "eta_seconds", b"eta_seconds", "job_id", b"job_id", "parallel", b"parallel", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_per_second_max", b"rows_per_second_max", "rows_read", b"rows_read", "state", b"state", "tables", b"tables", "tables_done", b"tables_done", "tables_failed", b"tables_failed", "tables_known", b"tables_known", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "eta_seconds", b"eta_seconds", "job_id", b"job_id", "parallel", b"parallel", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_per_second_max", b"rows_per_second_max", "rows_read", b"rows_read", "state", b"state", "tables", b"tables", "tables_done", b"tables_done", "tables_failed", b"tables_failed", "tables_known", b"tables_known", "verify", b"verify", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,12 +269,15 @@ class StartDumpRequest(_message.Message):
     BYTES_PER_SECOND_MAX_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     rows_per_second_max: _builtins.int
     """0: as fast as the log lets it"""
     bytes_per_second_max: _builtins.int
     parallel: _builtins.int
     """chunks read at a time, at most 16; 0: 4"""
+    verify: _builtins.bool
+    """compare each chunk with sums of the server; read it again if they differ"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """patterns of `schema.table`; empty: all tables of the changefeed, also later ones"""
@@ -286,10 +300,11 @@ class StartDumpRequest(_message.Message):
         bytes_per_second_max: _builtins.int = ...,
         parallel: _builtins.int = ...,
         priority: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "parallel", b"parallel", "priority", b"priority", "rows_per_second_max", b"rows_per_second_max", "tables", b"tables", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "parallel", b"parallel", "priority", b"priority", "rows_per_second_max", b"rows_per_second_max", "tables", b"tables", "verify", b"verify", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """Progress, jobs and queries: documents survive, and say what docs/format/dump.md says."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -29,11 +30,13 @@ PROGRESS = st.builds(
     high_ts=st.integers(0),
     rows_per_s=st.integers(0),
     rows_read=st.integers(0),
+    chunks_verified=st.integers(0),
+    chunks_repaired=st.integers(0),
 )
 GOLDEN = (
     '{"name":"shop.t","table_id":7,"job":"j","state":"dumping","error":"","ranges":[{"after":[[8,"0500000000000000"]],'
     '"until":null,"done":false}],"rows":5,"bytes":50,"chunks":1,"rows_estimated":9,"high_ts":11,"rows_per_s":3,'
-    '"rows_read":8}'
+    '"rows_read":8,"chunks_verified":1,"chunks_repaired":2}'
 )
 
 
@@ -44,10 +47,10 @@ def test_progress_survives(progress: TableProgress) -> None:
 
 def test_the_documents_are_those_of_the_format() -> None:
     cursor = (Cell(8, (5).to_bytes(8, "little")),)
-    progress = TableProgress("shop.t", 7, "j", TableState.DUMPING, "", (Range(cursor),), 5, 50, 1, 9, 11, 3, 8)
+    progress = TableProgress("shop.t", 7, "j", TableState.DUMPING, "", (Range(cursor),), 5, 50, 1, 9, 11, 3, 8, 1, 2)
     assert json.dumps(progress.to_doc(), separators=(",", ":")) == GOLDEN
     assert parse_progress(GOLDEN.encode()) == progress
-    older = GOLDEN.replace(',"rows_read":8', "")
+    older = GOLDEN.replace(',"rows_read":8,"chunks_verified":1,"chunks_repaired":2', "")
     assert parse_progress(older.encode()).rows_read == 5, "as those before it were written"
     job = Job("j", tables=("shop.*",), where={"shop.t": "id > 1"}, priority={"shop.*": 2}, rows_per_s=5)
     assert job.to_json().decode() == (
@@ -56,6 +59,8 @@ def test_the_documents_are_those_of_the_format() -> None:
         '"parallel":4,"attempt":0}'
     )
     assert Job.parse(job.to_json()) == job
+    verified = replace(job, verify=True)
+    assert Job.parse(verified.to_json()) == verified
     assert Job.parse(job.to_json().replace(b'"priority":{"shop.*":2},', b"")).priority == {}, "as before there were any"
 
 
