@@ -99,8 +99,8 @@ def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
             time.sleep(_XA_LOOK_S)
         if left:
             _log.warning("XA transactions stay prepared: their rows must be dumped if they commit", count=len(left))
-        if log_end(session) == (anchor.file, anchor.position):
-            return anchor, anchor.ts
+        if (_gtids(session), *log_end(session)) == (anchor.gtids, anchor.file, anchor.position):
+            return anchor, anchor.ts  # nothing is behind it, nor between its GTIDs and its offset
         reader = log_in_to(session.address, options)
     return anchor, _ts_at_end(reader, anchor, options)
 
