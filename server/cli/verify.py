@@ -1,8 +1,10 @@
 """`tidemark cli verify`: exit status 0 the lake equals its upstream, 1 it differs, 2 they could not be compared."""
 
 import argparse
+import dataclasses
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from server.cli.output import Output
@@ -14,7 +16,8 @@ from storage.meta.client import open_meta
 from storage.model.errors import TidemarkError
 
 if TYPE_CHECKING:
-    from server.verify.verify import Report, TableReport
+    from server.verify.comparison import TableReport
+    from server.verify.verify import Report
 
 EQUAL, DIFFERS, FAILED = 0, 1, 2
 _EVERY_S = 5.0
@@ -30,6 +33,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--repair", action="store_true", help="write rows that differ anew; the lake's job must be stopped"
     )
+    command.add_argument("--dry-run", action="store_true", help="only say what --repair would do")
     command.add_argument("--limit", type=int, default=1000, help="differences told per table (default: %(default)s)")
     command.set_defaults(command=run_verify)
 
@@ -38,6 +42,8 @@ async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Compare, and tell the first differences."""
     if arguments.repair and arguments.at is not None:
         return _failed("[TM:ErrVerifyUnsupported] only the newest cut can be repaired: leave out --at")
+    if arguments.dry_run and not arguments.repair:
+        return _failed("[TM:ErrVerifyUnsupported] --dry-run says what --repair would do: give both")
     try:
         report = await _compared(remote, arguments)
     except TidemarkError as err:
@@ -47,20 +53,22 @@ async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
         if ours is None or others is not None:
             raise
         return _failed(str(leaves(ours)[0]))
-    document = _document(report, arguments.limit)
-    return Output(document, shown=_shown(report), status=EQUAL if report.equal else DIFFERS)
+    return Output(_document(report), shown=_shown(report), status=EQUAL if report.equal else DIFFERS)
 
 
 async def _compared(remote: Remote, arguments: argparse.Namespace) -> "Report":
-    from server.verify.verify import Request, verify  # Spark's modules: no other command waits for them
+    from server.verify.comparison import Wish  # Spark's modules: no other command waits for them
+    from server.verify.upstream import Cluster
+    from server.verify.verify import Request, verify
 
-    request = Request(arguments.changefeed, arguments.table, arguments.at, arguments.repair)
+    wish = Wish(max(arguments.limit, 0), arguments.repair, arguments.dry_run)
+    request = Request(arguments.changefeed, arguments.table, arguments.at, wish)
     async with (
         remote.coordinator() as pd,
         open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta,
         KvClient.open(pd, remote.security) as kv,
     ):
-        return await verify(pd, kv, meta, request, _Told())
+        return await verify(Cluster(pd, kv, meta), request, _Told())
 
 
 class _Told:
@@ -80,39 +88,55 @@ def _failed(error: str) -> Output:
     return Output({"equal": None, "error": error}, shown="", status=FAILED)
 
 
-def _document(report: "Report", limit: int) -> dict[str, Any]:
+def _document(report: "Report") -> dict[str, Any]:
     return {
         "changefeed": report.changefeed,
         "cut": report.cut,
+        "mode": report.mode,
         "equal": report.equal,
-        "tables": [_table(table, limit) for table in report.tables],
+        "tables": [_table(table) for table in report.tables],
     }
 
 
-def _table(table: "TableReport", limit: int) -> dict[str, Any]:
+def _table(table: "TableReport") -> dict[str, Any]:
+    repaired = None if table.repaired is None else dataclasses.asdict(table.repaired)
     return {
         "table": table.table,
+        "ts": table.ts,
         "equal": table.equal,
         "upstream_rows": table.upstream_rows,
         "lake_rows": table.lake_rows,
-        "differing_ranges": table.differing_leaves,
-        "differing_rows": len(table.differences),
+        "differing_ranges": table.differing_ranges,
+        "differing_rows": table.differing_rows,
         "complete": table.complete,
-        "repaired_version": table.repaired_version,
-        "differences": [difference.to_document() for difference in table.differences[:limit]],
+        "note": table.note,
+        "repaired": repaired,
+        "differences": [difference.to_document() for difference in table.differences],
     }
 
 
 def _shown(report: "Report") -> str:
-    lines = [f"{report.changefeed} at cut {report.cut}: {'equal' if report.equal else 'DIFFERS'}"]
+    compared = "" if report.mode == "upsert" else f" (mode {report.mode}: the current rows were compared)"
+    lines = [f"{report.changefeed} at cut {report.cut}{compared}: {'equal' if report.equal else 'DIFFERS'}"]
     for table in report.tables:
         lines.append(f"  {table.table}: {table.upstream_rows} rows upstream, {table.lake_rows} in the lake")
         for difference in table.differences[:_SHOWN]:
             columns = f" in {', '.join(difference.columns)}" if difference.columns else ""
             lines.append(f"    {difference.key}: {difference.kind}{columns}")
-        if len(table.differences) > _SHOWN or not table.complete:
-            known = f"{len(table.differences)}{'' if table.complete else ' or more'}"
-            lines.append(f"    {known} rows differ in {table.differing_leaves} ranges; --json --limit tells more")
-        if table.repaired_version is not None:
-            lines.append(f"    repaired, as version {table.repaired_version}; verify once more to see")
+        lines += [f"    {line}" for line in _ending(table)]
     return "\n".join(lines)
+
+
+def _ending(table: "TableReport") -> Iterator[str]:
+    if table.differing_rows > _SHOWN or not table.complete:
+        known = f"{table.differing_rows}{'' if table.complete else ' or more'}"
+        yield f"{known} rows differ in {table.differing_ranges} ranges; --json --limit tells more"
+    if table.note:
+        yield f"note: {table.note}"
+    if table.repaired is None:
+        return
+    done = f"{table.repaired.removed} keys removed, {table.repaired.written} rows written"
+    if table.repaired.version is None:
+        yield f"would be repaired: {done}"
+    else:
+        yield f"repaired as version {table.repaired.version}: {done}; verify once more to see"

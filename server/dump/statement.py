@@ -7,7 +7,7 @@ A packet of 16 MB - 1 goes on in the next one; such rows are joined. Source: MyS
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _END_BYTES_MAX = 9
 _PACKET_BYTES_MAX = 0xFFFFFF
 _RECEIVE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 20
 _HEAD = struct.Struct("<I")
 _PREPARED = struct.Struct("<BIHHxH")
 _EXECUTED = struct.Struct("<BIBI")
@@ -69,6 +70,20 @@ class Statement:
         if last[0] == _ERROR:
             raise of_packet(last, f"running {self._query[:80]}")
         return rows
+
+    def pieces(self) -> Iterator[pa.Array]:
+        """Run it; the same rows as they arrive. To be used up before anything else is asked of the session.
+
+        Raises: as `rows`.
+        """
+        with answers(f"running {self._query[:80]}"):
+            self._packets.send(_EXECUTED.pack(_EXECUTE, self._id, 0, 1))
+            self._checked()
+            while not _is_end(self._packets.one()):
+                pass
+            last = yield from self._packets.pieces()
+        if last[0] == _ERROR:
+            raise of_packet(last, f"running {self._query[:80]}")
 
     def close(self) -> None:
         """Forget it at the server."""
@@ -122,6 +137,23 @@ class _Packets:
             if end - begin == _PACKET_BYTES_MAX:
                 parts += [self._array(found), _formatted(pa.array([self.one()], pa.binary()))]
                 found = []
+
+    def pieces(self) -> Generator[pa.Array, None, bytes]:
+        """The same packets, some `_PIECE_BYTES` at a time; returns the one that ends them."""
+        found: list[int] = []
+        while True:
+            self._whole_rows(found)
+            begin, end = self._next()
+            ends = self._data[begin] != _OK
+            if found and (ends or self._at > _PIECE_BYTES or end - begin == _PACKET_BYTES_MAX):
+                yield self._array(found)
+                found = []
+                del self._data[: self._at]
+                self._at = 0
+            elif ends:
+                return self.one()
+            elif end - begin == _PACKET_BYTES_MAX:
+                yield _formatted(pa.array([self.one()], pa.binary()))
 
     def _whole_rows(self, found: list[int]) -> None:
         """Note where each row lies that has arrived, up to the first packet that is something else."""

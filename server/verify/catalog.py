@@ -1,69 +1,115 @@
-"""What is to be compared: the changefeed's record, and its tables as they were at a ts, from the metadata."""
+"""What is to be compared: the changefeed's record, and its tables as they were at a cut, from the metadata."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
+from pyspark_tidemark.lake.mode import UPSERT
 
 from server.capture import keys
 from server.capture.catalog.history import History
 from server.capture.catalog.records import SchemaRecords
 from server.capture.changefeed import ChangefeedInfo
-from server.verify.errors import VerifyChangefeedError, VerifyUnsupportedError
-from sink.mounter import Mounter
+from server.puller.mysql.source import mysql_table
+from server.puller.table import SourceTable
+from server.puller.tidb.table import tidb_table
+from server.verify.errors import VerifyChangefeedError, VerifyMovedError
+from sink.change_columns import META_FIELDS
 from storage.meta.meta import Meta
-from storage.tidb.schema import TableInfo
+
+MYSQL: Final = "mysql"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeCut:
+    """Where the lake is compared: at its newest cut up to a ts."""
+
+    ts: int
+    mode: str = UPSERT
+    beyond: Mapping[str, int] = field(default_factory=dict)
+    """Tables that are at a later ts, as a database shows them while its next cut is being applied."""
+    newest_only: bool = False
+    """Whether the lake shows its tables as they are now, altered by a cut that has begun, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table at the cut."""
+    """One table, as it was at `ts`."""
 
-    info: TableInfo
-    mounter: Mounter
+    source: SourceTable
+    ts: int
+    since: int = 0
+    """When all its rows went at once for the last time (TRUNCATE TABLE), as far as the metadata knows."""
 
     @property
     def name(self) -> str:
         """`schema.table`."""
-        return self.mounter.name
+        return self.source.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        return self.source.mounter.key_columns
 
     @property
     def schema(self) -> pa.Schema:
         """Its own columns."""
-        return pa.schema([self.mounter.schema.field(column.name) for column in self.info.stored_columns])
+        own = list(self.source.mounter.schema)[len(META_FIELDS) :]
+        return pa.schema([pa.field(each.name, each.type) for each in own])
+
+    def mounted(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows, given as inserts of RAW_SCHEMA, in the table's own columns."""
+        return self.source.mounter.mount(raw).select(self.schema.names)
+
+
+def scheme_of(info: ChangefeedInfo) -> str:
+    """The kind of its source; empty for the change feed of the cluster."""
+    return info.source_uri.partition("://")[0]
 
 
 async def changefeed_info(meta: Meta, changefeed: str) -> ChangefeedInfo:
-    """The record of a changefeed whose upstream can be read at a ts.
+    """The record of a changefeed.
 
     Raises:
-        VerifyChangefeedError, VerifyUnsupportedError.
+        VerifyChangefeedError.
     """
     pair = await meta.get(keys.info(changefeed))
     if pair is None:
         raise VerifyChangefeedError(f"there is no changefeed {changefeed!r}; see `tidemark cli changefeed list`")
-    info = ChangefeedInfo.from_json(pair.value)
-    if info.source_uri:
-        raise VerifyUnsupportedError(
-            f"changefeed {changefeed} replicates from {info.source_uri.partition('://')[0]}://, which cannot be "
-            "read as of a past ts: only lakes of the cluster's own change feed can be verified"
-        )
-    return info
+    return ChangefeedInfo.from_json(pair.value)
 
 
-async def tables_at(meta: Meta, changefeed: str, ts: int, wanted: str | None) -> list[Table]:
-    """The tables whose rows the lake holds at a cut `ts`, or the one that is wanted.
+async def tables_at(meta: Meta, info: ChangefeedInfo, cut: LakeCut, wanted: str | None) -> list[Table]:
+    """The tables whose rows the lake holds at a cut, or the one that is wanted.
+
+    A cut that ends at a schema change does not show it: that comes with the next one.
 
     Raises:
         VerifyChangefeedError: there are none of that name.
+        VerifyMovedError: a schema change is being brought into a lake that shows no past.
     """
-    schemas = SchemaRecords(meta, _read_only)
-    in_force = History(await schemas.load(changefeed)).at(ts)
-    records = [record for name, (_, record) in sorted(in_force.items()) if wanted in (None, name)]
-    if not records:
+    history = History(await SchemaRecords(meta, _read_only).load(info.id))
+    in_force = history.at(cut.ts - 1)
+    names = [name for name in sorted(in_force) if wanted in (None, name)]
+    if not names:
         known = ", ".join(sorted(in_force)) or "none that the metadata still knows"
-        raise VerifyChangefeedError(f"changefeed {changefeed} has no table {wanted or ''} at {ts}; it has: {known}")
-    infos = [(record.schema_name, TableInfo.parse(record.table_info_json)) for record in records]
-    return [Table(info, Mounter(info, schema_name)) for schema_name, info in infos]
+        raise VerifyChangefeedError(f"changefeed {info.id} has no table {wanted or ''} at {cut.ts}; it has: {known}")
+    if cut.newest_only:
+        _check_at_rest(history, cut, names)
+    read = mysql_table if scheme_of(info) == MYSQL else tidb_table
+    emptied = {name: change.commit_ts for change in history if change.commit_ts < cut.ts for name in change.truncated}
+    return [Table(read(in_force[name][1]), cut.beyond.get(name, cut.ts), emptied.get(name, 0)) for name in names]
+
+
+def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:
+    for change in history.after(cut.ts - 1):
+        moved = sorted({*change.dropped, *change.truncated, *(table.name for table in change.tables)} & set(names))
+        if moved:
+            raise VerifyMovedError(
+                f"the schema change at {change.commit_ts} ({change.query[:80]!r}) is being brought into the lake, "
+                f"which shows {', '.join(moved)} only as it is now: verify again when a cut has passed it"
+            )
 
 
 async def _read_only(_: object) -> None:

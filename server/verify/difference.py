@@ -1,23 +1,44 @@
-"""What differs between two sides of a table: first leaves, then the rows in them. Pure.
+"""What differs between two sides of a table: first ranges of keys, then the rows in them. Pure.
 
-A binary search over key ranges would ask both sides log n times. Here one pass over each side gives the sums of all
-leaves, which answers every question of such a search at once; a second pass brings the rows of leaves that differ.
+A binary search over key ranges would scan both sides log n times. Here one scan of each side gives the sums of 2^14
+ranges, which answers every question of such a search at once; where these hold too many rows to be looked at, a second
+scan divides those that differ into up to 2^20. A last scan brings the rows of ranges that differ.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges
 
 ONLY_UPSTREAM, ONLY_LAKE, DIFFERS, TWICE = "only upstream", "only in the lake", "differs", "more than once in the lake"
+_FINE_BITS: Final = 20
+_NEXT_BITS_MAX: Final = 64 - COARSE_BITS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much of ranges that differ is looked at one by one, in one run: what both sides hold in memory."""
+
+    rows: int = 200_000
+    bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One key whose rows are not the same; rows and key are JSON text."""
+
+    key: str
+    kind: str
+    upstream: str | None
+    lake: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key whose rows are not the same."""
+    """The same with values."""
 
     key: dict[str, Any]
     kind: str
@@ -25,6 +46,13 @@ class Difference:
     """Those that differ, of a row that both sides have."""
     upstream: dict[str, Any] | None = None
     lake: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, found: Found) -> "Difference":
+        """Read the texts."""
+        upstream, lake = (None if row is None else json.loads(row) for row in (found.upstream, found.lake))
+        columns = () if upstream is None or lake is None else tuple(n for n in upstream if upstream[n] != lake.get(n))
+        return cls(json.loads(found.key), found.kind, columns, upstream, lake)
 
     def to_document(self) -> dict[str, Any]:
         """Members for JSON."""
@@ -37,33 +65,37 @@ class Difference:
         }
 
 
-def differing_leaves(upstream: Leaves, lake: Leaves) -> list[int]:
-    """The leaves whose count or sum is not the same on both sides."""
+def differing(upstream: Leaves, lake: Leaves) -> list[int]:
+    """The ranges whose count or sum is not the same on both sides."""
     found = (upstream.counts != lake.counts) | (upstream.sums != lake.sums)
-    return [int(leaf) for leaf in np.flatnonzero(found)]
+    return [int(place) for place in np.flatnonzero(found)]
 
 
-def affordable(leaves: Sequence[int], upstream: Leaves, lake: Leaves, max_rows: int) -> list[int]:
-    """The first leaves with together about `max_rows` rows on the larger side, at least one."""
-    sizes = np.maximum(upstream.counts, lake.counts)[list(leaves)]
-    fitting = int(np.searchsorted(np.cumsum(sizes), max_rows, "right"))
-    return list(leaves[: max(fitting, 1)])
+def divided(found: Sequence[int]) -> Ranges:
+    """The coarse ranges that differ, as finely as memory for the sums allows."""
+    bits = min(_FINE_BITS - (len(found) - 1).bit_length(), _NEXT_BITS_MAX)
+    return Ranges(bits, tuple(found))
 
 
-def differences(upstream: dict[str, str], lake: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Difference]]:
+def affordable(found: Sequence[int], upstream: Leaves, lake: Leaves, budget: Budget) -> list[int]:
+    """As many of the ranges as fit into the budget on either side, the smallest first; maybe none."""
+    places = np.array(found, np.int64)
+    rows = np.maximum(upstream.counts, lake.counts)[places]
+    size = np.maximum(upstream.sizes, lake.sizes)[places]
+    order = np.lexsort((rows, size))
+    fits = (np.cumsum(rows[order]) <= budget.rows) & (np.cumsum(size[order]) <= budget.bytes)
+    return sorted(int(place) for place in places[order][fits])
+
+
+def differences(upstream: Iterable[tuple[str, str]], lake: Iterable[tuple[str, str]]) -> Iterator[Found]:
     """Compare rows as JSON text by their keys' text; the lake may have a key more than once."""
-    found: dict[str, list[str]] = {}
+    ours = dict(upstream)
+    theirs: dict[str, list[str]] = {}
     for key, row in lake:
-        found.setdefault(key, []).append(row)
-    for key in sorted(upstream.keys() | found.keys()):
-        ours, theirs = upstream.get(key), found.get(key, [])
-        if theirs == [ours]:
+        theirs.setdefault(key, []).append(row)
+    for key in sorted(ours.keys() | theirs.keys()):
+        mine, rows = ours.get(key), theirs.get(key, [])
+        if rows == [mine]:
             continue
-        kind = TWICE if len(theirs) > 1 else ONLY_LAKE if ours is None else DIFFERS if theirs else ONLY_UPSTREAM
-        yield key, _difference(key, kind, ours, theirs[0] if theirs else None)
-
-
-def _difference(key: str, kind: str, ours: str | None, theirs: str | None) -> Difference:
-    upstream, lake = (None if row is None else json.loads(row) for row in (ours, theirs))
-    columns = () if upstream is None or lake is None else tuple(n for n in upstream if upstream[n] != lake.get(n))
-    return Difference(json.loads(key), kind, columns, upstream, lake)
+        kind = TWICE if len(rows) > 1 else ONLY_LAKE if mine is None else DIFFERS if rows else ONLY_UPSTREAM
+        yield Found(key, kind, mine, rows[0] if rows else None)

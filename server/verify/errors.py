@@ -16,9 +16,21 @@ class VerifyUnsupportedError(InvalidError):
 
 
 class VerifyHistoryError(InvalidError):
-    """The upstream's GC has passed the cut."""
+    """The upstream's history at the cut is gone, or too long to be undone."""
 
     code = "ErrVerifyHistoryGone"
+
+
+class VerifyMovedError(UnavailableError):
+    """One side has passed a schema change that the other one has not."""
+
+    code = "ErrVerifySchemaMoved"
+
+
+class VerifyBehindError(UnavailableError):
+    """The server that answers has not yet what the lake has."""
+
+    code = "ErrVerifyUpstreamBehind"
 
 
 class VerifyLakeError(UnavailableError):

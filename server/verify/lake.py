@@ -10,53 +10,59 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pyarrow as pa
-from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.digest import Leaves, Ranges
 
 from server.process import drain
-from server.verify.catalog import Table
+from server.verify.catalog import LakeCut, Table
 from server.verify.errors import VerifyLakeError
 
-_LINE_BYTES = 16 << 20
+_LINE_BYTES = 64 << 20
+"""The sums of 2^20 ranges in hexadecimal."""
 _DRAIN_S = 20.0
 
 
 class Lake:
-    """A running `server.verify.lake_job`; one question at a time."""
+    """A running `server.verify.lake_job`; one question at a time. All calls raise VerifyLakeError."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, uri: str, changefeed: str, *, repair: bool) -> AsyncIterator["Lake"]:
-        """The lake for the block; its standard error is ours."""
-        command = [sys.executable, "-m", "server.verify.lake_job", uri, changefeed, *(["--repair"] if repair else [])]
+    async def open(cls, uri: str, changefeed: str, *, locked: bool) -> AsyncIterator["Lake"]:
+        """The lake for the block, `locked` against its job; its standard error is ours."""
+        command = [sys.executable, "-m", "server.verify.lake_job", uri, changefeed, *(["--locked"] if locked else [])]
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES)
         try:
             yield cls(process)
         finally:
             await drain(process, _DRAIN_S)
 
-    async def cut(self, at: int | None) -> int:
-        """The end of the newest cut at or below `at`; raises VerifyLakeError, as all calls do."""
-        return int((await self._ask("cut", at=at))["cut"])
+    async def cut(self, at: int | None) -> LakeCut:
+        """The newest cut at or below `at`."""
+        answer = await self._ask("cut", at=at)
+        return LakeCut(int(answer["cut"]), answer["mode"], answer["beyond"], answer["newest_only"])
 
-    async def leaves(self, table: Table, cut: int, bits: int) -> tuple[Leaves, bool]:
-        """The leaves of a table, and whether there is one."""
-        answer = await self._ask("leaves", **_of(table, cut), bits=bits)
-        leaves = Leaves(bits)
-        leaves.merge(bytes.fromhex(answer["counts"]), bytes.fromhex(answer["sums"]))
-        return leaves, bool(answer["found"])
+    async def leaves(self, table: Table, ranges: Ranges) -> Leaves:
+        """The sums of a table; without a row where the lake has no such table."""
+        answer = await self._ask("leaves", **_of(table), **_within(ranges))
+        leaves = Leaves(ranges)
+        leaves.merge(base64.b64decode(answer["leaves"]))
+        return leaves
 
-    async def rows(self, table: Table, cut: int, bits: int, leaves: Sequence[int]) -> pa.Table:
-        """The rows of some leaves: `key` and `row` as text, and the key's columns."""
-        answer = await self._ask("rows", **_of(table, cut), bits=bits, leaves=list(leaves))
+    async def rows(self, table: Table, ranges: Ranges, chosen: Sequence[int]) -> pa.Table:
+        """The rows of some ranges: `key` and `row` as text, and the key's columns."""
+        answer = await self._ask("rows", **_of(table), **_within(ranges), chosen=list(chosen))
         with pa.OSFile(answer["file"]) as file:
             return pa.ipc.open_file(file).read_all()
 
-    async def repair(self, table: Table, cut: int, *, gone: str, live: str) -> int:
+    async def check_repair(self, table: Table) -> None:
+        """See that `repair` could be asked for."""
+        await self._ask("check_repair", **_of(table))
+
+    async def repair(self, table: Table, *, gone: str, live: str) -> int:
         """Replace the keys in the file `gone` by the rows in the file `live`; returns the table's new version."""
-        return int((await self._ask("repair", **_of(table, cut), gone=gone, live=live))["version"])
+        return int((await self._ask("repair", **_of(table), gone=gone, live=live))["version"])
 
     async def _ask(self, do: str, **members: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -74,6 +80,10 @@ class Lake:
         return answer
 
 
-def _of(table: Table, cut: int) -> dict[str, Any]:
+def _of(table: Table) -> dict[str, Any]:
     schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
-    return {"table": table.name, "cut": cut, "key": list(table.mounter.key_columns), "schema": schema}
+    return {"table": table.name, "ts": table.ts, "since": table.since, "key": list(table.key), "schema": schema}
+
+
+def _within(ranges: Ranges) -> dict[str, Any]:
+    return {"bits": ranges.bits, "within": list(ranges.within)}

@@ -1,116 +1,95 @@
-"""The lake's side of a comparison, in Spark: `python -m server.verify.lake_job LAKE_URI CHANGEFEED [--repair]`.
+"""The lake's side of a comparison: `python -m server.verify.lake_job LAKE_URI CHANGEFEED [--locked]`.
 
 One JSON document a line comes in, one goes out, `{"error": "[TM:…] …"}` if it went wrong. It knows the lake by its
-manifest and its tables only, as any reader would; with `--repair` it holds the lake's lock, as a writer must.
+manifest and its tables only, as any reader would; with `--locked` it holds the lake's lock, as a writer must.
 """
 
+import base64
 import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark_tidemark.digest import Leaves, digests, key_texts, leaf_of, row_texts
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
-from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.verify.lake_repair import repair
-from server.verify.lake_table import LakeTable
+from server.verify.question import Question
+from storage.model.errors import TidemarkError
 
 
-class LakeSide:
-    """One lake; the session is opened at the first question that needs it."""
+class LakeSide(Protocol):
+    """One lake."""
 
-    def __init__(self, uri: TargetUri, directory: Path) -> None:
-        self._uri = uri
+    def cut(self, at: int | None) -> dict[str, Any]:
+        """`cut`, the end of the newest at or below `at`; `mode`, `beyond`, `newest_only` as in `LakeCut`.
+
+        Raises:
+            SourceError: ErrCutNotFound.
+        """
+
+    def leaves(self, question: Question) -> bytes:
+        """The sums of a table; without the table nothing was counted."""
+
+    def rows(self, question: Question) -> Any:
+        """The rows of the chosen ranges, as a pyarrow.Table of `Question.answer_schema`."""
+
+    def check_repair(self, question: Question) -> None:
+        """Raises SourceError (ErrRepairUnsupported) if the table cannot be put right in place."""
+
+    def repair(self, question: Question, gone: Any, live: Any) -> int:
+        """Remove the keys of `gone`, add the rows of `live` (pyarrow.Tables); returns the table's new version."""
+
+
+class Job:
+    """Answers questions; what is large goes through files in `directory`."""
+
+    def __init__(self, lake: LakeSide, directory: Path) -> None:
+        self._lake = lake
         self._directory = directory
-        self._session: SparkSession | None = None
-        self._cuts = read_cuts(Path(uri.path) / DIRECTORY)
 
-    @property
-    def _spark(self) -> SparkSession:
-        if self._session is None:
-            self._session = open_session(
-                master="local[*]", driver_memory="1g", directory=self._directory, lake=self._uri.format, extra={}
-            )
-        return self._session
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One answer."""
+        do = request["do"]
+        if do == "cut":
+            return self._lake.cut(request["at"])
+        question = Question.parse(request)
+        if do == "leaves":
+            return {"leaves": base64.b64encode(self._lake.leaves(question)).decode()}
+        if do == "rows":
+            return {"file": self._written(self._lake.rows(question))}
+        self._lake.check_repair(question)
+        if do == "check_repair":
+            return {}
+        return {"version": self._lake.repair(question, *(_read(request[name]) for name in ("gone", "live")))}
 
-    def cut(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The newest cut at or below `at`."""
-        at = request["at"]
-        found = [cut.end_ts for cut in self._cuts if at is None or cut.end_ts <= at]
-        if not found:
-            begins = f"begins at {self._cuts[0].end_ts}" if self._cuts else "has no cut yet"
-            raise SourceError("ErrCutNotFound", f"the lake {self._uri.path} {begins}; choose a later --at")
-        return {"cut": found[-1]}
-
-    def leaves(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Counts and sums of a table, in hexadecimal; without the table nothing was counted."""
-        table, leaves = self._table(request), Leaves(request["bits"])
-        frame = table.frame(self._spark)
-        if frame is not None:
-            summed = frame.mapInArrow(_summed(table, leaves.bits), "counts binary, sums binary")
-            for row in summed.collect():
-                leaves.merge(bytes(row.counts), bytes(row.sums))
-        counts, sums = leaves.to_bytes()
-        return {"found": frame is not None, "counts": counts.hex(), "sums": sums.hex()}
-
-    def rows(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Write the rows of some leaves to a file: `key` and `row` as text, and the key's columns."""
-        table, wanted = self._table(request), np.array(request["leaves"])
-        frame = table.frame(self._spark)
-        schema = pa.schema([("key", pa.string()), ("row", pa.string()), *map(table.schema.field, table.key)])
-        found = schema.empty_table()
-        if frame is not None:
-            types = ", ".join(f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in table.key)
-            chosen = frame.mapInArrow(_chosen(table, request["bits"], wanted), f"key string, row string, {types}")
-            found = chosen.toArrow().cast(schema)
-        return {"file": self._written("rows.arrow", found)}
-
-    def repair(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Put rows right; see `lake_repair`."""
-        return {"version": repair(self._spark, self._uri, self._cuts[-1], self._table(request), request)}
-
-    def _table(self, request: dict[str, Any]) -> LakeTable:
-        return LakeTable.parse(self._uri, self._cuts, request)
-
-    def _written(self, name: str, table: Any) -> str:
-        path = self._directory / name
+    def _written(self, table: Any) -> str:
+        path = self._directory / "rows.arrow"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         return str(path)
 
 
-def _summed(table: LakeTable, bits: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    def work(batches: Iterable[Any]) -> Iterator[Any]:
-        leaves = Leaves(bits)
-        for batch in batches:
-            leaves.add(batch.cast(table.schema), table.key)
-        counts, sums = leaves.to_bytes()
-        yield pa.RecordBatch.from_pydict({"counts": [counts], "sums": [sums]})
+def open_lake(
+    stack: contextlib.ExitStack, uri: TargetUri, changefeed: str, directory: Path, *, locked: bool
+) -> LakeSide:
+    """The lake of a URI."""
+    if uri.is_database:
+        from server.verify.lake_database import DatabaseLake  # drivers that other lakes do not need
 
-    return work
+        return stack.enter_context(DatabaseLake.open(uri, changefeed, locked=locked))
+    from server.verify.lake_files import FileLake
+
+    return stack.enter_context(FileLake.open(uri, changefeed, directory, locked=locked))
 
 
-def _chosen(table: LakeTable, bits: int, leaves: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    def work(batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            keys = key_texts(batch.cast(table.schema), table.key)
-            mask = pa.array(np.isin(leaf_of(digests(keys), bits), leaves))
-            kept = batch.filter(mask)
-            columns = [keys.filter(mask), row_texts(kept.cast(table.schema)), *(kept[name] for name in table.key)]
-            yield pa.RecordBatch.from_arrays(columns, names=["key", "row", *table.key])
-
-    return work
+def _read(path: str) -> Any:
+    with pa.OSFile(path) as file:
+        return pa.ipc.open_file(file).read_all()
 
 
 def main(argv: list[str]) -> int:
@@ -120,17 +99,14 @@ def main(argv: list[str]) -> int:
     os.dup2(2, 1)  # whatever else writes, the JVM too, goes to standard error
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-verify-")))
-        side: LakeSide | None = None
+        job: Job | None = None
         for line in sys.stdin:
             try:
-                if side is None:
+                if job is None:
                     target = TargetUri.parse(uri)
-                    if "--repair" in flags:
-                        stack.enter_context(FileManifest.opened(target.path, changefeed))
-                    side = LakeSide(target, directory)
-                request = json.loads(line)
-                answer = getattr(side, request["do"])(request)
-            except (SourceError, PySparkException, OSError) as err:
+                    job = Job(open_lake(stack, target, changefeed, directory, locked="--locked" in flags), directory)
+                answer = job.answer(json.loads(line))
+            except (SourceError, TidemarkError, PySparkException, OSError, pa.ArrowException) as err:
                 answer = {"error": str(err)}
             out.write(json.dumps(answer) + "\n")
             out.flush()

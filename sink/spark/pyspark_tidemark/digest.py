@@ -2,17 +2,22 @@
 
 A row is its key and its columns as JSON text (`json_text`), columns in the order of their names. A digest is the first
 64 bits of BLAKE2b. Rows are gathered in leaves, the ranges of key digests that share their first bits; a leaf has a
-count and a sum modulo 2^64, so leaves of parts of a table can be added up, and so can neighbours.
+count, the size of its rows' text, and a sum of their digests modulo 2^64: leaves of parts of a table can be added up.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_tidemark.json_text import objects
 
+COARSE_BITS = 14
+"""Of the division of all keys."""
 _BITS = 64
 
 
@@ -33,35 +38,59 @@ def digests(texts: Any) -> Any:
     return np.frombuffer(b"".join(parts), ">u8").astype(np.uint64)
 
 
-def leaf_of(keys: Any, bits: int) -> Any:
-    """The leaf of each key digest, of 2^bits."""
-    return (keys >> np.uint64(_BITS - bits)).astype(np.int64)
+@dataclasses.dataclass(frozen=True)
+class Ranges:
+    """Ranges of key digests: all, divided by their first bits, or some of these, each divided by its next bits."""
+
+    bits: int = COARSE_BITS
+    within: tuple[int, ...] = ()
+    """The numbers, ascending, of the coarse ranges that are divided once more; empty: all keys are divided."""
+
+    def __len__(self) -> int:
+        return max(len(self.within), 1) << self.bits
+
+    def of(self, keys: Any) -> Any:
+        """The number of each key digest's range; -1 for those outside."""
+        if not self.within:
+            return (keys >> np.uint64(_BITS - self.bits)).astype(np.int64)
+        coarse = (keys >> np.uint64(_BITS - COARSE_BITS)).astype(np.int64)
+        chosen = np.array(self.within, np.int64)
+        place = np.minimum(np.searchsorted(chosen, coarse), len(chosen) - 1)
+        next_bits = keys << np.uint64(COARSE_BITS) >> np.uint64(_BITS - self.bits) if self.bits else np.zeros_like(keys)
+        return np.where(chosen[place] == coarse, place << self.bits | next_bits.astype(np.int64), -1)
 
 
 class Leaves:
-    """Count and sum of each of 2^bits leaves."""
+    """Count, size and sum of the rows in each of some ranges."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
-        self.counts = np.zeros(1 << bits, np.int64)
-        self.sums = np.zeros(1 << bits, np.uint64)
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.counts = np.zeros(len(ranges), np.int64)
+        self.sizes = np.zeros(len(ranges), np.int64)
+        self.sums = np.zeros(len(ranges), np.uint64)
 
     def add(self, rows: Any, key: Sequence[str]) -> None:
         """Take the rows of a RecordBatch."""
         if not rows.num_rows:
             return
-        leaves = leaf_of(digests(key_texts(rows, key)), self.bits)
-        np.add.at(self.counts, leaves, 1)
-        np.add.at(self.sums, leaves, digests(row_texts(rows)))
+        places = self.ranges.of(digests(key_texts(rows, key)))
+        if self.ranges.within:
+            rows, places = rows.filter(pa.array(places >= 0)), places[places >= 0]
+        texts = row_texts(rows)
+        np.add.at(self.counts, places, 1)
+        np.add.at(self.sizes, places, np.asarray(pc.binary_length(texts)))
+        np.add.at(self.sums, places, digests(texts))
 
-    def merge(self, counts: bytes, sums: bytes) -> None:
-        """Add leaves of another part, as `to_bytes` gave them."""
-        self.counts += np.frombuffer(counts, np.int64)
-        self.sums += np.frombuffer(sums, np.uint64)
+    def merge(self, other: bytes) -> None:
+        """Add leaves of another part of the table, as `to_bytes` gave them."""
+        counts, sizes, sums = np.frombuffer(other, np.uint64).reshape(3, -1)
+        self.counts += counts.astype(np.int64)
+        self.sizes += sizes.astype(np.int64)
+        self.sums += sums
 
-    def to_bytes(self) -> tuple[bytes, bytes]:
-        """Counts and sums."""
-        return self.counts.tobytes(), self.sums.tobytes()
+    def to_bytes(self) -> bytes:
+        """Everything, for `merge`."""
+        return np.concatenate([self.counts.astype(np.uint64), self.sizes.astype(np.uint64), self.sums]).tobytes()
 
     @property
     def rows(self) -> int:

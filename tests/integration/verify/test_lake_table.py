@@ -5,11 +5,13 @@ import itertools
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.digest import Leaves, Ranges
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.target import TargetUri
 
 from server.verify.lake_table import LakeTable
+from server.verify.question import Question
 from tests.integration.spark.conftest import spark  # noqa: F401 - a fixture
 from tests.integration.spark.upstream import ACCOUNTS, Upstream
 
@@ -51,8 +53,17 @@ def stored(spark, table, lake, mode, root):  # noqa: F811 - the fixture
         pq.write_table(part, directory / "part-00000.parquet")
 
 
+def lake_table(root, lake, mode, cut, schema=COLUMNS):
+    cuts = [
+        CutRecord("bank", 0, end, 0, "", (TableCut("bank.accounts", 1, 0 if lake == "delta" else end),), mode)
+        for end in CUTS
+    ]
+    asked = Question("bank.accounts", cut, 0, ("id",), schema, Ranges())
+    return LakeTable(TargetUri.parse(f"{lake}://{root}"), "bank", tuple(cuts), asked)
+
+
 def digested(batches):
-    leaves = Leaves(4)
+    leaves = Leaves(Ranges(4))
     for batch in batches:
         leaves.add(batch, ["id"])
     return leaves.to_bytes()
@@ -62,7 +73,7 @@ def digested(batches):
 def test_the_table_is_seen_as_it_was_at_each_cut(spark, accounts, tmp_path, lake, mode):  # noqa: F811 - the fixture
     stored(spark, accounts, lake, mode, tmp_path)
     for cut in CUTS:
-        table = LakeTable(TargetUri.parse(f"{lake}://{tmp_path}"), "bank.accounts", cut, mode, 0, ("id",), COLUMNS)
+        table = lake_table(tmp_path, lake, mode, cut)
         rows = list(accounts.state(cut).values())
         expected = pa.RecordBatch.from_pylist(rows, schema=COLUMNS)
         assert digested(table.frame(spark).toArrow().cast(COLUMNS).to_batches()) == digested([expected])
@@ -71,6 +82,6 @@ def test_the_table_is_seen_as_it_was_at_each_cut(spark, accounts, tmp_path, lake
 def test_columns_that_the_lake_lacks_are_told(spark, accounts, tmp_path):  # noqa: F811 - the fixture
     stored(spark, accounts, "parquet", "append", tmp_path)
     schema = COLUMNS.append(pa.field("more", pa.int64()))
-    table = LakeTable(TargetUri.parse(f"parquet://{tmp_path}"), "bank.accounts", 600, "append", 0, ("id",), schema)
+    table = lake_table(tmp_path, "parquet", "append", 600, schema)
     with pytest.raises(SourceError, match=r"\[TM:ErrVerifyColumns\] table bank.accounts has no column more"):
         table.frame(spark)

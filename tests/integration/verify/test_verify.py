@@ -73,7 +73,7 @@ def test_every_edited_row_is_told_and_repaired(cluster, lake):
         9999: ("only in the lake", []),
     }
     assert (found[5]["upstream"]["balance"], found[5]["lake"]["balance"]) == (500, -1)
-    assert (table["complete"], table["repaired_version"]) == (True, 5)
+    assert (table["complete"], table["repaired"]) == (True, {"removed": 3, "written": 3, "version": 5})
 
     status, document, told = verify(cluster, "-c", "shop")
     assert (status, document["equal"]) == (0, True), told

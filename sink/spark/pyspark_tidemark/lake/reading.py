@@ -8,7 +8,7 @@ A table is read at the version that the newest cut with end_ts <= ts names, so t
 their newest cut and cannot be read like this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[s
     """
     uri = _directory(target)
     cuts = _cuts(uri)
-    tables = {name: _table(spark, uri, cuts, name, version) for name, version in _versions(cuts, ts).items()}
+    tables = {name: table_frame(spark, uri, cuts, name, version) for name, version in _versions(cuts, ts).items()}
     for name, frame in tables.items():
         frame.createOrReplaceTempView(name.replace(".", "_", 1))
     return tables
@@ -64,8 +64,12 @@ def _versions(cuts: list[CutRecord], ts: int | None) -> dict[str, int]:
     return versions_at(cuts, cuts[-1].end_ts if ts is None and cuts else ts or 0)
 
 
-def _table(spark: SparkSession, uri: TargetUri, cuts: list[CutRecord], name: str, version: int) -> DataFrame:
-    """A table at a version; where it lies now if it was renamed since."""
+def table_frame(spark: SparkSession, uri: TargetUri, cuts: Sequence[CutRecord], name: str, version: int) -> DataFrame:
+    """A table at a version; where it lies now if it was renamed since.
+
+    Raises:
+        SourceError: ErrCutExpired.
+    """
     for cut in cuts:
         if any(item.table == name and item.version == version for item in cut.tables):
             later = [pair for found in cuts if found.end_ts > cut.end_ts for pair in found.renamed]

@@ -1,21 +1,25 @@
 import json
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.digest import Leaves, digests, key_texts, leaf_of
+from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges, digests, key_texts
 
 from server.verify.difference import (
     DIFFERS,
     ONLY_LAKE,
     ONLY_UPSTREAM,
     TWICE,
+    Budget,
+    Difference,
     affordable,
     differences,
-    differing_leaves,
+    differing,
+    divided,
 )
 
-BITS = 6
+RANGES = Ranges(6)
 TABLES = st.dictionaries(st.integers(0, 50), st.integers(0, 3))
 
 
@@ -24,41 +28,60 @@ def rows(table):
     return pa.RecordBatch.from_pydict({"id": list(table), "n": list(table.values())}, schema=schema)
 
 
-def leaves(table):
-    found = Leaves(BITS)
+def leaves(table, ranges=RANGES):
+    found = Leaves(ranges)
     found.add(rows(table), ["id"])
     return found
 
 
 def texts(table):
-    return {json.dumps({"id": key}): json.dumps({"id": key, "n": n}) for key, n in table.items()}
+    return [(json.dumps({"id": key}), json.dumps({"id": key, "n": n})) for key, n in table.items()]
 
 
 @given(TABLES, TABLES)
-def test_the_leaves_that_differ_hold_every_difference_and_the_rows_tell_it(upstream, lake):
+def test_the_ranges_that_differ_hold_every_difference_and_the_rows_tell_it(upstream, lake):
     wrong = {key for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key)}
-    found = differing_leaves(leaves(upstream), leaves(lake))
+    found = differing(leaves(upstream), leaves(lake))
     keys = dict.fromkeys(wrong, 0)
-    homes = leaf_of(digests(key_texts(rows(keys), ["id"])), BITS).tolist() if keys else []
+    homes = RANGES.of(digests(key_texts(rows(keys), ["id"]))).tolist() if keys else []
     assert found == sorted(set(homes))
-    told = {
-        difference.key["id"]: difference for _, difference in differences(texts(upstream), list(texts(lake).items()))
-    }
+    told = {each.key["id"]: each for each in map(Difference.of, differences(texts(upstream), texts(lake)))}
     assert told.keys() == wrong
     for key, difference in told.items():
         kind = ONLY_LAKE if key not in upstream else ONLY_UPSTREAM if key not in lake else DIFFERS
         assert (difference.kind, difference.columns) == (kind, ("n",) if kind == DIFFERS else ())
 
 
+@given(TABLES, TABLES)
+def test_ranges_divided_once_more_hold_every_difference_too(upstream, lake):
+    found = differing(leaves(upstream, Ranges()), leaves(lake, Ranges()))
+    if not found:
+        assert upstream == lake
+        return
+    fine = divided(found)
+    wrong = {key: 0 for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key)}
+    homes = fine.of(digests(key_texts(rows(wrong), ["id"]))).tolist()
+    assert differing(leaves(upstream, fine), leaves(lake, fine)) == sorted(set(homes))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1000, 1 << COARSE_BITS])
+def test_sums_of_divided_ranges_fit_into_memory_and_are_as_fine_as_that_allows(count):
+    ranges = divided(range(count))
+    assert 1 << 19 < len(ranges) <= 1 << 20
+
+
 def test_a_row_that_the_lake_has_twice_is_told():
-    [(key, found)] = differences(texts({1: 1}), [*texts({1: 1}).items()] * 2)
-    assert (key, found.kind) == ('{"id": 1}', TWICE)
+    [found] = differences(texts({1: 1}), texts({1: 1}) * 2)
+    assert (found.key, found.kind) == ('{"id": 1}', TWICE)
 
 
-@given(st.dictionaries(st.integers(0, 500), st.just(0), min_size=1), st.integers(0, 50))
-def test_not_more_leaves_are_looked_at_than_asked_for_but_one(upstream, limit):
-    ours, theirs = leaves(upstream), Leaves(BITS)
-    found = differing_leaves(ours, theirs)
-    chosen = affordable(found, ours, theirs, limit)
-    assert chosen == found[: len(chosen)]
-    assert len(chosen) == 1 or ours.counts[chosen].sum() <= limit
+@given(TABLES, TABLES, st.integers(0, 50), st.integers(0, 1000))
+def test_no_more_is_looked_at_than_the_budget_and_all_of_what_fits(upstream, lake, most_rows, most_bytes):
+    ours, theirs = leaves(upstream), leaves(lake)
+    found = differing(ours, theirs)
+    chosen = affordable(found, ours, theirs, Budget(most_rows, most_bytes))
+    assert set(chosen) <= set(found)
+    for side in (ours, theirs):
+        assert side.counts[chosen].sum() <= most_rows
+        assert side.sizes[chosen].sum() <= most_bytes
+    assert affordable(found, ours, theirs, Budget()) == found

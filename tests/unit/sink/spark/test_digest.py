@@ -1,10 +1,11 @@
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.digest import Leaves, digests, key_texts, leaf_of
+from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges, digests, key_texts, row_texts
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
 ROWS = st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.tuples(st.none() | st.text(), st.none() | st.binary()))
+DIGESTS = ["1ea450d66dcfc383", "3c67f82737dfaf28"]
 
 
 def batch(rows, names=("id", "name", "raw")):
@@ -12,8 +13,8 @@ def batch(rows, names=("id", "name", "raw")):
     return pa.RecordBatch.from_pylist(documents, schema=SCHEMA).select(list(names))
 
 
-def leaves(*batches, bits=4):
-    found = Leaves(bits)
+def leaves(*batches, ranges=Ranges(4)):  # noqa: B008 - immutable
+    found = Leaves(ranges)
     for part in batches:
         found.add(part, ["id"])
     return found
@@ -35,14 +36,34 @@ def test_leaves_tell_different_tables_apart(one, other):
     assert same == (one == other)
 
 
+@given(ROWS)
+def test_leaves_know_how_much_text_their_rows_are(rows):
+    found = leaves(batch(rows.items()))
+    assert found.sizes.sum() == sum(len(text.encode()) for text in row_texts(batch(rows.items())).to_pylist())
+
+
 def test_parts_are_merged_and_a_digest_stays_what_it_is():
     rows = {1: ("a", b"\0"), 2: (None, None)}
     one, other = leaves(batch(list(rows.items())[:1])), leaves(batch(list(rows.items())[1:]))
-    one.merge(*other.to_bytes())
+    one.merge(other.to_bytes())
     assert one.to_bytes() == leaves(batch(rows.items())).to_bytes()
     keys = digests(key_texts(batch(rows.items()), ["id"]))
     assert [f"{key:016x}" for key in keys] == DIGESTS
-    assert leaf_of(keys, 8).tolist() == [int(text[:2], 16) for text in DIGESTS]
+    assert Ranges(8).of(keys).tolist() == [int(text[:2], 16) for text in DIGESTS]
 
 
-DIGESTS = ["1ea450d66dcfc383", "3c67f82737dfaf28"]
+@given(ROWS, st.integers(0, 20), st.data())
+def test_ranges_that_are_divided_once_more_hold_the_same_rows(rows, bits, data):
+    keys = digests(key_texts(batch(rows.items()), ["id"])) if rows else digests(pa.array([], pa.string()))
+    coarse = Ranges().of(keys).tolist()
+    known = sorted({*coarse, 0, (1 << COARSE_BITS) - 1})
+    within = tuple(sorted(data.draw(st.sets(st.sampled_from(known), min_size=1))))
+    fine = Ranges(bits, within)
+    assert len(fine) == len(within) << bits
+    for key, number, place in zip(keys.tolist(), coarse, fine.of(keys).tolist(), strict=True):
+        if number not in within:
+            assert place == -1
+        else:
+            assert within[place >> bits] == number
+            assert place & (1 << bits) - 1 == key >> 64 - COARSE_BITS - bits & (1 << bits) - 1
+    assert leaves(batch(rows.items()), ranges=fine).rows == sum(number in within for number in coarse)

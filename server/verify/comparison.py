@@ -1,0 +1,177 @@
+"""The comparison of one table: sums of ranges on both sides at the same time, then the rows of ranges that differ.
+
+Memory is bounded, whatever differs: the sums of 2^14 to 2^20 ranges, and as many rows of differing ranges as a budget
+allows. Ranges beyond it are counted and not looked at, and the report says that it is not complete.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
+
+from server.verify.catalog import Table
+from server.verify.difference import Budget, Difference, Found, affordable, differences, differing, divided
+from server.verify.lake import Lake
+from server.verify.upstream import Upstream
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Keys that were removed from the lake, and rows that were written anew; without a version nothing was done yet."""
+
+    removed: int
+    written: int
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class TableReport:
+    """What came out for one table."""
+
+    table: str
+    upstream_rows: int
+    lake_rows: int
+    differing_ranges: int = 0
+    differing_rows: int = 0
+    """Keys, in the ranges that were looked at."""
+    differences: list[Difference] = field(default_factory=list)
+    """The first of them."""
+    complete: bool = True
+    """Whether all differing ranges were looked at."""
+    ts: int = 0
+    note: str = ""
+    """What may explain the difference."""
+    repaired: Repaired | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the lake holds the upstream's rows."""
+        return not self.differing_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be done where rows differ: told up to `limit` differences a table, repaired, or only said so."""
+
+    limit: int = 1000
+    repair: bool = False
+    dry_run: bool = False
+    budget: Budget = field(default_factory=Budget)
+
+
+class Comparison:
+    """Of one table."""
+
+    def __init__(self, upstream: Upstream, lake: Lake, table: Table, wish: Wish, progress: Progress) -> None:
+        self._upstream = upstream
+        self._lake = lake
+        self._table = table
+        self._wish = wish
+        self._progress = progress
+        self._expected = 0
+
+    async def run(self) -> TableReport:
+        """Compare.
+
+        Raises:
+            VerifyLakeError: the lake cannot be read, or not be repaired.
+        """
+        ours, theirs = await self._both(Ranges())
+        found = differing(ours, theirs)
+        report = TableReport(self._table.name, ours.rows, theirs.rows, len(found), ts=self._table.ts)
+        if not found:
+            return report
+        chosen = affordable(found, ours, theirs, self._wish.budget)
+        if len(chosen) < len(found):
+            ours, theirs = await self._both(divided(found))
+            found = differing(ours, theirs)
+            chosen = affordable(found, ours, theirs, self._wish.budget)
+            report.differing_ranges = len(found)
+        report.complete = len(chosen) == len(found)
+        if chosen:
+            await self._look_at(ours.ranges, chosen, report)
+        return report
+
+    async def _both(self, ranges: Ranges) -> tuple[Leaves, Leaves]:
+        async with asyncio.TaskGroup() as tasks:
+            lake_side = tasks.create_task(self._lake_leaves(ranges))
+            ours = await self._upstream_leaves(ranges)
+        return ours, lake_side.result()
+
+    async def _lake_leaves(self, ranges: Ranges) -> Leaves:
+        leaves = await self._lake.leaves(self._table, ranges)
+        self._expected = max(self._expected, leaves.rows)
+        return leaves
+
+    async def _upstream_leaves(self, ranges: Ranges) -> Leaves:
+        leaves = Leaves(ranges)
+        async for rows in self._upstream_rows("summed"):
+            await asyncio.to_thread(leaves.add, rows, self._table.key)
+        self._expected = max(self._expected, leaves.rows)
+        return leaves
+
+    async def _look_at(self, ranges: Ranges, chosen: Sequence[int], report: TableReport) -> None:
+        ours = [part async for part in self._upstream_inside(ranges, chosen)]
+        theirs = await self._lake.rows(self._table, ranges, chosen)
+        mine = (pair for part in ours for pair in _texts(part, self._table.key))
+        pairs = zip(theirs["key"].to_pylist(), theirs["row"].to_pylist(), strict=True)
+        found = list(differences(mine, pairs))
+        report.differing_rows = len(found)
+        report.differences = [Difference.of(each) for each in found[: self._wish.limit]]
+        if self._wish.repair:
+            report.repaired = await self._repair(found, ours, theirs)
+
+    async def _upstream_inside(self, ranges: Ranges, chosen: Sequence[int]) -> AsyncIterator[pa.RecordBatch]:
+        async for rows in self._upstream_rows("looked at"):
+            places = ranges.of(digests(key_texts(rows, self._table.key))) if rows.num_rows else np.zeros(0)
+            inside = rows.filter(pa.array(np.isin(places, chosen)))
+            if inside.num_rows:
+                yield inside
+
+    async def _upstream_rows(self, doing: str) -> AsyncIterator[pa.RecordBatch]:
+        seen, started = 0, time.monotonic()
+        async for rows in self._upstream.rows(self._table):
+            yield rows
+            seen += rows.num_rows
+            self._progress(told(f"{self._table.name} {doing}", seen, self._expected, time.monotonic() - started))
+
+    async def _repair(self, found: Sequence[Found], ours: Sequence[pa.RecordBatch], theirs: pa.Table) -> Repaired:
+        key, wanted = self._table.key, pa.array([each.key for each in found], pa.string())
+        live = pa.Table.from_batches(
+            [part.filter(pc.is_in(key_texts(part, key), wanted)) for part in ours], self._table.schema
+        )
+        gone = theirs.filter(pc.is_in(theirs["key"], wanted)).select(list(key)).group_by(key).aggregate([])
+        if self._wish.dry_run:
+            return Repaired(len(gone), len(live))
+        with tempfile.TemporaryDirectory(prefix="tidemark-repair-") as directory:
+            files = {"gone": gone, "live": live}
+            paths = {name: _written(Path(directory) / name, table) for name, table in files.items()}
+            return Repaired(len(gone), len(live), await self._lake.repair(self._table, **paths))
+
+
+def told(what: str, seen: int, expected: int, elapsed_s: float) -> str:
+    """Progress in words; how much there is to come is known once one side has counted its rows."""
+    rate = seen / max(elapsed_s, 1e-3)
+    if expected <= seen or not rate:
+        return f"{what}: {seen} rows, {rate:.0f} rows/s"
+    return f"{what}: {seen} of {expected} rows, {rate:.0f} rows/s, {(expected - seen) / rate:.0f} s to go"
+
+
+def _texts(rows: pa.RecordBatch, key: Sequence[str]) -> Any:
+    return zip(key_texts(rows, key).to_pylist(), row_texts(rows).to_pylist(), strict=True)
+
+
+def _written(path: Path, table: pa.Table) -> str:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return str(path)

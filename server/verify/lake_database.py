@@ -1,0 +1,143 @@
+"""Lakes in databases: the newest cut, manifest, fences and rows in one snapshot; no Spark."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
+from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
+from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.lake.targets import database as database_of
+
+from server.verify import database_repair
+from server.verify.question import Question
+
+
+class Reader(Protocol):
+    """One database in one snapshot."""
+
+    def quoted(self, name: str) -> str:
+        """An identifier; `database.table` is two."""
+
+    def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
+        """The newest record, and the fence of each table."""
+
+    def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
+        """What a query gives of a table's columns, as RecordBatches that can be cast to `schema`."""
+
+    def close(self) -> None:
+        """End the snapshot."""
+
+
+def _postgres(uri: TargetUri) -> Reader:
+    from server.verify.postgres_reader import PostgresReader
+
+    return PostgresReader(uri)
+
+
+def _mysql(uri: TargetUri) -> Reader:
+    from server.verify.mysql_reader import MySqlReader
+
+    return MySqlReader(uri)
+
+
+_READERS: Final[Mapping[str, Callable[[TargetUri], Reader]]] = {"postgresql": _postgres, "mysql": _mysql}
+
+
+class DatabaseLake:
+    """Implements `server.verify.lake_job.LakeSide`."""
+
+    def __init__(self, uri: TargetUri, changefeed: str, reader: Reader) -> None:
+        self._uri = uri
+        self._changefeed = changefeed
+        self._reader = reader
+        text, self._fences = reader.manifest(changefeed)
+        self._newest = None if text is None else CutRecord.from_json(text)
+
+    @classmethod
+    @contextmanager
+    def open(cls, uri: TargetUri, changefeed: str, *, locked: bool) -> Iterator["DatabaseLake"]:
+        """The lake for the block.
+
+        Raises:
+            SourceError: ErrTargetBusy, its job runs; ErrTargetUnavailable, ErrCredentials, ErrDriverMissing.
+        """
+        with ExitStack() as stack:
+            database = database_of(uri)
+            if locked:
+                stack.enter_context(DatabaseManifest.opened(database, changefeed))
+            reader = _READERS[uri.format](uri)
+            stack.callback(reader.close)
+            yield cls(uri, changefeed, reader)
+
+    def cut(self, at: int | None) -> dict[str, Any]:
+        """See `LakeSide.cut`; a table whose next cut is applied, but not yet told, is at that one."""
+        newest = self._newest
+        if newest is None:
+            raise SourceError("ErrCutNotFound", f"the database {self._uri.path} has no cut of {self._changefeed} yet")
+        if at is not None and at < newest.end_ts:
+            raise SourceError(
+                "ErrCutNotFound",
+                f"a database shows its newest cut only, which ends at {newest.end_ts}; leave --at out",
+            )
+        beyond = {name: ts for name, ts in self._fences.items() if ts > newest.end_ts}
+        return {"cut": newest.end_ts, "mode": self._mode, "beyond": beyond, "newest_only": True}
+
+    def leaves(self, question: Question) -> bytes:
+        """See `LakeSide.leaves`."""
+        leaves = Leaves(question.ranges)
+        for summed in question.summed(self._batches(question)):
+            leaves.merge(summed["leaves"][0].as_py())
+        return leaves.to_bytes()
+
+    def rows(self, question: Question) -> Any:
+        """See `LakeSide.rows`."""
+        return pa.Table.from_batches(question.chosen_rows(self._batches(question)), question.answer_schema)
+
+    def check_repair(self, question: Question) -> None:
+        """See `LakeSide.check_repair`."""
+        name, newest = question.name, self._newest
+        if self._mode != UPSERT or name not in self._fences:
+            raise SourceError(
+                "ErrRepairUnsupported",
+                f"table {name}: only tables of mode upsert are repaired in place, not histories; write others anew "
+                "with a new changefeed",
+            )
+        if newest is None or self._fences[name] > newest.end_ts:
+            raise SourceError(
+                "ErrRepairUnsupported",
+                f"table {name} holds a cut that was not ended: start the lake's job, stop it when it has applied "
+                "one, and verify again",
+            )
+
+    def repair(self, question: Question, gone: Any, live: Any) -> int:
+        """See `LakeSide.repair`."""
+        return database_repair.repair(self._uri, self._changefeed, question, gone, live)
+
+    @property
+    def _mode(self) -> str:
+        return (self._newest.mode if self._newest is not None else None) or self._uri.mode("")
+
+    def _batches(self, question: Question) -> Iterator[Any]:
+        if self._fences.get(question.name, -1) < 0:
+            return iter(())
+        query = current_rows(self._reader.quoted, question, self._mode)
+        return self._reader.batches(question.name, query, question.schema)
+
+
+def current_rows(quoted: Callable[[str], str], asked: Question, mode: str) -> str:
+    """The query of the rows as of the cut, whatever the mode keeps; its columns are called `{columns}`. Pure."""
+    name, ts = quoted(asked.name), asked.ts
+    if mode == SCD2:
+        valid = f"{VALID_FROM} <= {ts} AND ({VALID_TO} IS NULL OR {VALID_TO} > {ts})"
+        return f"SELECT {{columns}} FROM {name} WHERE {valid}"  # noqa: S608 - quoted
+    if mode == APPEND:
+        last = f"PARTITION BY {', '.join(map(quoted, asked.key))} ORDER BY _commit_ts DESC, _seq DESC"
+        changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {asked.since}"
+        numbered = f"SELECT t.*, row_number() OVER ({last}) AS _place FROM {changes}"  # noqa: S608 - quoted
+        return f"SELECT {{columns}} FROM ({numbered}) s WHERE _place = 1 AND _op <> 'delete'"  # noqa: S608 - quoted
+    return f"SELECT {{columns}} FROM {name}"  # noqa: S608 - quoted

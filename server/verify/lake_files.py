@@ -1,0 +1,93 @@
+"""Lakes of files, in Spark: Delta, Iceberg and Parquet tables at the version that the manifest names for a cut."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import TargetUri
+
+from server.verify import file_repair
+from server.verify.lake_table import LakeTable
+from server.verify.question import Question
+
+
+class FileLake:
+    """Implements `server.verify.lake_job.LakeSide`; the session is opened at the first question that needs it."""
+
+    def __init__(self, uri: TargetUri, changefeed: str, directory: Path) -> None:
+        self._uri = uri
+        self._changefeed = changefeed
+        self._directory = directory
+        self._session: SparkSession | None = None
+        self._cuts: list[CutRecord] = read_cuts(Path(uri.path) / DIRECTORY)
+
+    @classmethod
+    @contextmanager
+    def open(cls, uri: TargetUri, changefeed: str, directory: Path, *, locked: bool) -> Iterator["FileLake"]:
+        """The lake for the block.
+
+        Raises:
+            SourceError: ErrTargetBusy, its job runs; ErrTargetForeign, ErrManifestCorrupt.
+        """
+        with ExitStack() as stack:
+            if locked:
+                stack.enter_context(FileManifest.opened(uri.path, changefeed))
+            yield cls(uri, changefeed, directory)
+
+    def cut(self, at: int | None) -> dict[str, Any]:
+        """See `LakeSide.cut`."""
+        found = [cut for cut in self._cuts if at is None or cut.end_ts <= at]
+        if not found:
+            begins = f"begins at {self._cuts[0].end_ts}" if self._cuts else "has no cut yet"
+            raise SourceError("ErrCutNotFound", f"the lake {self._uri.path} {begins}; choose a later --at")
+        mode = found[-1].mode or self._uri.mode("")
+        return {"cut": found[-1].end_ts, "mode": mode, "beyond": {}, "newest_only": False}
+
+    def leaves(self, question: Question) -> bytes:
+        """See `LakeSide.leaves`; as many tasks as cores, since each of them holds sums of all ranges."""
+        leaves = Leaves(question.ranges)
+        frame = self._table(question).frame(self._spark)
+        if frame is not None:
+            few = frame.coalesce(self._spark.sparkContext.defaultParallelism)
+            for row in few.mapInArrow(question.summed, "leaves binary").toLocalIterator():
+                leaves.merge(bytes(row.leaves))
+        return leaves.to_bytes()
+
+    def rows(self, question: Question) -> Any:
+        """See `LakeSide.rows`."""
+        frame = self._table(question).frame(self._spark)
+        if frame is None:
+            return question.answer_schema.empty_table()
+        chosen = frame.mapInArrow(question.chosen_rows, from_arrow_schema(question.answer_schema))
+        return chosen.toArrow().cast(question.answer_schema)
+
+    def check_repair(self, question: Question) -> None:
+        """See `LakeSide.check_repair`."""
+        table, newest = self._table(question), self._cuts[-1]
+        file_repair.check(self._spark, table, newest)
+
+    def repair(self, question: Question, gone: Any, live: Any) -> int:
+        """See `LakeSide.repair`."""
+        version = file_repair.repair(self._spark, self._table(question), gone, live)
+        file_repair.publish(Path(self._uri.path) / DIRECTORY, self._cuts[-1], question.name, version)
+        self._cuts = read_cuts(Path(self._uri.path) / DIRECTORY)
+        return version
+
+    @property
+    def _spark(self) -> SparkSession:
+        if self._session is None:
+            self._session = open_session(
+                master="local[*]", driver_memory="1g", directory=self._directory, lake=self._uri.format, extra={}
+            )
+        return self._session
+
+    def _table(self, question: Question) -> LakeTable:
+        return LakeTable(self._uri, self._changefeed, tuple(self._cuts), question)

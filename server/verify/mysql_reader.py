@@ -1,0 +1,61 @@
+"""A MySQL or MariaDB lake in one snapshot: rows in the binary protocol, read column by column."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark_tidemark.lake.jdbc import tables
+from pyspark_tidemark.lake.target import TargetUri
+
+from server.dump.chunk import quoted, selected
+from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.connection import log_in
+from server.puller.mysql.options import MySqlOptions
+from server.puller.uri import Address
+from server.verify.mysql_rows import begin_snapshot, pieces
+from storage.mysql.arrow import arrow_columns
+from storage.mysql.schema import Table
+
+
+class MySqlReader:
+    """Implements `server.verify.lake_database.Reader`."""
+
+    def __init__(self, uri: TargetUri) -> None:
+        ca = uri.option("ca-path")
+        self._database = uri.path
+        self._session = log_in(
+            MySqlOptions(
+                addresses=(Address(uri.host, uri.port),),
+                user=uri.user,
+                password_file=uri.option("password-file"),
+                tls="verify" if ca else "off",
+                ca=ca,
+            )
+        )
+        begin_snapshot(self._session)
+
+    def quoted(self, name: str) -> str:
+        """See `Reader`."""
+        return ".".join(quoted(part) for part in name.split(".", 1))
+
+    def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
+        """See `Reader`."""
+        cuts, fences = (f"{quoted(self._database)}.{name} WHERE app = %s" for name in (tables.CUTS, tables.TABLES))
+        newest = f"SELECT document FROM {cuts} ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
+        found = self._session.execute(newest, (changefeed,))
+        rows = self._session.execute(f"SELECT name, end_ts FROM {fences}", (changefeed,))  # noqa: S608 - ours
+        return (str(found[0][0]) if found else None), {str(name): int(ts) for name, ts in rows}
+
+    def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
+        """See `Reader`."""
+        schema_name, _, name = table.partition(".")
+        definition = read_definitions(self._session, [(schema_name, name)])[schema_name, name]
+        known = {column.name: column for column in definition.columns}
+        columns = tuple(known[each] for each in schema.names)
+        shape = Table(1, name, columns, ())
+        for rows in pieces(self._session, query.replace("{columns}", ", ".join(map(selected, columns)))):
+            yield pa.RecordBatch.from_arrays(arrow_columns(shape, rows), schema.names)
+
+    def close(self) -> None:
+        """See `Reader`."""
+        self._session.close()

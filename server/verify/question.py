@@ -1,0 +1,57 @@
+"""What the command asks its lake process about one table, and the mapping of its batches to answers. Pure."""
+
+import base64
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
+
+Work = Callable[[Iterable[Any]], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One table as of a cut; can be pickled."""
+
+    name: str
+    ts: int
+    since: int
+    """The last time at which all rows of the table went at once, if the metadata knows of one."""
+    key: tuple[str, ...]
+    schema: Any
+    """The upstream's columns, as a pyarrow.Schema."""
+    ranges: Ranges
+    chosen: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, request: dict[str, Any]) -> "Question":
+        """Read the members of a request."""
+        ranges = Ranges(request.get("bits", 0), tuple(request.get("within", ())))
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(request["schema"])))
+        key, chosen = tuple(request["key"]), tuple(request.get("chosen", ()))
+        return cls(request["table"], request["ts"], request["since"], key, schema, ranges, chosen)
+
+    @property
+    def answer_schema(self) -> Any:
+        """Of the rows that `chosen_rows` gives."""
+        return pa.schema([("key", pa.string()), ("row", pa.string()), *map(self.schema.field, self.key)])
+
+    def summed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The sums of a part of the table, as one row."""
+        leaves = Leaves(self.ranges)
+        for batch in batches:
+            leaves.add(batch.cast(self.schema), self.key)
+        yield pa.RecordBatch.from_pydict({"leaves": [leaves.to_bytes()]})
+
+    def chosen_rows(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The rows of the chosen ranges: `key` and `row` as text, and the key's columns."""
+        for batch in batches:
+            rows = batch.cast(self.schema)
+            keys = key_texts(rows, self.key)
+            mask = pa.array(np.isin(self.ranges.of(digests(keys)), self.chosen))
+            rows, keys = rows.filter(mask), keys.filter(mask)
+            columns = [keys, row_texts(rows), *(rows[name] for name in self.key)]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.answer_schema)

@@ -1,0 +1,96 @@
+"""The rows of a table of a MySQL or MariaDB server as they were at a cut of the lake, while anybody writes.
+
+    … cut … ─── changes, undone ───► log's end ≥ snapshot        rows = snapshot without changed keys + before-images
+
+The server shows no past, but its log has the before-image of every change. One snapshot is opened, then the log is read
+from the cut to where it ends after that: whatever the snapshot shows of a later change is in that part. Rows whose key
+is in it are taken from their first change there, all others from the snapshot (`before`). So it does not matter
+which transactions the snapshot has: no lock, no watermark and no exact position is needed, and the cut can be any whose
+log is still there.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from server.capture.changefeed import ChangefeedInfo
+from server.dump.chunk import quoted, selected
+from server.dump.reader import keys_of
+from server.dump.window import inserts
+from server.puller.mysql.anchors import prefix
+from server.puller.mysql.connection import Session, log_in
+from server.puller.mysql.lookahead import log_end
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.position import Anchor
+from server.puller.uri import SourceUri
+from server.verify.before import Before
+from server.verify.catalog import Table
+from server.verify.errors import VerifyHistoryError
+from server.verify.mysql_log import read_before
+from server.verify.mysql_rows import begin_snapshot, pieces
+from storage.meta.meta import Meta
+from storage.mysql.schema import Table as Columns
+
+
+class MySqlUpstream:
+    """Implements `server.verify.upstream.Upstream`."""
+
+    def __init__(self, session: Session, before: Before) -> None:
+        self._session = session
+        self._before = before
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, meta: Meta, info: ChangefeedInfo, tables: Sequence[Table]) -> AsyncIterator["MySqlUpstream"]:
+        """The server for the block, in one snapshot.
+
+        Raises:
+            VerifyHistoryError, VerifyMovedError, VerifyBehindError: the cut cannot be reached from it.
+            MySqlLoginError, MySqlUnavailableError, …: it does not let us in, or does not answer.
+        """
+        options = MySqlOptions.of(SourceUri.parse(info.source_uri))
+        anchor = await _anchor(meta, info.id, min(table.ts for table in tables))
+        session = await asyncio.to_thread(log_in, options)
+        try:
+            yield cls(session, await asyncio.to_thread(_before_of, session, options, anchor, tables))
+        finally:
+            session.close()
+
+    async def rows(self, table: Table) -> AsyncIterator[pa.RecordBatch]:
+        """See `Upstream.rows`."""
+        columns = Columns.parse(table.source.record.table_info)
+        changed = self._before.keys(columns.id)
+        was = self._before.rows(columns.id)
+        yield await asyncio.to_thread(_mounted, table, was["key"], was["old_value"])
+        name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
+        query = f"SELECT {', '.join(map(selected, columns.columns))} FROM {name}"  # noqa: S608 - quoted names
+        found = pieces(self._session, query)
+        while (rows := await asyncio.to_thread(next, found, None)) is not None:
+            yield await asyncio.to_thread(_unchanged, table, columns, rows, changed)
+
+
+def _before_of(session: Session, options: MySqlOptions, anchor: Anchor, tables: Sequence[Table]) -> Before:
+    begin_snapshot(session)
+    return read_before(session, options, anchor, tables, log_end(session))
+
+
+def _unchanged(table: Table, columns: Columns, rows: pa.Array, changed: pa.Array) -> pa.RecordBatch:
+    keys = keys_of(columns, rows)
+    kept = pc.invert(pc.is_in(keys, value_set=changed))
+    return _mounted(table, keys.filter(kept), rows.filter(kept))
+
+
+def _mounted(table: Table, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
+    return table.mounted(inserts(keys, values, table.ts))
+
+
+async def _anchor(meta: Meta, changefeed: str, ts: int) -> Anchor:
+    """The newest at or below the cut."""
+    found = [Anchor.from_json(pair.value) for pair in await meta.get_prefix(prefix(changefeed))]
+    usable = [anchor for anchor in found if anchor.ts <= ts]
+    if not usable:
+        raise VerifyHistoryError(f"changefeed {changefeed} knows no place in the log at or before the cut {ts}")
+    return max(usable, key=lambda anchor: anchor.ts)

@@ -1,0 +1,99 @@
+"""The rows of a table as the store has them at a ts: read as by any client, mounted as by the capture.
+
+Changefeeds of the cluster's change feed and those of its pumps both replicate what is in the store.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pyarrow as pa
+
+from server.capture.changefeed import ChangefeedInfo
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.pd import PdClient
+from server.rpc.snapshot import Snapshot
+from server.rpc.tikv import KvClient
+from server.verify.catalog import Table
+from server.verify.errors import VerifyHistoryError
+from storage.model.event import INSERT, raw_batch
+from storage.tidb.key import table_span
+from storage.tidb.schema import TableInfo
+
+_PAGE_ROWS: Final = 4096
+_READ_S: Final = 60.0
+_HOLD_TTL_S: Final = 600
+_HOLD_EVERY_S: Final = 120.0
+
+
+class StoreUpstream:
+    """Implements `server.verify.upstream.Upstream`."""
+
+    def __init__(self, pd: PdClient, kv: KvClient) -> None:
+        self._kv = kv
+        self._resolver = LockResolver(pd, kv)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, pd: PdClient, kv: KvClient, info: ChangefeedInfo, tables: Sequence[Table]
+    ) -> AsyncIterator["StoreUpstream"]:
+        """The store for the block, its history held.
+
+        Raises:
+            VerifyHistoryError: it is gone.
+        """
+        async with held(pd, f"tidemark-verify-{info.id}", min(table.ts for table in tables)):
+            yield cls(pd, kv)
+
+    async def rows(self, table: Table) -> AsyncIterator[pa.RecordBatch]:
+        """See `Upstream.rows`."""
+        snapshot = Snapshot(self._kv, self._resolver, table.ts, timeout_s=_READ_S)
+        for table_id in TableInfo.parse(table.source.record.table_info_json).physical_ids:
+            span = table_span(table_id)
+            key, full = span.start_key, True
+            while full:
+                pairs = await snapshot.scan(key, span.end_key, _PAGE_ROWS)
+                full = len(pairs) == _PAGE_ROWS
+                if pairs:
+                    key = pairs[-1][0] + b"\0"
+                    yield await asyncio.to_thread(_mounted, table, pairs)
+
+
+def _mounted(table: Table, pairs: list[tuple[bytes, bytes]]) -> pa.RecordBatch:
+    keys, values = zip(*pairs, strict=True)
+    count = len(pairs)
+    return table.mounted(raw_batch([2] * count, [1] * count, [INSERT] * count, keys, values, [None] * count))
+
+
+@asynccontextmanager
+async def held(pd: PdClient, service: str, ts: int) -> AsyncIterator[None]:
+    """Keep GC from passing `ts` for the block.
+
+    Raises:
+        VerifyHistoryError: it has.
+    """
+    await _hold(pd, service, ts)
+
+    async def renewed() -> None:
+        while True:
+            await asyncio.sleep(_HOLD_EVERY_S)
+            await _hold(pd, service, ts)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            renewing = tasks.create_task(renewed(), name="hold the history")
+            yield
+            renewing.cancel()
+    finally:
+        await pd.update_service_gc_safe_point(service, 0, 0)
+
+
+async def _hold(pd: PdClient, service: str, ts: int) -> None:
+    least = await pd.update_service_gc_safe_point(service, _HOLD_TTL_S, ts - 1)
+    passed = max(await pd.gc_safe_point(), least.safe_point if least.safe_point > ts - 1 else 0)
+    if passed > ts:
+        raise VerifyHistoryError(
+            f"GC has come to {passed}: the upstream can no longer be read at {ts}; verify a newer cut"
+        )
