@@ -2,7 +2,8 @@
 
 MariaDB (log_bin_compress=ON) compresses a statement, or the rows of an event, with zlib behind
 `0x80 | size_bytes u8, size u8 * size_bytes big-endian`. MySQL (binlog_transaction_compression=ON) packs a transaction
-into one TRANSACTION_PAYLOAD event, whose fields stand before the payload; its events have no checksums.
+into one TRANSACTION_PAYLOAD event, whose fields stand before the payload; its events have no checksums, and no place
+in the log but that of the payload, which they get.
 
     field    = kind n, size n, value           kind 0 ends the fields, the payload follows; 1 its size,
                                                2 its compression (0 zstd, 255 none), 3 its size without
@@ -55,7 +56,7 @@ def expand(events: Events) -> Events:
     for number, kind in enumerate(types.tolist()):
         header, body = events.header(number), events.body(number)
         if kind == EventType.TRANSACTION_PAYLOAD:
-            parts += _inner_events(body)
+            parts += [event[:13] + header[13:17] + event[17:] for event in _inner_events(body)]
         elif _IS_COMPRESSED[kind]:
             plain = _PLAIN[EventType(kind)]
             parts.append(header[:4] + bytes((plain,)) + header[5:] + _plain_body(plain, body))

@@ -3,6 +3,7 @@
 Source: MySQL's libbinlogevents (control_events.h, statement_events.h), MariaDB's log_event.h; MariaDB 10.11's logs.
 """
 
+import enum
 import struct
 import uuid
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ _MARIADB_GTID = struct.Struct("<QIB")
 _QUERY = struct.Struct("<IIBHH")
 _XID = struct.Struct("<III")
 _MYSQL_GTID = struct.Struct("<B16sQ")
+_MYSQL_GROUP_BYTES = 17
+_COMMITTED_BYTES = 7
+_ORIGINAL_FOLLOWS = 1 << 55
 _CHECKSUM_CRC32 = 1
 _CRC32_AND_ALGORITHM_BYTES = 5
 
@@ -99,19 +103,61 @@ class MariaGtid:
 
 @dataclass(frozen=True, slots=True)
 class MysqlGtid:
-    """Begins a transaction of MySQL (type 33; 34 where the server gives none out, then `gno` is 0)."""
+    """Begins a transaction of MySQL (type 33; 34 where the server gives none out, then `gno` is 0; 42 with a tag)."""
 
     server: uuid.UUID
     gno: int
+    tag: str = ""
+    committed_us: int = 0
+    """When the server that ran it committed it, in µs since the Unix epoch: the same on all replicas; 0: not told."""
 
     @classmethod
     def parse(cls, body: bytes) -> "MysqlGtid":
-        """Read the body."""
-        _, server, gno = _MYSQL_GTID.unpack(Reader(body).take(_MYSQL_GTID.size))
-        return cls(uuid.UUID(bytes=server), gno)
+        """Read the body of type 33 or 34."""
+        reader = Reader(body)
+        _, server, gno = _MYSQL_GTID.unpack(reader.take(_MYSQL_GTID.size))
+        committed_us = 0
+        if len(reader.rest) >= _MYSQL_GROUP_BYTES + _COMMITTED_BYTES:
+            reader.take(_MYSQL_GROUP_BYTES)
+            committed_us = reader.number(_COMMITTED_BYTES)
+            if committed_us & _ORIGINAL_FOLLOWS:
+                committed_us = reader.number(_COMMITTED_BYTES)
+        return cls(uuid.UUID(bytes=server), gno, committed_us=committed_us)
+
+    @classmethod
+    def parse_tagged(cls, body: bytes) -> "MysqlGtid":
+        """Read the body of type 42: numbered fields of numbers that tell their own width; the last ones may be missing.
+
+        Source: MySQL's mysql::serialization and the events of a MySQL 9.7.
+        """
+        reader = Reader(body)
+        reader.varied()  # the version of the format
+        end = reader.varied()
+        reader.varied()
+        server, gno, tag, committed = uuid.UUID(int=0), 0, "", {}
+        while reader.at < min(end, len(body)):
+            number = reader.varied()
+            if number == _Tagged.SERVER:
+                server = uuid.UUID(bytes=bytes(reader.varied() & 0xFF for _ in range(16)))
+            elif number == _Tagged.TAG:
+                tag = reader.take(reader.varied()).decode(errors="replace")
+            elif number == _Tagged.GNO:
+                gno = reader.varied() >> 1  # the lowest bit is its sign
+            else:
+                committed[number] = reader.varied()
+        us = committed.get(_Tagged.ORIGINAL_US, committed.get(_Tagged.COMMITTED_US, 0))
+        return cls(server, gno, tag, us)
 
     def __str__(self) -> str:
-        return f"{self.server}:{self.gno}"
+        return ":".join(filter(None, (str(self.server), self.tag, str(self.gno))))
+
+
+class _Tagged(enum.IntEnum):
+    SERVER = 1
+    GNO = 2
+    TAG = 3
+    COMMITTED_US = 6
+    ORIGINAL_US = 7
 
 
 @dataclass(frozen=True, slots=True)

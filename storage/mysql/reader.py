@@ -1,6 +1,7 @@
 """A cursor over the bytes of one event: numbers, length-encoded numbers and strings, bitmaps.
 
 length-encoded number = 0 … 250 | 252 u16 | 253 u24 | 254 u64
+varied number         = k bytes with k ones below a zero, then its value, little-endian; 8 bytes behind 255
 """
 
 import struct
@@ -8,6 +9,7 @@ import struct
 from storage.model.errors import CorruptError
 
 _WIDTHS = {252: 2, 253: 3, 254: 8}
+_VARIED_BYTES_MAX = 8
 
 
 class Reader:
@@ -48,6 +50,14 @@ class Reader:
         if first not in _WIDTHS:
             raise CorruptError(f"{first} at offset {self.at - 1} begins no length-encoded number")
         return self.number(_WIDTHS[first])
+
+    def varied(self) -> int:
+        """A number whose first byte ends with as many ones as bytes follow it (MySQL's tagged GTIDs)."""
+        first = self.number(1)
+        more = (first ^ (first + 1)).bit_length() - 1
+        if more == _VARIED_BYTES_MAX:
+            return self.number(_VARIED_BYTES_MAX)
+        return (first | self.number(more) << 8) >> more + 1
 
     def string(self) -> bytes:
         """Bytes behind their length-encoded size."""

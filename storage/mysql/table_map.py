@@ -57,7 +57,7 @@ class TableMap:
 
     @classmethod
     def parse(cls, body: bytes, *, mariadb: bool) -> "TableMap":
-        """Read the body of a TABLE_MAP event; the two servers count different types as numbers and as characters.
+        """Read the body of a TABLE_MAP event; the two servers count different types as characters.
 
         Raises:
             CorruptError: it is not one.
@@ -140,8 +140,8 @@ def _fields(reader: Reader) -> Iterator[tuple[int, bytes]]:
 def _with_metadata(
     columns: list[Column], fields: dict[int, bytes], *, mariadb: bool
 ) -> tuple[list[Column], tuple[str, ...]]:
-    numeric = _places(columns, NUMERIC | {Type.YEAR} if mariadb else NUMERIC)
-    strings = _places(columns, STRINGS | {Type.GEOMETRY} if mariadb else STRINGS)
+    numeric = _places(columns, NUMERIC | {Type.YEAR})
+    strings = _places(columns, STRINGS | {Type.GEOMETRY if mariadb else Type.VECTOR})
     names = _places(columns, {Type.ENUM, Type.SET})
     if _Kind.SIGNEDNESS in fields:
         signs = Reader(fields[_Kind.SIGNEDNESS]).bits_be(len(numeric))

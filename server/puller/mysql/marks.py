@@ -17,12 +17,11 @@ from storage.mysql.control import (
 from storage.mysql.event import HEADER_BYTES, Events, EventType
 
 Gtid: TypeAlias = MariaGtid | MysqlGtid
-GTIDS = (EventType.MARIADB_GTID, EventType.GTID, EventType.ANONYMOUS_GTID)
+GTIDS = (EventType.MARIADB_GTID, EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED)
 IS_MARK = np.isin(
     np.arange(256),
     [
         *GTIDS,
-        EventType.GTID_TAGGED,
         EventType.XID,
         EventType.QUERY,
         EventType.XA_PREPARE,
@@ -34,6 +33,7 @@ IS_MARK = np.isin(
 )
 _UNUSUAL_FLAGS = MARIADB_STANDALONE | MARIADB_PREPARED_XA | MARIADB_COMPLETED_XA
 _MARIA_FLAGS_AT = HEADER_BYTES + 12
+_LAST_MS = 1000 * 0xFFFFFFFF
 
 
 def plain_marks(events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -64,7 +64,15 @@ def gtid_of(events: Events, mark: int) -> Gtid:
     header = events.header(mark)
     if header[4] == EventType.MARIADB_GTID:
         return MariaGtid.parse(header, events.body(mark))
-    return MysqlGtid.parse(events.body(mark))
+    body = events.body(mark)
+    return MysqlGtid.parse_tagged(body) if header[4] == EventType.GTID_TAGGED else MysqlGtid.parse(body)
+
+
+def physical_ms_of(gtid: Gtid, events: Events, mark: int) -> int:
+    """When a transaction was committed, as all servers of one history tell it; at most year 2106, as seconds are."""
+    if isinstance(gtid, MysqlGtid) and gtid.committed_us:
+        return min(gtid.committed_us // 1000, _LAST_MS)
+    return 1000 * int.from_bytes(events.header(mark)[:4], "little")
 
 
 def next_position(events: Events, mark: int) -> int:

@@ -1,10 +1,11 @@
 """Where in a log we stand, and the commit_ts there: a fold over all transactions, that goes on from anchors. Pure.
 
-    commit_ts(n) = max(commit_ts(n - 1) + 2, physical second of transaction n in TSO layout)
+    commit_ts(n) = max(commit_ts(n - 1) + 2, physical time of transaction n in TSO layout)
 
 over all transactions of the log in its order, whatever tables they touch. The commit_ts before each one, which no
 transaction has, belongs to schema changes: a transaction may bring one and rows above it (CREATE TABLE … SELECT). The
-second is the one that the log has for the transaction's GTID, which replicas repeat, so a replica gives the same fold.
+time is one that replicas repeat, so that they give the same fold: with MariaDB the second of the GTID event; with MySQL
+the millisecond of the commit on the server that ran it, as a replica's event has the second of the last statement.
 An anchor is a place and its commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
 """
 
@@ -21,7 +22,6 @@ from storage.mysql.control import MariaGtid, MysqlGtid
 from storage.mysql.gtid import MariaGtidSet, MysqlGtidSet
 
 STEP: Final = 2
-_SECOND: Final = 1000 << LOGICAL_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class Anchor:
         return MysqlGtidSet.parse(self.gtids).encode() if self.is_mysql else b""
 
 
-def fold(previous_ts: int, seconds: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """The commit_ts of transactions that follow `previous_ts`, by the second in each one's GTID event."""
-    steps = STEP * np.arange(1, len(seconds) + 1, dtype=np.int64)
-    at_least = np.maximum(seconds.astype(np.int64) * _SECOND - steps, previous_ts)
+def fold(previous_ts: int, physical: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The commit_ts of transactions that follow `previous_ts`, by each one's time in ms."""
+    steps = STEP * np.arange(1, len(physical) + 1, dtype=np.int64)
+    at_least = np.maximum((physical << LOGICAL_BITS) - steps, previous_ts)
     folded: npt.NDArray[np.int64] = np.maximum.accumulate(at_least) + steps
     return folded
 
@@ -104,7 +104,7 @@ class LogPosition:
             self._gtids = maria.add(gtid.domain, gtid.server, gtid.seq)
         elif gtid is not None and gtid.gno:
             mysql = self._gtids if isinstance(self._gtids, MysqlGtidSet) else MysqlGtidSet()
-            self._gtids = mysql.add(gtid.server, gtid.gno)
+            self._gtids = mysql.add(gtid.server, gtid.gno, gtid.tag)
 
     def moved_to_file(self, file: str, position: int) -> None:
         """The log goes on there."""

@@ -19,7 +19,17 @@ import numpy.typing as npt
 from server.puller.mysql.commits import Commits, Runs, joined, size_of
 from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError, XaTooLargeError
-from server.puller.mysql.marks import GTIDS, IS_MARK, Gtid, gtid_of, last_of_each, next_position, plain_marks, stretches
+from server.puller.mysql.marks import (
+    GTIDS,
+    IS_MARK,
+    Gtid,
+    gtid_of,
+    last_of_each,
+    next_position,
+    physical_ms_of,
+    plain_marks,
+    stretches,
+)
 from server.puller.mysql.position import LogPosition, fold
 from server.puller.mysql.statement import Kind, Statement
 from storage.mysql.compressed import expand
@@ -139,7 +149,7 @@ class Transactions:
             raise LogDamagedError("the log has a transaction without an end, or an end without a transaction")
         complete = len(xids)
         headers = events.begin[gtids[:complete]]
-        ts = fold(self.position.ts, events.data.number(headers, 4))
+        ts = fold(self.position.ts, 1000 * events.data.number(headers, 4).astype(np.int64))
         self._runs.add(gtids[:complete], xids + 1, ts)
         domains = events.data.number(headers + HEADER_BYTES + 8, 4)
         for last in sorted(last_of_each(domains)):
@@ -174,15 +184,12 @@ class Transactions:
         elif kind == EventType.MARIADB_GTID_LIST:
             listed = MariaGtidList.parse(events.body(mark)).gtids
             self.position.begin_with(",".join(f"{domain}-{server}-{seq}" for domain, server, seq in listed))
-        elif kind == EventType.GTID_TAGGED:
-            raise LogDamagedError("the log has tagged GTIDs (MySQL 8.3), which are not read: do not use tags")
         else:
             raise LogDamagedError("the server says that events are missing in its log (INCIDENT): dump the tables anew")
 
     def _begin(self, events: Events, mark: int) -> None:
         gtid = gtid_of(events, mark)
-        second = int.from_bytes(events.header(mark)[:4], "little")
-        ts = int(fold(self.position.ts, np.array([second], np.uint32))[0])
+        ts = int(fold(self.position.ts, np.array([physical_ms_of(gtid, events, mark)]))[0])
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
         place = (self.position.file, next_position(events, mark))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared

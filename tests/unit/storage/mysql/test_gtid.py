@@ -10,28 +10,30 @@ from storage.model.errors import InvalidError
 from storage.mysql.gtid import MariaGtidSet, MysqlGtidSet
 
 SERVERS = [uuid.UUID(int=number) for number in (1, 2, 1 << 127)]
-GTIDS = st.lists(st.tuples(st.sampled_from(SERVERS), st.integers(1, 30)))
+TAGS = ("", "blue", "a_tag_that_is_as_long_as_it_can_")
+Tagged = tuple[uuid.UUID, int, str]
+GTIDS = st.lists(st.tuples(st.sampled_from(SERVERS), st.integers(1, 30), st.sampled_from(TAGS)))
 
 
-def mysql(gtids: list[tuple[uuid.UUID, int]]) -> MysqlGtidSet:
+def mysql(gtids: list[Tagged]) -> MysqlGtidSet:
     found = MysqlGtidSet()
-    for server, gno in gtids:
-        found = found.add(server, gno)
+    for server, gno, tag in gtids:
+        found = found.add(server, gno, tag)
     return found
 
 
 @given(GTIDS, GTIDS)
-def test_a_mysql_set_holds_what_was_added_and_nothing_else(
-    gtids: list[tuple[uuid.UUID, int]], others: list[tuple[uuid.UUID, int]]
-) -> None:
+def test_a_mysql_set_holds_what_was_added_and_nothing_else(gtids: list[Tagged], others: list[Tagged]) -> None:
     found = mysql(gtids)
-    assert all(found.holds(server, gno) == ((server, gno) in gtids) for server in SERVERS for gno in range(1, 31))
+    every = [(server, gno, tag) for server in SERVERS for gno in range(1, 31) for tag in TAGS]
+    assert all(found.holds(*each) == (each in gtids) for each in every)
     assert found.contains(mysql(others)) == (set(others) <= set(gtids))
     assert MysqlGtidSet.parse(str(found)) == found
+    assert MysqlGtidSet.decode(found.encode()) == found
 
 
 @given(GTIDS)
-def test_the_text_of_a_mysql_set_does_not_depend_on_the_order_of_adding(gtids: list[tuple[uuid.UUID, int]]) -> None:
+def test_the_text_of_a_mysql_set_does_not_depend_on_the_order_of_adding(gtids: list[Tagged]) -> None:
     assert str(mysql(gtids)) == str(mysql(gtids[::-1]))
 
 
@@ -59,7 +61,7 @@ def test_other_text_is_no_mariadb_set(text: str) -> None:
         MariaGtidSet.parse(text)
 
 
-@pytest.mark.parametrize("text", ["x:1", f"{SERVERS[0]}:5-3", f"{SERVERS[0]}:tag:1", f"{SERVERS[0]}:0"])
+@pytest.mark.parametrize("text", ["x:1", f"{SERVERS[0]}:5-3", f"{SERVERS[0]}:1:+", f"{SERVERS[0]}:t:0"])
 def test_other_text_is_no_mysql_set(text: str) -> None:
     with pytest.raises(InvalidError):
         MysqlGtidSet.parse(text)

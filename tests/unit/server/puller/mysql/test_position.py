@@ -13,33 +13,35 @@ from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.control import MariaGtid
 
-SECONDS = st.lists(st.one_of(st.integers(0, 5), st.integers(1_700_000_000, 1_700_000_010), st.just((1 << 32) - 1)))
+TIMES = st.lists(
+    st.one_of(st.integers(0, 5), st.integers(1_700_000_000_000, 1_700_000_010_000), st.just(1000 * 0xFFFFFFFF))
+)
 
 
-def folded_one_by_one(previous_ts: int, seconds: list[int]) -> list[int]:
+def folded_one_by_one(previous_ts: int, times: list[int]) -> list[int]:
     found = []
-    for second in seconds:
-        previous_ts = max(previous_ts + STEP, compose(second * 1000))
+    for physical in times:
+        previous_ts = max(previous_ts + STEP, compose(physical))
         found.append(previous_ts)
     return found
 
 
-@given(st.integers(0, compose(1_700_000_005_000)), SECONDS)
-def test_the_fold_is_that_of_one_transaction_after_the_other(previous_ts: int, seconds: list[int]) -> None:
-    assert fold(previous_ts, np.array(seconds, np.uint32)).tolist() == folded_one_by_one(previous_ts, seconds)
+@given(st.integers(0, compose(1_700_000_005_000)), TIMES)
+def test_the_fold_is_that_of_one_transaction_after_the_other(previous_ts: int, times: list[int]) -> None:
+    assert fold(previous_ts, np.array(times, np.int64)).tolist() == folded_one_by_one(previous_ts, times)
 
 
-@given(st.integers(0, compose(1_700_000_005_000)), SECONDS, st.integers(0, 20))
-def test_any_transaction_is_an_anchor_that_the_rest_goes_on_from(start_ts: int, seconds: list[int], cut: int) -> None:
-    whole = fold(start_ts, np.array(seconds, np.uint32)).tolist()
-    first = fold(start_ts, np.array(seconds[:cut], np.uint32)).tolist()
-    rest = fold(first[-1] if first else start_ts, np.array(seconds[cut:], np.uint32)).tolist()
+@given(st.integers(0, compose(1_700_000_005_000)), TIMES, st.integers(0, 20))
+def test_any_transaction_is_an_anchor_that_the_rest_goes_on_from(start_ts: int, times: list[int], cut: int) -> None:
+    whole = fold(start_ts, np.array(times, np.int64)).tolist()
+    first = fold(start_ts, np.array(times[:cut], np.int64)).tolist()
+    rest = fold(first[-1] if first else start_ts, np.array(times[cut:], np.int64)).tolist()
     assert first + rest == whole
 
 
-@given(SECONDS)
-def test_the_ts_before_each_commit_is_free_for_a_schema_change(seconds: list[int]) -> None:
-    stamps = fold(0, np.array(seconds, np.uint32)).tolist()
+@given(TIMES)
+def test_the_ts_before_each_commit_is_free_for_a_schema_change(times: list[int]) -> None:
+    stamps = fold(0, np.array(times, np.int64)).tolist()
     assert not {ts - 1 for ts in stamps} & set(stamps)
 
 

@@ -1,8 +1,11 @@
 """Whatever buffers a log comes in, and wherever its connection breaks: the same transactions, never half of one."""
 
 import itertools
+import json
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +20,9 @@ from storage.mysql.event import EventType
 from tests.unit.storage.mysql.encode import event, events
 
 STANDALONE, DDL, PREPARED, COMPLETED = 1, 32, 64, 128
+MYSQL: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[4] / "golden/mysql_events.json").read_text(encoding="utf-8")
+)
 FDE = event(EventType.FORMAT_DESCRIPTION, bytes(60))
 
 
@@ -184,7 +190,7 @@ def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> 
     assert [item.part for item in items] == [*range(1, len(log.parts)), 0]
 
 
-@pytest.mark.parametrize("kind", [EventType.INCIDENT, EventType.GTID_TAGGED, EventType.XID])
+@pytest.mark.parametrize("kind", [EventType.INCIDENT, EventType.XID])
 def test_a_log_that_cannot_be_followed_is_refused(kind: EventType) -> None:
     with pytest.raises(LogDamagedError):
         taken(Transactions(LogPosition(Anchor(0, ""))), [event(kind, bytes(8))])
@@ -199,3 +205,20 @@ def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
     assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [compose(1001 * 1000)]
     whole = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts]))
     assert not [item for item in whole if isinstance(item, Unprepared)]
+
+
+@pytest.mark.parametrize("golden", MYSQL, ids=[each["version"] for each in MYSQL])
+@pytest.mark.parametrize("kind", ["gtid", "tagged"])
+def test_a_replica_of_mysql_gives_the_commit_ts_of_its_primary(golden: dict[str, Any], kind: str) -> None:
+    """The second in a replica's GTID event is that of the last statement, not of the commit."""
+    positions = []
+    for side in golden.get(kind, {}):
+        gtid = bytes.fromhex(golden[kind][side])
+        begin = event(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0BEGIN")
+        parts = [gtid[:9] + struct.pack("<I", len(gtid)) + gtid[13:], begin, event(EventType.XID, bytes(8))]
+        transactions = Transactions(LogPosition(Anchor(7, "")))
+        (item,) = list(transactions.take(events(parts)))
+        assert isinstance(item, Commits)
+        assert set(item.commit_ts.tolist()) == {transactions.position.ts}
+        positions.append((transactions.position.ts, transactions.position.anchor.gtids))
+    assert len(set(positions)) == (kind in golden)
