@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.verify.errors import VerifyHistoryError
+from storage.model.event import RAW_SCHEMA
 from storage.model.span import Span
 
 BYTES_MAX: Final = 512 << 20
 _FOLD_BYTES: Final = 32 << 20
-_SCHEMA: Final = pa.schema([("key", pa.binary()), ("old_value", pa.binary())])
+_SCHEMA: Final = pa.schema([RAW_SCHEMA.field(name) for name in ("key", "old_value")])
 
 
 class Before:
@@ -84,5 +85,5 @@ def _first(changes: pa.Table) -> pa.RecordBatch:
     """The first change of each key, in order."""
     codes = changes["key"].combine_chunks().dictionary_encode().indices
     _, places = np.unique(np.asarray(codes), return_index=True)
-    (batch,) = changes.take(pa.array(np.sort(places))).combine_chunks().to_batches() or [_SCHEMA.empty_table()]
-    return batch if isinstance(batch, pa.RecordBatch) else pa.RecordBatch.from_pylist([], _SCHEMA)
+    first = changes.take(pa.array(np.sort(places)))
+    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in first.columns], schema=_SCHEMA)

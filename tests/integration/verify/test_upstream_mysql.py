@@ -1,0 +1,118 @@
+"""A real MariaDB's table as of any cut, while a writer goes on: it equals what the log says, transaction by transaction."""
+
+import threading
+
+import pytest
+
+from server.capture.changefeed import ChangefeedInfo
+from server.verify.catalog import Table
+from server.verify.errors import VerifyHistoryError, VerifyMovedError
+from server.verify.upstream_mysql import MySqlUpstream
+from tests.integration.mysql.replica import following
+
+pytestmark = pytest.mark.timeout(180)
+ROWS, TRANSACTIONS = 3000, 300
+
+
+class Writer(threading.Thread):
+    """Transactions over all keys, as long as the block lasts."""
+
+    def __init__(self, mariadb, name):
+        super().__init__()
+        self._connection = mariadb.connect(name)
+        self._ended = threading.Event()
+        self.written = 0
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self.join()
+        self._connection.close()
+
+    def run(self):
+        with self._connection.cursor() as cursor:
+            while not self._ended.is_set():
+                number = self.written + 1
+                for statement in (
+                    "BEGIN",
+                    f"UPDATE t SET v = 'é{number}', kind = 'b' WHERE id % 97 = {number % 97}",
+                    f"DELETE FROM t WHERE id = {number * 7 % ROWS}",
+                    f"REPLACE INTO t VALUES ({number * 11 % ROWS}, 'again', NULL, {number}.25)",
+                    f"UPDATE t SET id = id + {ROWS} WHERE id = {number * 5 % ROWS}",
+                    f"INSERT INTO other VALUES ({number})",
+                    "COMMIT",
+                ):
+                    cursor.execute(statement)
+                self.written = number
+
+
+def created(mariadb):
+    name = mariadb.database("verify")
+    mariadb.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(50), kind ENUM('a', 'b'), amount DECIMAL(12, 2))",
+        f"INSERT INTO t SELECT seq, 'v', 'a', seq / 4 FROM seq_0_to_{ROWS - 1}",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        database=name,
+    )
+    return name
+
+
+def info(mariadb):
+    return ChangefeedInfo(
+        id="feed", sink_uri="delta:///lake", source_uri=mariadb.uri, start_ts=0, target_ts=0, create_time=""
+    )
+
+
+async def rows_at(mariadb, meta, source, ts):
+    table = Table(source, ts)
+    async with MySqlUpstream.open(meta, info(mariadb), [table]) as upstream:
+        found = [row async for batch in upstream.rows(table) for row in batch.to_pylist()]
+        again = [row async for batch in upstream.rows(table) for row in batch.to_pylist()]
+    key = lambda row: row["id"]  # noqa: E731 - short
+    assert sorted(found, key=key) == sorted(again, key=key), "it can be read twice"
+    assert len({row["id"] for row in found}) == len(found)
+    return {row["id"]: row for row in found}
+
+
+async def test_the_table_at_each_cut_is_what_the_log_made_of_it(mariadb, meta):
+    name = created(mariadb)
+    columns = ("id", "v", "kind", "amount")
+    held = {row[0]: dict(zip(columns, row, strict=True)) for row in mariadb.execute(f"SELECT * FROM {name}.t")}
+    async with following(mariadb.uri, meta, f"{name}.t") as feed:
+        [(span, [(_, source)])] = feed.target.versions.items()
+        with Writer(mariadb, name) as writer:
+            await feed.until(lambda: writer.written > TRANSACTIONS and feed.rows_of(span) > TRANSACTIONS)
+            changes = feed.target.changes_of(span)
+            ends = sorted({change["_commit_ts"] for change in changes})
+            cuts = [feed.start_ts, ends[len(ends) // 3], ends[-1]]
+            found = {cut: await rows_at(mariadb, meta, source, cut) for cut in cuts}
+    for cut in cuts:
+        while changes and changes[0]["_commit_ts"] <= cut:
+            change = changes.pop(0)
+            if change["_op"] == "delete":
+                held.pop(change["id"])
+            else:
+                held[change["id"]] = {column: change[column] for column in columns}
+        assert found[cut] == held
+
+
+async def test_a_table_that_was_altered_after_the_cut_is_told(mariadb, meta):
+    name = created(mariadb)
+    async with following(mariadb.uri, meta, f"{name}.t") as feed:
+        [(_, [(_, source)])] = feed.target.versions.items()
+        mariadb.execute("ALTER TABLE other ADD COLUMN n INT", database=name)
+        assert len(await rows_at(mariadb, meta, source, feed.start_ts)) == ROWS
+        mariadb.execute("ALTER TABLE t ADD COLUMN n INT", database=name)
+        with pytest.raises(VerifyMovedError, match=rf"{name}\.t has changed at \d+, after the cut \(ALTER TABLE t ADD"):
+            await rows_at(mariadb, meta, source, feed.start_ts)
+
+
+async def test_a_cut_of_which_nothing_is_known_in_the_log_is_told(mariadb, meta):
+    name = created(mariadb)
+    async with following(mariadb.uri, meta, f"{name}.t") as feed:
+        [(_, [(_, source)])] = feed.target.versions.items()
+        with pytest.raises(VerifyHistoryError, match="no place in the log"):
+            await rows_at(mariadb, meta, source, 1)
