@@ -82,8 +82,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             AsyncExitStack() as parts,
         ):
             records = Records(meta)
-            tables_here = (config.workers or cores()) == 1
-            context = SourceContext(pd, feeds, kv, meta, security, tables_here)
+            context = SourceContext(pd, feeds, kv, meta, security, tables_here=(config.workers or cores()) == 1)
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
             owner = Owner(Workshop(records, sources(context), make_processor), pd)
@@ -91,7 +90,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
             server.add_service(changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds)
-            dumps = DumpService(meta, tables_here=tables_here)
+            dumps = DumpService(meta)
             server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], dumps)
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)

@@ -4,84 +4,68 @@ A chunk is read at a fresh timestamp S, while its table's resolved_ts is held be
 as inserts at commit_ts S. The feed brings what is at or below S in front of it, and what is above S behind it.
 Invariants:
 1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is read again.
-2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`); when its puller
-   ends, its rows may be lost with it, so nothing ahead of the checkpoint counts any more.
+2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`); when it is pulled
+   anew, its rows may be lost with the puller, so nothing ahead of the checkpoint counts any more.
 3. GC cannot have passed S when the chunk was read: the store says so, or it is read again.
 """
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-import pyarrow as pa
 import structlog
 
 from server.dump import metrics
-from server.dump.chunk import ChunkSize
-from server.dump.held import HeldRows, HeldTables
+from server.dump.cluster_chunks import Chunks, Page, Pulled, RoundRead
+from server.dump.cluster_pace import least_s
+from server.dump.cluster_plan import cursor_of
+from server.dump.cluster_survey import Surveyed, Surveyor
 from server.dump.job import RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
-from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
-from server.dump.unsupported import EVERY_TABLE
-from server.dump.window import inserts
-from server.puller.table import SourceTable
+from server.dump.progress import Read, TableDump, TableProgress, TableState
 from storage.model.errors import TidemarkError
-from storage.model.span import Span
+from storage.model.ts import physical_ms
+from storage.tasks import together
 
 _IDLE_S: Final = 1.0
-_PAUSE_S: Final = 0.5
+_LOOK_S: Final = 0.3
 _GONE_S: Final = 10.0
-_FIRST_ROWS: Final = 64
+_LAG_MS: Final = 10_000
+"""A table whose changes are this far behind is not read from, as that would only make it later."""
+EVERY_TABLE: Final = 0
+"""The table id of what versions before this one said of all tables: that workers do not dump them."""
 
 _log = structlog.get_logger(__name__)
-
-
-class Store(Protocol):
-    """The cluster's store."""
-
-    async def now(self) -> int:
-        """A timestamp above all that anybody has."""
-        ...
-
-    async def page(self, begin: bytes, end: bytes, ts: int, limit: int) -> Sequence[tuple[bytes, bytes]]:
-        """The first `limit` pairs of `[begin, end)` at `ts`.
-
-        Raises:
-            TidemarkError: not now.
-        """
-        ...
-
-    def parts(self, table: SourceTable) -> Sequence[Span]:
-        """Where the rows of a table lie."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
     """Ranges of one table that are next."""
 
-    table: SourceTable
-    rows: HeldRows
+    table_id: int
+    name: str
     dump: TableDump
+    surveyed: Surveyed
     places: Sequence[int]
 
 
 class ClusterDump:
-    """Of one run of one changefeed; all but the rows' own calls is done on the event loop."""
+    """Of one run of one changefeed; on the event loop."""
 
-    def __init__(self, changefeed: str, records: DumpRecords, store: Store, tables: HeldTables) -> None:
+    def __init__(self, changefeed: str, records: DumpRecords, surveyor: Surveyor, chunks: Chunks) -> None:
         self._changefeed = changefeed
         self._records = records
-        self._store = store
-        self._tables = tables
+        self._surveyor = surveyor
+        self._chunks = chunks
         self._job: Job | None = None
         self._dumps: dict[int, TableDump] = {}
-        self._sizes: dict[int, ChunkSize] = {}
-        self._attached: dict[int, HeldRows] = {}
+        self._surveyed: dict[int, Surveyed] = {}
         self._missing_since: dict[int, float] = {}
+        self._last_ts = 0
+        self._free_at = 0.0
         self._keeper = ProgressKeeper(changefeed, records, self)
 
     def looking(self) -> AbstractContextManager[None]:
@@ -89,20 +73,15 @@ class ClusterDump:
         return nullcontext()
 
     def all_dumps(self) -> Collection[TableDump]:
-        """See `server.dump.keeper.Dumps`."""
+        """See `server.dump.keeper.Dumps`; what was lost by now is in none of them."""
+        self._forget_lost(self._chunks.tables())
         return self._dumps.values()
 
     async def run(self) -> None:
         """Look after the job until cancelled."""
-        self._tables.on_end = self._ended
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keeper.run(), name=f"dump progress {self._changefeed}")
             tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
-
-    def _ended(self, table_id: int) -> None:
-        dump = self._dumps.get(table_id)
-        if dump is not None:
-            self._dumps[table_id] = TableDump(dump.durable)
 
     async def _rounds(self) -> None:
         while True:
@@ -119,45 +98,70 @@ class ClusterDump:
         job = await self._taken_up(await self._records.job())
         if job is None or job.state != RUNNING:
             return False
-        self._attach(job)
+        pause_s = self._free_at - time.monotonic()
+        if pause_s > 0:
+            await asyncio.sleep(min(pause_s, _LOOK_S))
+            return True
+        await self._survey(job)
         picks = self._pick(job)
         if not picks:
             return False
         began = time.monotonic()
-        read = await asyncio.gather(*map(self._round, picks))
+        read = await together(self._round(job, pick) for pick in picks)
         rows, size = (sum(each) for each in zip(*read, strict=True))
-        least_s = max(rows / job.rows_per_s if job.rows_per_s else 0, size / job.bytes_per_s if job.bytes_per_s else 0)
-        await asyncio.sleep(max(0.0, least_s - (time.monotonic() - began)))
+        self._free_at = began + least_s(job, rows, size)
         return rows > 0 or not any(pick.dump.durable.error for pick in picks)
 
     async def _taken_up(self, job: Job | None) -> Job | None:
         before, self._job = self._job, job
         if job is None or before is None or job.id != before.id:
             durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
-            if durable.pop(EVERY_TABLE, None) is not None:  # of a capture that dealt its tables to workers
+            if durable.pop(EVERY_TABLE, None) is not None:
                 await self._records.delete_table(EVERY_TABLE)
             self._keeper.begin(durable)
             self._dumps = {table_id: TableDump(each) for table_id, each in durable.items()}
+            self._surveyed.clear()
             self._missing_since.clear()
-            self._attached.clear()
+            self._free_at = 0.0
         return job
 
-    def _attach(self, job: Job) -> None:
-        """See to tables that are new, have other partitions, or are gone."""
-        here = self._tables.all()
-        for table_id, (table, rows) in here.items():
-            if self._attached.get(table_id) is rows or not job.takes(table.name):
-                continue
-            self._attached[table_id] = rows
-            dump = self._dumps.get(table_id)
-            if dump is None:
-                dump = self._dumps[table_id] = TableDump(TableProgress(table.name, table_id, job.id))
-            ranges = tuple(Range(None, _cursor(part.end_key)) for part in self._store.parts(table))
-            others = [each.until for each in dump.durable.ranges] != [each.until for each in ranges]
-            if dump.durable.state is TableState.DROPPED or (others and not dump.durable.state.is_over):
-                dump.restart(table_id)
-            if dump.durable.state is TableState.WAITING:
-                dump.planned(ranges, 0)
+    def _forget_lost(self, here: Mapping[int, Pulled]) -> None:
+        for table_id, surveyed in list(self._surveyed.items()):
+            pulled = here.get(table_id)
+            if pulled is None or pulled.generation != surveyed.generation:
+                del self._surveyed[table_id]
+                self._dumps[table_id] = TableDump(self._dumps[table_id].durable)
+
+    async def _survey(self, job: Job) -> None:
+        """See to tables that are new, are pulled anew, or are gone."""
+        here = self._chunks.tables()
+        self._forget_lost(here)
+        new = {
+            table_id: pulled
+            for table_id, pulled in here.items()
+            if table_id not in self._surveyed and job.takes(pulled.table.name) and not self._is_over(table_id)
+        }
+        for table_id, pulled in new.items():
+            fresh = TableProgress(pulled.table.name, table_id, job.id)
+            self._dumps.setdefault(table_id, TableDump(fresh))
+        self._drop_missing(here)
+        first = sorted(new, key=lambda table_id: -job.priority_of(new[table_id].table.name))
+        await together(self._survey_one(table_id, new[table_id]) for table_id in first[: job.parallel])
+
+    async def _survey_one(self, table_id: int, pulled: Pulled) -> None:
+        dump = self._dumps[table_id]
+        if dump.durable.state is TableState.DROPPED:
+            dump.restart(table_id)
+        try:
+            self._surveyed[table_id] = await self._surveyor.survey(pulled, dump)
+        except TidemarkError as err:
+            self._note(dump, str(err))
+
+    def _is_over(self, table_id: int) -> bool:
+        dump = self._dumps.get(table_id)
+        return dump is not None and dump.durable.state in {TableState.DONE, TableState.FAILED}
+
+    def _drop_missing(self, here: Mapping[int, Pulled]) -> None:
         now = time.monotonic()
         for table_id, dump in self._dumps.items():
             if table_id in here or dump.durable.state.is_over:
@@ -167,60 +171,65 @@ class ClusterDump:
 
     def _pick(self, job: Job) -> list[_Pick]:
         """The ranges that are next: of up to `parallel` tables; several of each where there are fewer tables."""
-        most, here = job.parallel, self._tables.all()
-        foremost = job.foremost(dump for table_id, dump in self._dumps.items() if table_id in here)
-        dumping = [(*here[dump.durable.table_id], dump) for dump in foremost][:most]
-        return [_Pick(table, rows, dump, _places(dump, max(most // len(dumping), 1))) for table, rows, dump in dumping]
+        here = self._chunks.tables()
+        self._forget_lost(here)
+        ready = [self._dumps[table_id] for table_id in self._surveyed if self._keeps_up(table_id, here[table_id])]
+        dumps = job.foremost(ready)[: job.parallel]
+        found = [(dump, self._surveyed[dump.durable.table_id]) for dump in dumps]
+        most = max(job.parallel // max(len(dumps), 1), 1)
+        return [
+            _Pick(dump.durable.table_id, dump.durable.name, dump, surveyed, _places(dump, most))
+            for dump, surveyed in found
+        ]
 
-    async def _round(self, pick: _Pick) -> tuple[int, int]:
-        """One chunk of each range, under one hold of the table; returns how many rows and bytes were read."""
-        dump = pick.dump
+    def _keeps_up(self, table_id: int, pulled: Pulled) -> bool:
+        behind_ms = physical_ms(self._last_ts) - physical_ms(pulled.resolved_ts)
+        dump = self._dumps[table_id]
+        if behind_ms > _LAG_MS and dump.durable.state is TableState.DUMPING:
+            self._note(dump, f"waits: the table's changes are {behind_ms // 1000} s behind, and go first")
+            return False
+        return True
+
+    async def _round(self, job: Job, pick: _Pick) -> tuple[int, int]:
+        """One chunk of each range, at one timestamp; returns how many rows and bytes were read."""
+        dump, surveyed = pick.dump, pick.surveyed
+        limit = surveyed.pace.limit(job, len(pick.places))
+        at = [(place, *dump.ahead(place)) for place in pick.places]
+        pages = [Page(surveyed.begin(place, part), surveyed.ranges[place].end, limit) for place, part, _ in at]
         try:
-            read = await self._held(pick)
+            read = await self._chunks.read(pick.table_id, pages)
         except TidemarkError as err:
-            _log.warning("chunk is read later", changefeed=self._changefeed, table=pick.table.name, error=str(err))
-            dump.moved_to(dump.durable.state, str(err))
+            surveyed.pace.failed()
+            metrics.AGAIN.inc(len(pages))
+            self._note(dump, str(err))
             return 0, 0
-        if dump.durable.error:
-            dump.moved_to(dump.durable.state)
-        counted = sum(each.rows for each in read), sum(each.bytes for each in read)
-        metrics.ROWS.inc(counted[0])
-        metrics.BYTES.inc(counted[1])
-        return counted
+        self._note(dump, "")
+        self._forget_lost(self._chunks.tables())
+        if self._surveyed.get(pick.table_id) is not surveyed or read.generation != surveyed.generation:
+            metrics.AGAIN.inc(len(pages))
+        else:
+            for (place, _, epoch), page, found in zip(at, pages, read.pages, strict=True):
+                last = cursor_of(found.last) if found.rows else None
+                chunk = Read(place, epoch, last, found.ends, found.rows, found.size_bytes)
+                dump.read(chunk)
+                dump.closed(chunk, read.ts)
+                surveyed.saw(place, page, found)
+            dump.expected(dump.rows_ahead + surveyed.left(dump))
+        return self._counted(read)
 
-    async def _held(self, pick: _Pick) -> list[Read]:
-        """Whoever is cancelled leaves the hold: a call under way in a thread may still be adding."""
-        loop, rows, dump = asyncio.get_running_loop(), pick.rows, pick.dump
-        await loop.run_in_executor(rows.executor, rows.hold)
-        try:
-            ts = await self._store.now()
-            await loop.run_in_executor(rows.executor, rows.hold_below, ts)
-            parts = self._store.parts(pick.table)
-            found = [await self._read(dump, place, parts[place], ts) for place in pick.places]
-            await loop.run_in_executor(rows.executor, rows.add_held, [batch for _, batch in found if batch.num_rows])
-        except TidemarkError:
-            await loop.run_in_executor(rows.executor, rows.let_go)
-            raise
-        for chunk, _ in found:
-            dump.read(chunk)
-            dump.closed(chunk, ts)
-        return [chunk for chunk, _ in found]
+    def _counted(self, read: RoundRead) -> tuple[int, int]:
+        self._last_ts = max(self._last_ts, read.ts)
+        rows, size = sum(each.rows for each in read.pages), sum(each.size_bytes for each in read.pages)
+        metrics.ROWS.inc(rows)
+        metrics.BYTES.inc(size)
+        return rows, size
 
-    async def _read(self, dump: TableDump, place: int, part: Span, ts: int) -> tuple[Read, pa.RecordBatch]:
-        size = self._sizes.setdefault(part.table_id, ChunkSize(_FIRST_ROWS))
-        at, epoch = dump.ahead(place)
-        begin = at.after[0].data + b"\0" if at.after else part.start_key
-        began, limit = time.monotonic(), size.rows
-        pairs = await self._store.page(begin, part.end_key, ts, limit)
-        keys, values = (pa.array([pair[side] for pair in pairs], pa.binary()) for side in (0, 1))
-        size.took(len(pairs), keys.nbytes + values.nbytes, time.monotonic() - began)
-        last = _cursor(pairs[-1][0]) if pairs else None
-        chunk = Read(place, epoch, last, len(pairs) < limit, len(pairs), keys.nbytes + values.nbytes)
-        return chunk, inserts(keys, values, ts)
-
-
-def _cursor(key: bytes) -> tuple[Cell, ...]:
-    return (Cell(0, key),)
+    def _note(self, dump: TableDump, error: str) -> None:
+        """What a table waits for, in its status."""
+        if error != dump.durable.error:
+            if error:
+                _log.warning("table is dumped later", changefeed=self._changefeed, table=dump.durable.name, error=error)
+            dump.moved_to(dump.durable.state, error)
 
 
 def _places(dump: TableDump, most: int) -> list[int]:

@@ -1,6 +1,6 @@
 """What can be wrong with a dump."""
 
-from storage.model.errors import ConflictError, InvalidError, NotFoundError
+from storage.model.errors import ConflictError, InvalidError, NotFoundError, UnavailableError
 
 
 class DumpNotFoundError(NotFoundError):
@@ -25,3 +25,15 @@ class DumpUnsupportedError(InvalidError):
     """This way of replicating cannot be dumped as it is asked for."""
 
     code = "ErrDumpUnsupported"
+
+
+class ChunkLostError(UnavailableError):
+    """GC was faster than a chunk; it is read again by itself."""
+
+    code = "ErrDumpSnapshotLost"
+
+
+class TableAwayError(UnavailableError):
+    """A table is not pulled here now, or was pulled anew while it was read; its chunk is read again by itself."""
+
+    code = "ErrDumpTableAway"

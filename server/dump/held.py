@@ -8,9 +8,11 @@ Invariants:
 2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the next promise.
 """
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -50,6 +52,11 @@ class HeldRows:
             self._promised = max(self._promised, ts)
             self._pass_on()
 
+    @property
+    def promised_ts(self) -> int:
+        """How far the table's changes are, held or not."""
+        return self._promised
+
     def hold(self) -> None:
         """Resolve the table no further."""
         with self._lock:
@@ -86,27 +93,49 @@ class HeldRows:
             self.resolved_ts = ts
 
 
+@dataclass(eq=False, slots=True)
+class Held:
+    """A table that is pulled, whose `rows` can be held."""
+
+    table: SourceTable
+    rows: HeldRows
+    generation: int
+    """No other one of this process has it."""
+    rounds: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One hold at a time."""
+
+
 class HeldTables:
     """The tables of a changefeed that are pulled at this moment; on the event loop only."""
 
     def __init__(self) -> None:
-        self._pulled: dict[Span, tuple[SourceTable, HeldRows]] = {}
-        self.on_end: Callable[[int], None] = lambda _: None
-        """A table's puller has ended: chunks of it may be lost that the checkpoint has not reached."""
+        self.ends = 0
+        """How many were, and are not any more: chunks of them may be lost that the checkpoint has not reached."""
+        self._pulled: dict[Span, Held] = {}
+        self._begun = 0
 
-    def all(self) -> dict[int, tuple[SourceTable, HeldRows]]:
+    def all(self) -> dict[int, Held]:
         """By table id; of a table that goes from one span to another, the new one."""
-        return {span.table_id: pulled for span, pulled in self._pulled.items()}
+        return {span.table_id: held for span, held in self._pulled.items()}
 
     @contextmanager
     def pulled(self, table: SourceTable, rows: HeldRows) -> Iterator[None]:
         """Know of the table for the block."""
-        self._pulled[table.span] = (table, rows)
+        self.begin(table, rows)
         try:
             yield
         finally:
-            del self._pulled[table.span]
-            self.on_end(table.span.table_id)
+            self.end(table.span)
+
+    def begin(self, table: SourceTable, rows: HeldRows) -> None:
+        """A table is pulled."""
+        self._begun += 1
+        self._pulled[table.span] = Held(table, rows, self._begun)
+
+    def end(self, span: Span) -> None:
+        """It is not, any more."""
+        del self._pulled[span]
+        self.ends += 1
 
 
 class HeldPuller:

@@ -165,6 +165,7 @@ class TableDump:
         self.durable = durable
         self._ranges = [_Reading(each) for each in durable.ranges]
         self._ahead = list(durable.ranges)
+        self._expected = 0
 
     def next_range(self, taken: frozenset[int] = frozenset()) -> int | None:
         """A range that has more to read and is not `taken`; None: there is none."""
@@ -216,12 +217,27 @@ class TableDump:
                     high_ts=max(self.durable.high_ts, commit_ts),
                     ranges=(*self.durable.ranges[:place], reading.at, *self.durable.ranges[place + 1 :]),
                 )
-        rows_read = self.durable.rows + sum(each.rows_ahead for each in self._ranges)
-        if rows_read != self.durable.rows_read:
-            self.durable = replace(self.durable, rows_read=rows_read)
+        rows_read, estimated = (
+            self.durable.rows + sum(each.rows_ahead for each in self._ranges),
+            self._estimated(before),
+        )
+        if (rows_read, estimated) != (self.durable.rows_read, self.durable.rows_estimated):
+            self.durable = replace(self.durable, rows_read=rows_read, rows_estimated=estimated)
         if self.durable.state is TableState.DUMPING and all(each.done for each in self.durable.ranges):
             self.durable = replace(self.durable, state=TableState.DONE)
         return self.durable != before
+
+    def expected(self, rows: int) -> None:
+        """There are about so many rows in all, as is seen by now."""
+        self._expected = rows
+
+    def _estimated(self, before: TableProgress) -> int:
+        """As many as are expected, but for now no more than leave the share of those at the target where it was."""
+        if not self._expected:
+            return self.durable.rows_estimated
+        shown = before.rows and before.rows_estimated
+        most = self.durable.rows * before.rows_estimated // before.rows if shown else self._expected
+        return max(min(self._expected, most), self.durable.rows)
 
     def repaired(self) -> None:
         """A chunk is read again as its sum was not that of the server."""

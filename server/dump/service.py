@@ -14,7 +14,6 @@ from server.dump.asked import Asked
 from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, Job
 from server.dump.status import dump_message, is_over, table_messages
-from server.dump.unsupported import workers_unsupported
 from storage.meta.meta import Meta
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -23,17 +22,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DumpService:
     """Any capture's."""
 
-    def __init__(self, meta: Meta, *, tables_here: bool = True) -> None:
+    def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        self._tables_here = tables_here
-        """Whether this capture pulls the cluster's tables itself; else its workers do."""
 
     async def StartDump(  # noqa: N802 - the proto's name
         self, request: pb.StartDumpRequest, context: Context
     ) -> pb.StartDumpResponse:
         """Ask for a dump; one that is over is done anew."""
         del context
-        asked = await self._asked(request.changefeed_id, begin=True)
+        asked = await self._asked(request.changefeed_id)
         records = DumpRecords(self._meta, request.changefeed_id)
         before = await records.job()
         wanted = _job(request)
@@ -70,7 +67,7 @@ class DumpService:
     ) -> pb.ResumeDumpResponse:
         """Go on, and try again what has failed."""
         del context
-        _, records, job = await self._existing(request.changefeed_id, begin=True)
+        _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, attempt=job.attempt + 1))
         return pb.ResumeDumpResponse(**await self._status(request.changefeed_id))
 
@@ -91,7 +88,7 @@ class DumpService:
     ) -> pb.RestartDumpResponse:
         """Begin anew."""
         del context
-        _, records, job = await self._existing(request.changefeed_id, begin=True)
+        _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, id=uuid.uuid4().hex))
         return pb.RestartDumpResponse(**await self._status(request.changefeed_id))
 
@@ -102,20 +99,18 @@ class DumpService:
         del context
         return pb.GetDumpStatusResponse(**await self._status(request.changefeed_id))
 
-    async def _asked(self, changefeed: str, *, begin: bool = False) -> Asked:
-        """Refused where it cannot be dumped; `begin`: something is to be read, so also where it cannot be now."""
+    async def _asked(self, changefeed: str) -> Asked:
+        """Refused where it cannot be dumped."""
         asked = await Asked.of(self._meta, changefeed)
         if asked.scheme not in {"", "mysql"}:
             raise DumpUnsupportedError(
                 f"changefeed {changefeed} is of a {asked.scheme}:// source, which cannot be dumped; the cluster's own "
                 "change feed and mysql:// can"
             )
-        if begin and not asked.scheme and not self._tables_here:
-            raise workers_unsupported()
         return asked
 
-    async def _existing(self, changefeed: str, *, begin: bool = False) -> tuple[Asked, DumpRecords, Job]:
-        asked = await self._asked(changefeed, begin=begin)
+    async def _existing(self, changefeed: str) -> tuple[Asked, DumpRecords, Job]:
+        asked = await self._asked(changefeed)
         records = DumpRecords(self._meta, changefeed)
         job = await records.job()
         if job is None:

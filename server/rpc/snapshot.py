@@ -34,9 +34,21 @@ class Snapshot:
         wanted = list(keys)
         return await self._unlocked(lambda passing: self._kv.batch_get(wanted, self.ts, passing))
 
-    async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
+    async def scan(self, start_key: bytes, end_key: bytes, limit: int, *, key_only: bool = False) -> Pairs:
         """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end. Raises as `get`."""
-        return await self._unlocked(lambda passing: self._kv.scan(start_key, end_key, self.ts, limit, passing=passing))
+        return await self._unlocked(
+            lambda passing: self._kv.scan(start_key, end_key, self.ts, limit, key_only=key_only, passing=passing)
+        )
+
+    async def scan_columns(self, start_key: bytes, end_key: bytes, limit: int) -> tuple[list[bytes], list[bytes]]:
+        """See `KvClient.scan_columns`. Raises as `get`."""
+        return await self._unlocked(
+            lambda passing: self._kv.scan_columns(start_key, end_key, self.ts, limit, passing=passing)
+        )
+
+    async def last_key(self, start_key: bytes, end_key: bytes) -> bytes | None:
+        """The greatest key of `[start_key, end_key)`, if there is one. Raises as `get`."""
+        return await self._unlocked(lambda passing: self._kv.last_key(start_key, end_key, self.ts, passing=passing))
 
     async def _unlocked(self, read: Callable[[Passing], Awaitable[T]]) -> T:
         backoff, passing = Backoff(self._timeout_s), Passing()

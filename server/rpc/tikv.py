@@ -4,9 +4,10 @@ Each call finds its regions, is repeated as `region_router` says, and turns key 
 resolved here: that is the business of the transaction client and of the GC worker.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
@@ -22,6 +23,7 @@ _DESTROY_S = 300.0
 _GC_S = 300.0  # of one region; the store may hold itself to a write rate
 _CHECKED = kvrpcpb.PrewriteRequest.DO_PESSIMISTIC_CHECK
 _UNCHECKED = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
+_KEY, _VALUE = attrgetter("key"), attrgetter("value")
 Pairs = list[tuple[bytes, bytes]]
 
 
@@ -37,6 +39,11 @@ class LockPage:
 def region_end(route: RegionRoute) -> bytes:
     """The raw end key of the region; empty means no end."""
     return decode_bytes(route.region.end_key)[0] if route.region.end_key else b""
+
+
+def region_start(route: RegionRoute) -> bytes:
+    """The raw start key of the region; empty is the least."""
+    return decode_bytes(route.region.start_key)[0] if route.region.start_key else b""
 
 
 class KvClient:
@@ -118,10 +125,57 @@ class KvClient:
                 end_key=end_key,
             )
             pairs, key = await self._scan_region(request)
-            found += pairs
+            raise_for(pair.error for pair in pairs if pair.HasField("error"))
+            found += [(pair.key, pair.value) for pair in pairs]
         return found
 
-    async def _scan_region(self, request: kvrpcpb.ScanRequest) -> tuple[Pairs, bytes | None]:
+    async def scan_columns(
+        self, start_key: bytes, end_key: bytes, version: int, limit: int, *, passing: Passing = NOTHING_PASSED
+    ) -> tuple[list[bytes], list[bytes]]:
+        """As `scan`, for many rows: keys and values apart, at half the price. No value is empty, as in TiKV."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        key: bytes | None = start_key
+        while key is not None and len(keys) < limit:
+            request = kvrpcpb.ScanRequest(
+                context=passing.context(), start_key=key, version=version, limit=limit - len(keys), end_key=end_key
+            )
+            pairs, key = await self._scan_region(request)
+            found = list(map(_VALUE, pairs))
+            if not all(found):  # only then somebody has to look at each
+                raise_for(pair.error for pair in pairs if pair.HasField("error"))
+            keys += map(_KEY, pairs)
+            values += found
+        return keys, values
+
+    async def last_key(
+        self, start_key: bytes, end_key: bytes, version: int, *, passing: Passing = NOTHING_PASSED
+    ) -> bytes | None:
+        """The greatest key of `[start_key, end_key)` at `version`; None: there is none. Raises as `scan`."""
+        upper = end_key
+        while True:
+
+            def request(route: RegionRoute, upper: bytes = upper) -> kvrpcpb.ScanRequest:
+                return kvrpcpb.ScanRequest(
+                    context=passing.context(),
+                    start_key=_nearer(upper, region_end(route)),
+                    end_key=max(start_key, region_start(route)),
+                    version=version,
+                    limit=1,
+                    key_only=True,
+                    reverse=True,
+                )
+
+            route, answer = await self.router.call_region(_below(upper), lambda s: s.KvScan, request)
+            _check(answer)
+            raise_for(pair.error for pair in answer.pairs if pair.HasField("error"))
+            if answer.pairs:
+                return answer.pairs[0].key
+            upper = region_start(route)
+            if upper <= start_key:
+                return None
+
+    async def _scan_region(self, request: kvrpcpb.ScanRequest) -> tuple[Sequence[kvrpcpb.KvPair], bytes | None]:
         end_key = request.end_key
 
         def clamped(route: RegionRoute) -> kvrpcpb.ScanRequest:
@@ -130,8 +184,7 @@ class KvClient:
 
         route, answer = await self.router.call_region(request.start_key, lambda s: s.KvScan, clamped)
         _check(answer)
-        raise_for(pair.error for pair in answer.pairs if pair.HasField("error"))
-        return [(pair.key, pair.value) for pair in answer.pairs], _after(route, end_key)
+        return answer.pairs, _after(route, end_key)
 
     async def prewrite(
         self,
@@ -352,6 +405,11 @@ class KvClient:
 def _check(answer: Any) -> None:
     if answer.HasField("error"):
         raise key_error(answer.error)
+
+
+def _below(key: bytes) -> bytes:
+    """A key below `key`, above all that are likely."""
+    return key[:-1] if key.endswith(b"\0") else key[:-1] + bytes((key[-1] - 1,)) + b"\xff" * 16
 
 
 def _nearer(left: bytes, right: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """The shares of changefeeds that a worker process runs, by changefeed id."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
 from server.capture.local import LocalProcessor
@@ -12,6 +13,7 @@ from server.capture.sink import LocalSink
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 
+T = TypeVar("T")
 Make = Callable[[Assignment], LocalProcessor]
 
 
@@ -90,6 +92,13 @@ class Host:
         """What to say of a share that does not serve, or not yet."""
         return ChangefeedNotRunningError(f"changefeed {changefeed} does not run in this worker now; try again")
 
+    async def brought_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of it; it goes on even if nobody waits for it any more. Raises what it raises."""
+        outcome = await asyncio.shield(self._tasks.create_task(_outcome(work)))
+        if isinstance(outcome, TidemarkError):
+            raise outcome
+        return outcome
+
     def close(self) -> None:
         """End all shares."""
         for hosted in self._hosted.values():
@@ -98,3 +107,10 @@ class Host:
     def pullers(self) -> list[TablePuller]:
         """Of all shares, at this moment."""
         return [puller for hosted in self._hosted.values() for puller in hosted.processor.table_pullers]
+
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> T | TidemarkError:
+    try:
+        return await work
+    except TidemarkError as err:
+        return err

@@ -16,12 +16,15 @@ class Mirror:
     def __init__(self, start_ts: int) -> None:
         self.resolved_ts = self.checkpoint_ts = start_ts
         self.stats = ProcessorStats()
+        self.ends = 0
+        """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
         self._lock = threading.Lock()
         self._tables: dict[int, tuple[int, int]] = {}
         self._start_ts = start_ts
 
     def absorb(self, message: pb.ShareProgress) -> None:
         """Take what the worker tells."""
+        self.ended(message.ends)
         for table in message.tables:
             resolved_ts, checkpoint_ts = self.table(table.table_id)
             self._tables[table.table_id] = max(resolved_ts, table.resolved_ts), max(checkpoint_ts, table.checkpoint_ts)
@@ -40,6 +43,11 @@ class Mirror:
         """The share's checkpoint_ts is at least that."""
         with self._lock:
             self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
+
+    def ended(self, ends: int) -> None:
+        """At least so many pullers have; to be told before the checkpoint_ts that comes with it."""
+        with self._lock:
+            self.ends = max(self.ends, ends)
 
     def table(self, table_id: int) -> tuple[int, int]:
         """A table's resolved_ts and checkpoint_ts."""

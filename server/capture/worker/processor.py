@@ -18,8 +18,10 @@ from server.capture.processor import Assignment, ProcessorStats
 from server.capture.worker.combined import CombinedSink
 from server.capture.worker.dealing import Dealing, dealt
 from server.capture.worker.directory import sorter_directory
+from server.capture.worker.dumping import WorkerChunks
 from server.capture.worker.pool import Pool, Worker
 from server.capture.worker.remote import RemoteShare
+from server.dump.cluster_chunks import Dumpable
 from server.puller.source import Puller, TableChange
 from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
@@ -100,6 +102,7 @@ class WorkersProcessor:
             self.sink = sink
             if schemas is not None:
                 self._follow(schemas, dealing, tasks)
+                self._dump(WorkerChunks(self._catalog, shares, self._pool.owner), tasks)
 
     def wipe(self) -> None:
         """See `Processor.wipe`."""
@@ -122,6 +125,12 @@ class WorkersProcessor:
         self.table_pullers = tuple(getattr(schemas, "table_pullers", ()))
         tasks.create_task(dealing.run(), name=f"dealing of {self._name}")
         tasks.create_task(schemas.run(), name=f"schemas of {self._name}")
+
+    def _dump(self, chunks: WorkerChunks, tasks: asyncio.TaskGroup) -> None:
+        """Dump the tables as somebody asks for it."""
+        dump = self._source.dump(chunks) if isinstance(self._source, Dumpable) else None
+        if dump is not None:
+            tasks.create_task(dump.run(), name=f"dump of {self._name}")
 
     def _dealt(self, workers: Sequence[Worker]) -> dict[Worker, RemoteShare]:
         """One share for each worker that has tables of this changefeed, and for each of `workers`."""

@@ -38,6 +38,7 @@ SILENCE_S = 60.0
 _STOP_S = 30.0
 _CALL_S = 20.0
 _BLOCKERS_S = 2.0
+_DUMP_S = 60.0
 _READ_S = 3600.0
 
 
@@ -172,8 +173,14 @@ class RemoteShare:
         """See `Share.ack`."""
         request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, table_id=span.table_id if span else None)
         answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S))
+        self.mirror.ended(answer.ends)
         self.mirror.acknowledged(answer.share_checkpoint_ts)
         return answer.checkpoint_ts
+
+    def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
+        """One round of a dump of a table."""
+        request = pb.DumpTableRequest(changefeed=self._changefeed, table_id=table_id, pages=pages)
+        return self._ask(lambda stub: stub.DumpTable(request, timeout=_DUMP_S))
 
     def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""

@@ -11,7 +11,9 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.sink import LocalSink
 from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
+from server.capture.worker.dumping import round_read
 from server.capture.worker.host import Host, Hosted
+from server.dump.cluster_chunks import Dumpable, LocalChunks
 from sink.errors import TableNotFoundError
 from storage.model.span import Span
 from storage.tidb.key import table_span
@@ -101,11 +103,13 @@ class WorkerService:
     async def AckShare(self, request: pb.AckShareRequest, context: Context) -> pb.AckShareResponse:  # noqa: N802
         """The reader has committed everything up to a ts."""
         del context
+        hosted, _ = self._host.running(request.changefeed)
         span = table_span(request.table_id) if request.HasField("table_id") else None
 
         def ack(sink: LocalSink) -> pb.AckShareResponse:
             checkpoint_ts = sink.ack(request.ts, span)
-            return pb.AckShareResponse(checkpoint_ts=checkpoint_ts, share_checkpoint_ts=sink.checkpoint_ts())
+            share_ts = sink.checkpoint_ts()
+            return pb.AckShareResponse(checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=_ends(hosted))
 
         return await self._asked(request.changefeed, ack)
 
@@ -117,6 +121,15 @@ class WorkerService:
         hosted, _ = self._host.running(request.changefeed)
         tables = await hosted.processor.blockers(request.limit, with_locks=request.with_locks)
         return pb.GetTableBlockersResponse(tables=tables)
+
+    async def DumpTable(self, request: pb.DumpTableRequest, context: Context) -> pb.DumpTableResponse:  # noqa: N802
+        """A round of a dump."""
+        del context
+        hosted, _ = self._host.running(request.changefeed)
+        chunks = _chunks(hosted)
+        if chunks is None:
+            raise self._host.not_running(request.changefeed)
+        return await self._host.brought_to_its_end(round_read(chunks, request))
 
     async def _asked(self, changefeed: str, ask: Callable[[LocalSink], T]) -> T:
         """Ask the share's sink, in a thread: it may read from disk."""
@@ -159,6 +172,7 @@ class _Told:
             sorter_disk_bytes=held.sorter_disk_bytes,
             disk_error=held.disk_error,
             waiting=held.waiting,
+            ends=_ends(hosted),
         )
 
     def _moved(self, sink: LocalSink, span: Span) -> changefeed_pb2.TableStatus | None:
@@ -171,6 +185,17 @@ class _Told:
             return None
         self._known[table_id] = position
         return changefeed_pb2.TableStatus(table_id=table_id, resolved_ts=position[0], checkpoint_ts=position[1])
+
+
+def _chunks(hosted: Hosted) -> LocalChunks | None:
+    source = hosted.assignment.source
+    return source.chunks if isinstance(source, Dumpable) else None
+
+
+def _ends(hosted: Hosted) -> int:
+    """To be asked after the positions that it goes with."""
+    chunks = _chunks(hosted)
+    return chunks.ends if chunks else 0
 
 
 async def _wait(event: asyncio.Event, limit_s: float) -> None:

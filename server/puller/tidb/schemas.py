@@ -1,17 +1,14 @@
 """What the store says of a cluster: all schemas as of a timestamp, one DDL job, the rows of a table or partition."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Final
 
-from server.puller.table import SourceTable
 from server.puller.tidb.errors import HistoryLostError, SchemaGapError
-from server.puller.tidb.table import part_spans
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient, Pairs
-from storage.model.span import Span
 from storage.tidb.ddl import Job
 from storage.tidb.key import table_span
 from storage.tidb.meta_key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key
@@ -69,11 +66,7 @@ class Schemas:
         async for page in self._pages(span.start_key, span.end_key, ts):
             yield page
 
-    async def now(self) -> int:
-        """A timestamp above all that anybody has."""
-        return await self._pd.tso()
-
-    async def page(self, begin: bytes, end: bytes, ts: int, limit: int) -> Pairs:
+    async def _page(self, begin: bytes, end: bytes, ts: int, limit: int) -> Pairs:
         """The first `limit` pairs of `[begin, end)` at `ts`.
 
         Raises:
@@ -84,13 +77,9 @@ class Schemas:
         await self._check_kept(ts)
         return page
 
-    def parts(self, table: SourceTable) -> Sequence[Span]:
-        """Where the rows of a table lie: its own span, or those of its partitions."""
-        return part_spans(table.record) or (table.span,)
-
     async def _pages(self, begin: bytes, end: bytes, ts: int) -> AsyncIterator[Pairs]:
         while True:
-            page = await self.page(begin, end, ts, PAGE_KEYS)
+            page = await self._page(begin, end, ts, PAGE_KEYS)
             if page:
                 yield page
             if len(page) < PAGE_KEYS:

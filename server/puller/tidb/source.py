@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from server.dump.cluster import ClusterDump
+from server.dump.cluster_chunks import Chunks, LocalChunks
+from server.dump.cluster_store import ClusterStore
+from server.dump.cluster_survey import Surveyor
 from server.dump.held import HeldPuller, HeldRows, HeldTables
 from server.dump.job import DumpRecords
-from server.dump.puller import DumpingPuller
-from server.dump.unsupported import UnsupportedDump
+from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext
 from server.puller.table import SourceTable, TableRecord
 from server.puller.tidb.partitioned_puller import PartitionedPuller
@@ -49,20 +51,28 @@ class TidbSource:
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
         """See `Source.schema_puller`; a worker process, which has no metadata, pulls tables only.
 
-        The dump is beside it, as there is one for each run of the changefeed.
+        The dump is beside it, as there is one for each run of the changefeed, unless tables are pulled elsewhere.
         """
         if self._context.meta is None:
             return None
         schemas = SchemaPuller(self._context, start_ts, catalog)
-        if not self._changefeed:
-            return schemas
+        dump = self.dump(self.chunks) if self._context.tables_here else None
+        return schemas if dump is None else DumpingPuller(schemas, dump)
+
+    @property
+    def chunks(self) -> LocalChunks:
+        """See `server.dump.cluster_chunks.Dumpable`."""
+        return LocalChunks(self._held, self._store)
+
+    def dump(self, chunks: Chunks) -> Dump | None:
+        """See `Dumpable.dump`."""
+        if self._context.meta is None or not self._changefeed:
+            return None
         records = DumpRecords(self._context.meta, self._changefeed)
-        if not self._context.tables_here:
-            return DumpingPuller(schemas, UnsupportedDump(self._changefeed, records))
-        return DumpingPuller(schemas, ClusterDump(self._changefeed, records, self._schemas, self._held))
+        return ClusterDump(self._changefeed, records, Surveyor(self._store), chunks)
 
     def _puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
-        if self._context.meta is None or not self._changefeed:
+        if not self._changefeed:
             return self._bare_puller(table, start_ts, upstream, rows)
         held = HeldRows(table.span, start_ts, rows)
         return HeldPuller(table, held, self._bare_puller(table, start_ts, upstream, held), self._held)
@@ -71,6 +81,10 @@ class TidbSource:
         if part_spans(table.record):
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
         return TablePuller(table.span, start_ts, upstream, rows)
+
+    @property
+    def _store(self) -> ClusterStore:
+        return ClusterStore(self._context.pd, self._context.kv)
 
     @property
     def _schemas(self) -> Schemas:

@@ -127,9 +127,10 @@ def create(cluster: Cluster, directory: Path) -> int:
     return int(made["start_ts"])
 
 
-@pytest.mark.timeout(120)
-def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Path, workers: int) -> None:
+    with running_cluster(tmp_path, "--workers", str(workers)) as cluster:
         writer = Writer(cluster.pd)
         asyncio.set_event_loop(loop := asyncio.new_event_loop())
         client = tikv_client.TransactionClient.connect([cluster.pd])
@@ -140,6 +141,8 @@ def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Pa
         try:
             assert dump(cluster, "dumpstart", "--rows-per-second", "1500")["state"] == "running"
             target.follow(lambda: len(target.rows["shop.orders"]) > ROWS // 3)
+            dumping = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}["shop.orders"]
+            assert 0.7 * ROWS < dumping["rows_estimated"] < 1.5 * ROWS
             wait_ahead(cluster)
             cluster.capture.kill()
             cluster.capture.start()

@@ -188,6 +188,7 @@ class ShareProgress(_message.Message):
     SORTER_DISK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     resolved_ts: _builtins.int
     """The least of all tables of the share."""
     checkpoint_ts: _builtins.int
@@ -198,6 +199,10 @@ class ShareProgress(_message.Message):
     disk_error: _builtins.str
     """Empty while the sorter's disk takes rows, and how many calls wait until it does."""
     waiting: _builtins.int
+    ends: _builtins.int
+    """How many pullers of tables have ended in the worker's share, as of these positions or later: what a dump has added
+    above the checkpoint may be lost whenever it grows.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.TableStatus]: ...
     def __init__(
@@ -212,10 +217,11 @@ class ShareProgress(_message.Message):
         sorter_disk_bytes: _builtins.int = ...,
         disk_error: _builtins.str = ...,
         waiting: _builtins.int = ...,
+        ends: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,19 +538,23 @@ class AckShareResponse(_message.Message):
 
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
     SHARE_CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     checkpoint_ts: _builtins.int
     """Of what was acknowledged."""
     share_checkpoint_ts: _builtins.int
     """Of the whole share."""
+    ends: _builtins.int
+    """As in ShareProgress."""
     def __init__(
         self,
         *,
         checkpoint_ts: _builtins.int = ...,
         share_checkpoint_ts: _builtins.int = ...,
+        ends: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "share_checkpoint_ts", b"share_checkpoint_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "ends", b"ends", "share_checkpoint_ts", b"share_checkpoint_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -594,3 +604,119 @@ class GetTableBlockersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTableBlockersResponse: _TypeAlias = GetTableBlockersResponse  # noqa: Y015
+
+@_typing.final
+class DumpTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    table_id: _builtins.int
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DumpPage]: ...
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        table_id: _builtins.int = ...,
+        pages: _abc.Iterable[Global___DumpPage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "pages", b"pages", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpTableRequest: _TypeAlias = DumpTableRequest  # noqa: Y015
+
+@_typing.final
+class DumpPage(_message.Message):
+    """The first `limit` rows of [begin, end)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    begin: _builtins.bytes
+    end: _builtins.bytes
+    limit: _builtins.int
+    def __init__(
+        self,
+        *,
+        begin: _builtins.bytes = ...,
+        end: _builtins.bytes = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpPage: _TypeAlias = DumpPage  # noqa: Y015
+
+@_typing.final
+class DumpTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    ts: _builtins.int
+    """The commit_ts of all rows."""
+    ends: _builtins.int
+    """As in ShareProgress, when they were added."""
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DumpedPage]:
+        """As many as were asked for, in their order."""
+
+    def __init__(
+        self,
+        *,
+        ts: _builtins.int = ...,
+        ends: _builtins.int = ...,
+        pages: _abc.Iterable[Global___DumpedPage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "pages", b"pages", "ts", b"ts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpTableResponse: _TypeAlias = DumpTableResponse  # noqa: Y015
+
+@_typing.final
+class DumpedPage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    size_bytes: _builtins.int
+    last: _builtins.bytes
+    """The key of the last row."""
+    ends: _builtins.bool
+    """Nothing of the range is behind it."""
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        last: _builtins.bytes = ...,
+        ends: _builtins.bool = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "last", b"last", "rows", b"rows", "seconds", b"seconds", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpedPage: _TypeAlias = DumpedPage  # noqa: Y015

@@ -79,6 +79,11 @@ class WorkerServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersResponse.FromString,
                 _registered_method=True)
+        self.DumpTable = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/DumpTable',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.DumpTableRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.DumpTableResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -146,6 +151,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DumpTable(self, request, context):
+        """One round of a dump of a table of the cluster: its pages are read at one timestamp and added to its changes, or
+        nothing of it counts. It comes to its end even if nobody waits for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -193,6 +206,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetTableBlockers,
                     request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersResponse.SerializeToString,
+            ),
+            'DumpTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DumpTable,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.DumpTableRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.DumpTableResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -438,6 +456,33 @@ class WorkerService:
             '/tidemarkpb.v1.WorkerService/GetTableBlockers',
             tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/DumpTable',
+            tidemarkpb_dot_v1_dot_worker__pb2.DumpTableRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.DumpTableResponse.FromString,
             options,
             channel_credentials,
             insecure,

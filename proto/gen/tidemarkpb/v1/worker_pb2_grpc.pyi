@@ -51,6 +51,10 @@ class WorkerServiceStub:
     """The slices that hold the rows of a range."""
     AckShare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]
     GetTableBlockers: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetTableBlockersRequest, _worker_pb2.GetTableBlockersResponse]
+    DumpTable: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DumpTableRequest, _worker_pb2.DumpTableResponse]
+    """One round of a dump of a table of the cluster: its pages are read at one timestamp and added to its changes, or
+    nothing of it counts. It comes to its end even if nobody waits for it.
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -73,6 +77,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The slices that hold the rows of a range."""
     AckShare: _aio.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]  # type: ignore[assignment]
     GetTableBlockers: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetTableBlockersRequest, _worker_pb2.GetTableBlockersResponse]  # type: ignore[assignment]
+    DumpTable: _aio.UnaryUnaryMultiCallable[_worker_pb2.DumpTableRequest, _worker_pb2.DumpTableResponse]  # type: ignore[assignment]
+    """One round of a dump of a table of the cluster: its pages are read at one timestamp and added to its changes, or
+    nothing of it counts. It comes to its end even if nobody waits for it.
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -146,5 +154,15 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetTableBlockersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetTableBlockersResponse, _abc.Awaitable[_worker_pb2.GetTableBlockersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DumpTable(
+        self,
+        request: _worker_pb2.DumpTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.DumpTableResponse, _abc.Awaitable[_worker_pb2.DumpTableResponse]]:
+        """One round of a dump of a table of the cluster: its pages are read at one timestamp and added to its changes, or
+        nothing of it counts. It comes to its end even if nobody waits for it.
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -107,13 +107,15 @@ def test_threads_that_resolve_never_pass_a_hold() -> None:
         assert sorter.resolved[-1] == 1999
 
 
-def test_who_looks_for_tables_is_told_when_one_ends() -> None:
+def test_each_pull_of_a_table_is_another_generation_and_its_end_is_counted() -> None:
     tables = HeldTables()
-    ended: list[int] = []
-    tables.on_end = ended.append
     table: Any = type("Table", (), {"span": SPAN, "name": "a.b"})()
     rows = HeldRows(SPAN, 1, Sorter())
-    with tables.pulled(table, rows):
-        assert tables.all() == {7: (table, rows)}
-        assert ended == []
-    assert (tables.all(), ended) == ({}, [7])
+    generations = set()
+    for ends in range(3):
+        with tables.pulled(table, rows):
+            held = tables.all()[SPAN.table_id]
+            assert (held.table, held.rows, tables.ends) == (table, rows, ends)
+            generations.add(held.generation)
+        assert (tables.all(), tables.ends) == ({}, ends + 1)
+    assert len(generations) == 3

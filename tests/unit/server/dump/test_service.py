@@ -97,8 +97,6 @@ async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
         await service.StartDump(pb.StartDumpRequest(changefeed_id="pumped"), CONTEXT)
     with pytest.raises(DumpUnsupportedError, match="no SQL"):
         await service.StartDump(pb.StartDumpRequest(changefeed_id="tikv", where={"shop.t": "id > 1"}), CONTEXT)
-    with pytest.raises(DumpUnsupportedError, match="--workers 1"):
-        await DumpService(meta, tables_here=False).StartDump(pb.StartDumpRequest(changefeed_id="tikv"), CONTEXT)
     with pytest.raises(DumpInvalidError, match="at most 16"):
         await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", parallel=17), CONTEXT)
     with pytest.raises(DumpNotFoundError, match="dumpstart"):

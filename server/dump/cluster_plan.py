@@ -1,0 +1,164 @@
+"""Where a table of the cluster is split into ranges, and how many rows it has left, by how dense its keys are. Pure.
+
+Ranges are read by several readers at a time. Their bounds are any bytes: what is a bad bound is a slow dump, never a
+wrong one. Where the table has several regions, which are about as large as one another, ranges end where regions do;
+else, and within regions, keys are taken as numbers and split in equal steps.
+"""
+
+import bisect
+import itertools
+import string
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from server.dump.progress import Cell, Cursor, Range
+from storage.model.span import Span
+from storage.tidb.key import record_key
+
+RANGES_MAX: Final = 32
+"""Of a table that has fewer partitions; their cursors are written together."""
+_DIGITS: Final = 12
+_NUMBER_BYTES: Final = len(record_key(0, 0))
+_ALL: Final = bytes(range(256))
+_LETTERS: Final = (string.digits, string.hexdigits[:16], string.digits + "ABCDEF", string.ascii_lowercase)
+_ALPHABETS: Final = [
+    bytes(sorted(it.encode())) for it in (*_LETTERS, string.ascii_uppercase, string.digits + string.ascii_letters)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """`[begin, end)`."""
+
+    begin: bytes
+    end: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How the keys of one part of a table lay at one moment; all but `part` are hints."""
+
+    part: Span
+    scale: "KeyScale"
+    bounds: tuple[bytes, ...] = ()
+    """Where regions begin in it."""
+    is_small: bool = True
+    """Not worth splitting."""
+
+
+def cursor_of(key: bytes) -> Cursor:
+    """A record key as progress has it."""
+    return (Cell(0, key),)
+
+
+def planned_ranges(extents: Sequence[Extent]) -> tuple[Range, ...]:
+    """The ranges of a table, in key order; the last one of each part ends where the part does."""
+    pieces = RANGES_MAX // max(sum(not each.is_small for each in extents), 1)
+    ends: list[bytes] = []
+    for each in extents:
+        ends += [] if each.is_small else cuts(each.scale, each.bounds, pieces)
+        ends.append(each.part.end_key)
+    return tuple(Range(None, cursor_of(end)) for end in ends)
+
+
+def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange] | None:
+    """Where ranges as progress has them lie in the parts, both in key order; None: they are of other parts."""
+    found: list[KeyRange] = []
+    left = list(ranges)
+    for part in parts:
+        begin = part.start_key
+        while begin < part.end_key:
+            until = left.pop(0).until if left else None
+            end = until[0].data if until else b""
+            if not begin < end <= part.end_key:
+                return None
+            found.append(KeyRange(begin, end))
+            begin = end
+    return None if left else found
+
+
+def cuts(scale: "KeyScale", bounds: Iterable[bytes], pieces: int) -> list[bytes]:
+    """At most `pieces` - 1 keys of a scale, ascending: bounds of regions first, equal steps between them."""
+    inner = [key for key in bounds if scale.first < key < scale.last]
+    if len(inner) >= pieces - 1:
+        return [inner[number * len(inner) // pieces] for number in range(1, pieces)]
+    anchors = [scale.first, *inner, scale.last]
+    steps = pieces // (len(anchors) - 1)
+    found = set(inner)
+    for begin, end in itertools.pairwise(map(scale.at, anchors)):
+        found |= {scale.key(begin + number * (end - begin) // steps) for number in range(1, steps)}
+    return sorted(key for key in found if scale.first < key < scale.last)
+
+
+class KeyScale:
+    """Keys from the first to the last of some as numbers, in about the same order; others are taken as the nearest.
+
+    Each byte is a digit. Text uses few of them: where all bytes that were seen at a place are of one of `_ALPHABETS`,
+    its letters are the digits.
+    """
+
+    def __init__(self, seen: Sequence[bytes]) -> None:
+        """`seen` ascends."""
+        self.first, self.last = (seen[0], seen[-1]) if seen else (b"", b"")
+        pairs = enumerate(zip(self.first, self.last, strict=False))
+        shorter = min(len(self.first), len(self.last))
+        self._same = next((place for place, (left, right) in pairs if left != right), shorter)
+        is_number = len(self.first) == len(self.last) == _NUMBER_BYTES
+        places = range(self._same, self._same + _DIGITS)
+        self._digits = [_ALL if is_number else _alphabet(seen, place) for place in places]
+
+    def at(self, key: bytes) -> int:
+        """Where a key is; at least 0."""
+        nearest = min(max(key, self.first), self.last)[self._same : self._same + _DIGITS].ljust(_DIGITS, b"\0")
+        number = 0
+        for byte, digits in zip(nearest, self._digits, strict=True):
+            number = number * len(digits) + min(bisect.bisect_left(digits, byte), len(digits) - 1)
+        return number
+
+    def key(self, at: int) -> bytes:
+        """A key that is there."""
+        tail = bytearray()
+        for digits in reversed(self._digits):
+            at, digit = divmod(at, len(digits))
+            tail.append(digits[digit])
+        return self.first[: self._same] + bytes(reversed(tail)).rstrip(b"\0")
+
+
+def _alphabet(seen: Iterable[bytes], place: int) -> bytes:
+    used = {key[place] for key in seen if len(key) > place}
+    if len(used) <= 1:
+        return bytes(used) or b"\0"
+    return next((each for each in _ALPHABETS if used <= set(each)), _ALL)
+
+
+class Outlook:
+    """How many rows the ranges of a table still have: by the density of what was seen of each, or of all."""
+
+    def __init__(self, ranges: Sequence[KeyRange], extents: Sequence[Extent]) -> None:
+        self._ranges = ranges
+        scales = {each.part: each.scale for each in extents}
+        self._scales = [next(scales[part] for part in scales if _within(each, part)) for each in ranges]
+        self._density: dict[int, float] = {}
+
+    def saw(self, place: int, begin: bytes, last: bytes, rows: int) -> None:
+        """There are so many rows from `begin` to `last` in a range."""
+        if rows:
+            scale = self._scales[place]
+            density = rows / max(scale.at(last) - scale.at(begin), 1)
+            before = self._density.get(place, density)
+            self._density[place] = (before + density) / 2
+
+    def left(self, at: Collection[tuple[int, bytes]]) -> int:
+        """In the ranges that are not done, from these keys on."""
+        usual = sum(self._density.values()) / len(self._density) if self._density else 0.0
+        rows = 0.0
+        for place, key in at:
+            scale = self._scales[place]
+            width = scale.at(self._ranges[place].end) - scale.at(key)
+            rows += max(width, 0) * self._density.get(place, usual)
+        return round(rows)
+
+
+def _within(inner: KeyRange, part: Span) -> bool:
+    return part.start_key <= inner.begin and inner.end <= part.end_key

@@ -1,0 +1,119 @@
+"""A table of the cluster before it is read: its ranges, and how many rows they seem to have.
+
+Each part's first and last key and a few keys of each range are read at one timestamp. What is concerned is progress
+and balance only, so these reads need no hold; a range that was planned before stays, wherever the table's keys are now.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from server.dump.cluster_chunks import Page, PageRead, Pulled
+from server.dump.cluster_pace import ChunkPace
+from server.dump.cluster_plan import Extent, KeyRange, KeyScale, Outlook, key_ranges, planned_ranges
+from server.dump.progress import Range, TableDump, TableState
+from server.puller.table import SourceTable
+from storage.model.span import Span
+from storage.tasks import together
+
+SMALL_ROWS: Final = 4096
+"""A part with fewer is not split."""
+_SAMPLE_ROWS: Final = 64
+_AT_A_TIME: Final = 8
+
+
+class Store(Protocol):
+    """How keys lie; see `server.dump.cluster_store`. Every read raises TidemarkError."""
+
+    async def now(self) -> int:
+        """A new timestamp."""
+        ...
+
+    async def keys(self, begin: bytes, end: bytes, ts: int, limit: int) -> list[bytes]:
+        """The first keys of a range."""
+        ...
+
+    async def last(self, begin: bytes, end: bytes, ts: int) -> bytes | None:
+        """The last one."""
+        ...
+
+    async def region_bounds(self, begin: bytes, end: bytes) -> list[bytes]:
+        """Where regions begin."""
+        ...
+
+    def parts(self, table: SourceTable) -> Sequence[Span]:
+        """Where the rows of a table lie, in key order."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Surveyed:
+    """A table as it is read: what is known of it as long as it is pulled as it is."""
+
+    generation: Hashable
+    ranges: Sequence[KeyRange]
+    outlook: Outlook
+    pace: ChunkPace = field(default_factory=ChunkPace)
+
+    def begin(self, place: int, at: Range) -> bytes:
+        """Where a range goes on."""
+        return at.after[0].data + b"\0" if at.after else self.ranges[place].begin
+
+    def saw(self, place: int, page: Page, read: PageRead) -> None:
+        """A page was read."""
+        self.outlook.saw(place, page.begin, read.last, read.rows)
+        self.pace.took(read.rows, read.size_bytes, read.seconds)
+
+    def left(self, dump: TableDump) -> int:
+        """How many rows there still seem to be."""
+        ahead = ((place, dump.ahead(place)[0]) for place in range(len(self.ranges)))
+        return self.outlook.left([(place, self.begin(place, at)) for place, at in ahead if not at.done])
+
+
+class Surveyor:
+    """Surveys tables through a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def survey(self, pulled: Pulled, dump: TableDump) -> Surveyed:
+        """Plan the dump of a table, if it is not planned for the parts it has now.
+
+        Raises:
+            TidemarkError: the store does not answer.
+        """
+        parts, ts = self._store.parts(pulled.table), await self._store.now()
+        extents: list[Extent] = []
+        for first in range(0, len(parts), _AT_A_TIME):
+            extents += await together(self._extent(part, ts) for part in parts[first : first + _AT_A_TIME])
+        ranges = key_ranges(dump.durable.ranges, parts)
+        if dump.durable.state is TableState.WAITING or ranges is None:
+            planned = planned_ranges(extents)
+            ranges = key_ranges(planned, parts)
+            assert ranges is not None, "ranges of these parts"
+            dump.planned(planned, 0)
+        found = Surveyed(pulled.generation, ranges, Outlook(ranges, extents))
+        await self._sample(found, dump, ts)
+        dump.expected(dump.rows_ahead + found.left(dump))
+        return found
+
+    async def _extent(self, part: Span, ts: int) -> Extent:
+        keys = await self._store.keys(part.start_key, part.end_key, ts, SMALL_ROWS)
+        if len(keys) < SMALL_ROWS:
+            return Extent(part, KeyScale(keys))
+        last = await self._store.last(keys[-1], part.end_key, ts) or keys[-1]
+        bounds = await self._store.region_bounds(keys[0], last)
+        return Extent(part, KeyScale([*keys, last]), tuple(bounds), is_small=False)
+
+    async def _sample(self, surveyed: Surveyed, dump: TableDump, ts: int) -> None:
+        left = [place for place in range(len(surveyed.ranges)) if not dump.ahead(place)[0].done]
+        for first in range(0, len(left), _AT_A_TIME):
+            await together(self._sample_one(surveyed, dump, place, ts) for place in left[first : first + _AT_A_TIME])
+
+    async def _sample_one(self, surveyed: Surveyed, dump: TableDump, place: int, ts: int) -> None:
+        begin = surveyed.begin(place, dump.ahead(place)[0])
+        keys = await self._store.keys(begin, surveyed.ranges[place].end, ts, _SAMPLE_ROWS)
+        if len(keys) == _SAMPLE_ROWS:
+            surveyed.outlook.saw(place, keys[0], keys[-1], len(keys))
+        elif keys:
+            surveyed.outlook.saw(place, begin, surveyed.ranges[place].end, len(keys))
