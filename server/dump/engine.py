@@ -21,6 +21,7 @@ import structlog
 
 from server.dump import metrics
 from server.dump.chunk import ChunkQuery, ChunkSize
+from server.dump.copying import DumpCopying
 from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.listener import DumpListener, fresh
@@ -83,6 +84,7 @@ class DumpEngine:
         self._server: Server | None = None
         self._paces: dict[int, _Pace] = {}
         self._keeper = ProgressKeeper(changefeed, records, listener)
+        self.copying = DumpCopying(changefeed, listener, self._keeper)
         self._news = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
 
@@ -147,6 +149,7 @@ class DumpEngine:
         elif job.attempt != before.attempt:
             self._retry_failed()
         self._job = job
+        self.copying.taken_up(job)
         with self._listener.looking():
             dumps = {each.durable.table_id for each in self._listener.all_dumps()}
         for table_id, table in self._listener.tables().items():
@@ -178,7 +181,7 @@ class DumpEngine:
             return
         table, version = known
         try:
-            where = job.where.get(table.name, "")
+            where = job.where.get(self._listener.name(table_id), "")
             server = await self._connected()
             query, ranges, rows = await self._call(server.plan, table, where, job.parallel)
         except MySqlUnavailableError:
@@ -243,7 +246,7 @@ class DumpEngine:
         try:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:
-                query = await self._call(server.query, table, job.where.get(table.name, ""))
+                query = await self._call(server.query, table, job.where.get(self._listener.name(pick.table_id), ""))
                 pace = self._paces[pick.table_id] = _Pace(version, query, ChunkSize())
             pace.begin(pick.epoch)
             taken = await self._call(self._read_by_one, job, server, pick, pace)

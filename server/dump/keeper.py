@@ -38,6 +38,8 @@ class ProgressKeeper:
         self._dumps = dumps
         self._written: dict[int, TableProgress] = {}
         self._measured: dict[int, tuple[int, float]] = {}
+        self._settling = asyncio.Lock()
+        """Held while something is written: what is older is never written over what is newer."""
 
     def begin(self, durable: Mapping[int, TableProgress]) -> None:
         """A job is taken up, of which this is in the metadata."""
@@ -49,9 +51,14 @@ class ProgressKeeper:
         while True:
             await asyncio.sleep(_SETTLE_S)
             try:
-                await self._settle()
+                await self.settle()
             except UnavailableError as err:
                 _log.warning("the dump's progress cannot be kept now", changefeed=self._changefeed, error=err.message)
+
+    async def settle(self) -> None:
+        """Write what has changed; durable when it returns. Raises UnavailableError."""
+        async with self._settling:
+            await self._settle()
 
     async def _settle(self) -> None:
         with self._dumps.looking():

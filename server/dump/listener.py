@@ -12,6 +12,7 @@ import structlog
 
 from server.dump import metrics
 from server.dump.check import DumpChunkDiffersError, Repairs
+from server.dump.job import Job
 from server.dump.progress import TableDump, TableProgress, TableState
 from server.dump.window import Chunk, Closed, Windows
 from server.puller.source import TableChange
@@ -85,6 +86,19 @@ class DumpListener:
                     self._restart(table_id)
         self.on_news()
 
+    def begin_anew(self, names: Collection[str], job: Job) -> bool:
+        """Tables that are emptied at the target; False, and nothing has changed: one of them is not being dumped."""
+        with self._lock:
+            here = {table_id: table for table_id, table in self._tables.items() if table.name in names}
+            dumps = {table_id: self._dumps.get(table_id) for table_id in here}
+            for table_id, dump in dumps.items():
+                if not (_is_dumped(dump.durable.state) if dump else job.takes(here[table_id].name)):
+                    return False
+            for table_id, dump in dumps.items():
+                if dump is not None:
+                    dump.restart(table_id)
+            return True
+
     # By the engine
 
     @property
@@ -121,6 +135,12 @@ class DumpListener:
         """One more table."""
         with self._lock:
             self._dumps[table_id] = dump
+
+    def name(self, table_id: int) -> str:
+        """By which the job knows a table: that which it had when its dump began."""
+        with self._lock:
+            dump = self._dumps.get(table_id)
+            return dump.durable.name if dump is not None else ""
 
     def known(self, table_id: int) -> tuple[SourceTable, int] | None:
         """A table with the number of its changes, to read a chunk of it; None: it is gone."""
@@ -176,6 +196,10 @@ class DumpListener:
         self._repairs.pop(table_id, None)
         if dump is not None and not dump.durable.state.is_over:
             dump.restart(table_id)
+
+
+def _is_dumped(state: TableState) -> bool:
+    return state not in {TableState.DONE, TableState.DROPPED}
 
 
 def fresh(name: str, table_id: int, job: str) -> TableDump:

@@ -1,12 +1,13 @@
 """Brings schema changes of the log in force: what a statement did, with the columns that were true behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
 from server.puller.mysql.definition import Definition
+from server.puller.mysql.errors import RowsMovedError
 from server.puller.mysql.held import with_held
-from server.puller.mysql.listener import LogListener
+from server.puller.mysql.listener import Copying, LogListener
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind, TableName
 from server.puller.mysql.tables import Effect, Tables, name_of, new_id, record_of, told_by_log
@@ -24,17 +25,25 @@ Found = Definition | TableMap
 class DdlChanges:
     """Called on the event loop, in the order of the log."""
 
-    def __init__(self, tables: Tables, rows: LogRows, catalog: Catalog, listener: LogListener | None = None) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        rows: LogRows,
+        catalog: Catalog,
+        listener: LogListener | None = None,
+        copying: Copying | None = None,
+    ) -> None:
         self._tables = tables
         self._rows = rows
         self._catalog = catalog
         self._listener = listener
+        self._copying = copying
 
     def effect_of(self, stated: Stated) -> Effect:
         """What a statement does to the changefeed's tables.
 
         Raises:
-            StatementLoggedError, DdlUnknownError, RowsMovedError: rows would be lost.
+            StatementLoggedError, DdlUnknownError: rows would be lost.
         """
         if stated.statement.kind is not Kind.DDL:
             self._tables.check(stated.statement, stated.query.sql, f"{stated.file}:{stated.position}")
@@ -47,7 +56,9 @@ class DdlChanges:
 
         Raises:
             TableIneligibleError: a table can no longer be replicated.
+            RowsMovedError: rows came or went beside the log, and nobody copies them.
         """
+        foreign = await self._foreign(stated, effect)
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
             record = self._record(name, table_id, found.get(name), stated.commit_ts, query=stated.query.sql)
@@ -58,11 +69,22 @@ class DdlChanges:
                 stated.commit_ts,
                 stated.query.sql,
                 tuple(brought),
-                tuple(map(".".join, effect.dropped)),
-                tuple(map(".".join, effect.truncated)),
+                tuple(map(".".join, (*effect.dropped, *foreign))),
+                tuple(map(".".join, dict.fromkeys((*effect.truncated, *effect.moved)))),
             ),
             effect.dropped,
         )
+
+    async def _foreign(self, stated: Stated, effect: Effect) -> Sequence[TableName]:
+        """Names whose rows would be missing; what is copied anew, or for the first time, misses none."""
+        moved, filled = (frozenset(map(".".join, names)) for names in (effect.moved, effect.filled))
+        if moved and not (self._copying is not None and await self._copying.copies_anew(moved)):
+            raise _rows_moved(moved, stated)
+        if not filled or (self._copying is not None and await self._copying.copies(filled)):
+            return ()
+        if not effect.foreign:
+            raise _rows_moved(filled, stated)
+        return effect.foreign
 
     async def apply_untold(self, untold: Untold, found: Definition | None) -> None:
         """Rows came whose table is another one than any statement of the log said; `found` is what the server says.
@@ -130,3 +152,12 @@ class DdlChanges:
         self._rows.ignored -= set(map(name_of, change.tables))
         if self._listener is not None:
             self._listener.changed_schema(change)
+
+
+def _rows_moved(names: Collection[str], stated: Stated) -> RowsMovedError:
+    shown, asked = ", ".join(sorted(names)), " ".join(f"--table {name}" for name in sorted(names))
+    return RowsMovedError(
+        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} changed rows of {shown} that "
+        f"are in no event of the log. Ask for them by `tidemark cli changefeed dumpstart {asked}` (dumprestart, if a "
+        "dump is under way), then resume the changefeed: the target's copy is emptied there, and filled by the dump"
+    )

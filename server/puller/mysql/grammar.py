@@ -103,8 +103,9 @@ class StatementReader:
             self._harmless("DATABASE", "SCHEMA")
 
     def _alter(self) -> Iterator[Action]:
+        ignores = False
         while self._peek() in ("ONLINE", "OFFLINE", "IGNORE"):
-            self._at += 1
+            ignores |= self._next().text.upper() == "IGNORE"
         if not self._skip("TABLE"):
             self._harmless("DATABASE", "SCHEMA")
             return
@@ -114,7 +115,7 @@ class StatementReader:
         renamed: TableName | None = None
         for spec in self._specs():
             renamed = self._spec_rename(spec) or renamed
-            if _moves_rows(spec):
+            if _moves_rows(spec) or (ignores and _is_unique(spec)):
                 yield Action(Verb.ROWS_MOVED, name)
                 yield from self._other_table(spec)
         yield Action(Verb.ALTERED, name)
@@ -185,11 +186,12 @@ class StatementReader:
         return rest._name()
 
     def _other_table(self, spec: list[Token]) -> Iterator[Action]:
-        """The table that partitions are exchanged with, or made of."""
+        """The table that partitions are exchanged with, made of or made into."""
         places = [place for place, token in enumerate(spec) if _is(token, "TABLE")]
         if places:
             rest = StatementReader(spec[places[0] + 1 :], self._schema, fold_case=self._fold_case)
-            yield Action(Verb.ROWS_MOVED, rest._name())
+            verb = Verb.ROWS_MOVED if _is(spec[0], "EXCHANGE") else Verb.DROPPED if places[0] == 1 else Verb.FILLED
+            yield Action(verb, rest._name())
 
     def _name(self) -> TableName:
         first = self._part()
@@ -246,6 +248,11 @@ class StatementReader:
 def _is(token: Token, *texts: str) -> bool:
     quoted = token.token_type in (TokenType.STRING, TokenType.IDENTIFIER)
     return not quoted and token.text.upper() in texts
+
+
+def _is_unique(spec: list[Token]) -> bool:
+    """Whether it adds a key, which takes rows away that have the same one where errors are ignored."""
+    return _is(spec[0], "ADD") and any(_is(token, "UNIQUE", "PRIMARY") for token in spec) if spec else False
 
 
 def _moves_rows(spec: list[Token]) -> bool:

@@ -4,7 +4,7 @@ All calls are made by one thread, in the order of the log, and after the event t
 transaction that never ends is never told. What was told before a restart is told again from the checkpoint on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -35,4 +35,22 @@ class LogListener(Protocol):
 
     def changed_schema(self, change: TableChange) -> None:
         """A DDL came into force; rows above its commit_ts have the new schema."""
+        ...
+
+
+class Copying(Protocol):
+    """Who copies tables beside the log, and so brings rows that the log never names; called on the event loop."""
+
+    async def copies(self, names: Collection[str]) -> bool:
+        """Whether each of these tables (`schema.table`), which are new, will be copied with what it holds."""
+        ...
+
+    async def copies_anew(self, names: Collection[str]) -> bool:
+        """Begin these tables anew, which are emptied at the target; durable when it returns.
+
+        False, and nothing has changed: one of them is not being copied.
+
+        Raises:
+            UnavailableError: it cannot be made durable now.
+        """
         ...

@@ -23,7 +23,7 @@ from server.puller.mysql.commits import Commits
 from server.puller.mysql.ddl_changes import DdlChanges
 from server.puller.mysql.errors import MySqlUnavailableError, ServerIdTakenError, TornTransactionError, XaUnknownError
 from server.puller.mysql.heartbeat import Heart
-from server.puller.mysql.listener import LogListener
+from server.puller.mysql.listener import Copying, LogListener
 from server.puller.mysql.log import OpenLog, oldest, open_log
 from server.puller.mysql.lookahead import definitions_behind
 from server.puller.mysql.options import MySqlOptions
@@ -58,6 +58,7 @@ class Upstream:
     listener: LogListener | None = None
     torn: set[tuple[str, int]] = field(default_factory=set)
     """Where transactions begin that a server never ended; known as long as the source."""
+    copying: Copying | None = None
 
 
 class LogPuller:
@@ -72,7 +73,7 @@ class LogPuller:
         self._sink = rows
         self._tables = Tables(tables)
         self._rows = LogRows(self._tables, start_ts, rows, upstream.listener)
-        self._ddl = DdlChanges(self._tables, self._rows, catalog, upstream.listener)
+        self._ddl = DdlChanges(self._tables, self._rows, catalog, upstream.listener, upstream.copying)
         self._anchors = Anchors(upstream.meta, upstream.changefeed)
         self._anchored_at = 0.0
         self._resolved_at = 0.0

@@ -63,9 +63,9 @@ class MySqlSource:
             upstream = Upstream(self._changefeed, self._options, self._meta, self.listener, self._torn)
             return [LogPuller(tables, start_ts, upstream, rows, catalog)]
         listener = DumpListener(self._changefeed, tables)
-        upstream = Upstream(self._changefeed, self._options, self._meta, listener, self._torn)
-        log = LogPuller(tables, start_ts, upstream, rows, catalog)
         engine = DumpEngine(self._changefeed, self._options, DumpRecords(self._meta, self._changefeed), listener)
+        upstream = Upstream(self._changefeed, self._options, self._meta, listener, self._torn, engine.copying)
+        log = LogPuller(tables, start_ts, upstream, rows, catalog)
         return [DumpingPuller(log, engine)]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:

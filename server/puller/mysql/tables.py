@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
 from server.puller.table import SourceTable, TableRecord
 from storage.mysql.schema import Table
@@ -27,14 +27,21 @@ Wants = Callable[[str, str], bool]
 
 @dataclass(slots=True)
 class Effect:
-    """What a statement does: `touched` tables by their new names, with their ids, -1 for new ones."""
+    """What a statement does: `touched` tables by their new names, with their ids, -1 for new ones.
+
+    Of `moved` tables rows came or went without row events; `filled` ones are new, and had rows before: where they were
+    not taken by the names they had then, these are the `foreign` ones.
+    """
 
     touched: dict[TableName, int] = field(default_factory=dict)
     dropped: list[TableName] = field(default_factory=list)
     truncated: list[TableName] = field(default_factory=list)
+    moved: list[TableName] = field(default_factory=list)
+    filled: list[TableName] = field(default_factory=list)
+    foreign: list[TableName] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.touched or self.dropped or self.truncated)
+        return bool(self.touched or self.dropped or self.truncated or self.moved)
 
 
 class Tables:
@@ -44,11 +51,7 @@ class Tables:
         self.by_name: dict[TableName, SourceTable] = {name_of(table): table for table in tables}
 
     def effect(self, statement: Statement, wants: Wants) -> Effect:
-        """What a DDL does to them.
-
-        Raises:
-            RowsMovedError: rows come or go without row events.
-        """
+        """What a DDL does to them."""
         moves = _Moves({name: table.span.table_id for name, table in self.by_name.items()}, wants)
         for action in statement.actions:
             moves.apply(action)
@@ -95,7 +98,6 @@ class _Moves:
         self._now = ids
         self._hidden: dict[TableName, int] = {}
         """Tables that have names the changefeed does not take."""
-        self._foreign: list[TableName] = []
         self._effect = Effect()
         self._wants = wants
 
@@ -112,11 +114,12 @@ class _Moves:
             if name in now:
                 self._effect.truncated.append(name)
         elif action.verb is Verb.ROWS_MOVED:
-            if name in now:
-                raise RowsMovedError(
-                    f"rows of {'.'.join(name)} come or go by a statement about its partitions, without being in the "
-                    "log: dump the table anew, then go on behind the statement"
-                )
+            if name in now and name not in self._effect.moved:
+                self._effect.moved.append(name)
+        elif action.verb is Verb.FILLED:
+            if self._wants(*name):
+                self._effect.touched[name] = now.setdefault(name, _NEW)
+                self._effect.filled.append(name)
         elif name in now or self._wants(*name):  # created or altered
             self._effect.touched[name] = now.setdefault(name, _NEW)
 
@@ -128,8 +131,10 @@ class _Moves:
                 effect.touched[name] = before[name]
         gone = [name for name in before if name not in self._now and name not in effect.dropped]
         effect.dropped += gone
-        if any(table_id == _NEW for table_id in effect.touched.values()):
-            effect.dropped += self._foreign
+        effect.moved = [name for name in effect.moved if name in self._now]
+        effect.filled = [name for name in effect.filled if effect.touched.get(name) == _NEW]
+        if not any(table_id == _NEW for table_id in effect.touched.values()):
+            effect.foreign.clear()
         return effect
 
     def _drop(self, name: TableName) -> None:
@@ -149,7 +154,8 @@ class _Moves:
                 self._hidden[new] = table_id
             return
         if table_id is None:
-            self._foreign.append(old)
+            self._effect.foreign.append(old)
+            self._effect.filled.append(new)
         self._now[new] = self._effect.touched[new] = _NEW if table_id is None else table_id
 
     def _name_before(self, table_id: int) -> TableName | None:

@@ -6,7 +6,7 @@ import pytest
 
 from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.lookahead import Lookahead, Sought, is_before
 from server.puller.mysql.source import mysql_table
 from server.puller.mysql.statement import TableName
@@ -30,7 +30,7 @@ def effect(query: str, wanted: str = "ab_") -> tuple[dict[str, int], list[str], 
     found = tables().effect(read_statement(query, "s"), lambda _, name: name[0] in wanted)
     return (
         {name: table_id for (_, name), table_id in found.touched.items()},
-        [name for _, name in found.dropped],
+        [name for _, name in (*found.dropped, *found.foreign)],
         [name for _, name in found.truncated],
     )
 
@@ -64,10 +64,36 @@ def test_a_statement_touches_truncates_and_drops_by_name(query: str, expected: A
     assert effect(query) == expected
 
 
-def test_partitions_of_a_table_of_ours_that_come_and_go_are_refused() -> None:
-    with pytest.raises(RowsMovedError, match=r"s\.a"):
-        effect("ALTER TABLE z EXCHANGE PARTITION p WITH TABLE a")
-    assert effect("ALTER TABLE z DROP PARTITION p") == NONE
+@pytest.mark.parametrize(
+    ("query", "moved", "filled"),
+    [
+        ("ALTER TABLE a TRUNCATE PARTITION p0, p1", "a", ""),
+        ("ALTER TABLE a DROP PARTITION IF EXISTS p", "a", ""),
+        ("ALTER TABLE z EXCHANGE PARTITION p WITH TABLE a", "a", ""),
+        ("ALTER TABLE a EXCHANGE PARTITION p WITH TABLE b WITHOUT VALIDATION", "ab", ""),
+        ("ALTER TABLE a CONVERT PARTITION p TO TABLE b3", "a", "b3"),
+        ("ALTER TABLE z CONVERT PARTITION p TO TABLE b3", "", "b3"),
+        ("ALTER TABLE a CONVERT TABLE b TO PARTITION p VALUES LESS THAN (9)", "a", ""),
+        ("ALTER TABLE a IMPORT TABLESPACE", "a", ""),
+        ("ALTER IGNORE TABLE a ADD UNIQUE KEY (v)", "a", ""),
+        ("ALTER IGNORE TABLE a ADD COLUMN w INT", "", ""),
+        ("ALTER TABLE a REORGANIZE PARTITION p INTO (PARTITION q VALUES LESS THAN (9))", "", ""),
+        ("ALTER TABLE a ADD PARTITION (PARTITION q VALUES LESS THAN (9))", "", ""),
+        ("ALTER TABLE z DROP PARTITION p", "", ""),
+        ("RENAME TABLE z TO a9", "", "a9"),
+        ("RENAME TABLE a TO _del, zgho TO a", "", "a"),
+        ("RENAME TABLE a TO z, zgho TO a", "", ""),
+    ],
+)
+def test_rows_that_no_event_brings_are_told_by_table(query: str, moved: str, filled: str) -> None:
+    found = tables().effect(read_statement(query, "s"), lambda _, name: name[0] in "ab_")
+    assert "".join(name for _, name in found.moved) == moved
+    assert "".join(name for _, name in found.filled) == filled
+    assert bool(found) or not (moved or filled)
+
+
+def test_a_table_that_becomes_a_partition_is_gone() -> None:
+    assert effect("ALTER TABLE a CONVERT TABLE b TO PARTITION p VALUES LESS THAN (9)") == ({"a": 1}, ["b"], [])
 
 
 @pytest.mark.parametrize(
