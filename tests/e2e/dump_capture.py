@@ -100,6 +100,7 @@ class Capture:
     def _call(self, stub: Any, method: str, request: Any) -> Any:
         deadline = time.monotonic() + _START_S
         while True:
+            self.check()
             self.wait_up()
             try:
                 local = [("grpc.use_local_subchannel_pool", 1)]
@@ -132,6 +133,12 @@ class Capture:
                 self._up.clear()
                 self._bury(said["ended"])
                 self._start()
+
+    def check(self) -> None:
+        """Raise if a capture ended other than by its planned death."""
+        odd = [step for step in self.killed if step.startswith("ended")]
+        if odd:
+            raise RuntimeError(f"a capture {odd[0]} by itself; see {self._directory}/capture.log")
 
     def _bury(self, status: int) -> None:
         step = self._plan.read_text(encoding="ascii").removeprefix("died ").partition(" ")[0]

@@ -235,6 +235,7 @@ def run(runs: int, first_seed: int, directory: Path) -> dict[str, Any]:
             except BaseException:
                 print(f"seed {seed} did not come to its end; see {directory}", file=sys.stderr, flush=True)
                 raise
+            house.capture.check()
             totals.runs += 1
             if found.counts:
                 totals.failed.append(seed)

@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Death:
     def plan(self) -> None:
         """Put itself into the way of the dump."""
         self._around(Server, "write", lambda _, uuid, kind: "high" if kind == HIGH else "low")
-        self._around(ChunkReader, "read", lambda *_: "select")
+        self._around(ChunkReader, "read", lambda *_, **__: "select")
         self._around(DumpListener, "watermark", self._passed, after_only=True)
         self._around(DumpListener, "take_up", lambda *_: "taken", after_only=True)
         self._around(LogRows, "_put", self._added, after_only=True)
@@ -143,7 +144,10 @@ def _capture(plan: Path, flags: list[str], chunk_rows: int) -> None:
         ChunkSize.__init__.__defaults__ = (chunk_rows,)
         Death(plan).plan()
         status = capture.run(flags)
+    except BaseException:  # noqa: BLE001 - the one place that can tell
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 
