@@ -125,7 +125,7 @@ def log_in(options: MySqlOptions) -> Session:
 def log_in_to(address: Address, options: MySqlOptions) -> Session:
     """Open a session with one server; raises as `log_in`."""
     where = f"{address.host}:{address.port}"
-    with answers(f"connecting to {where}"):
+    with answers(f"connecting to {where}"), _password_by_tls(where):
         connection = pymysql.connect(
             host=address.host,
             port=address.port,
@@ -142,6 +142,20 @@ def log_in_to(address: Address, options: MySqlOptions) -> Session:
             **_tls(options),
         )
     return Session(connection, address)
+
+
+@contextmanager
+def _password_by_tls(where: str) -> Iterator[None]:
+    """PyMySQL encrypts a password for caching_sha2_password itself only with a library that we do without."""
+    try:
+        yield
+    except RuntimeError as err:
+        if "cryptography" not in str(err):
+            raise
+        raise MySqlLoginError(
+            f"{where} takes the password only by TLS (caching_sha2_password): add ca=/path, or tls=require, to the "
+            "source URI"
+        ) from err
 
 
 def _password(path: str) -> str:

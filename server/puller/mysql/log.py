@@ -11,6 +11,7 @@ from server.puller.mysql.errors import LogPurgedError, MySqlPrivilegeError, MySq
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor, LogPosition
+from server.puller.mysql.refusal import behind
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.transactions import Transactions
 from storage.model.errors import TidemarkError
@@ -18,6 +19,7 @@ from storage.model.ts import compose, physical_ms
 from storage.mysql.event import Events, EventType
 
 _FIRST_S: Final = 10.0
+_EXECUTED_WAIT_S: Final = 5.0
 _XA_WAIT_S: Final = 5.0
 _XA_LOOK_S: Final = 0.05
 _log = structlog.get_logger(__name__)
@@ -52,6 +54,7 @@ def open_log(options: MySqlOptions, anchor: Anchor, server_id: int) -> OpenLog:
         try:
             session = log_in_to(address, options)
             opened.append(session)
+            _check_executed(session, anchor)
             reader = log_in_to(address, options)
             opened.append(reader)
             place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
@@ -109,14 +112,10 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
     """The beginning of the oldest log of a server, for a start of which no anchor is known; blocks.
 
     Raises:
-        NoAnchorError: the server is MySQL, of which the GTIDs before that place are not known.
+        NoAnchorError: the server's log does not say when it began.
         LogPurgedError: the oldest log begins after `start_ts`.
     """
     with log_in(options) as session:
-        if not session.flavor.is_mariadb:
-            raise NoAnchorError(
-                "nothing is known of the log at the wanted start; leave the start out, and dump the tables"
-            )
         file = str(session.execute("SHOW BINARY LOGS")[0][0])
         began_s = _began(log_in_to(session.address, options), file, options)
     if began_s * 1000 > physical_ms(start_ts):
@@ -125,6 +124,19 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
             "out, and dump the tables"
         )
     return Anchor(0, "", file)
+
+
+def _check_executed(session: Session, anchor: Anchor) -> None:
+    """A MySQL that lacks what was read would send what it has instead, or nothing for ever; MariaDB refuses by itself.
+
+    Its log may be some ms ahead of what it says it has executed, and a replica further behind, so it is given a while.
+    """
+    if not anchor.is_mysql or session.flavor.is_mariadb:
+        return
+    ((missing,),) = session.execute("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (anchor.gtids, _EXECUTED_WAIT_S))
+    if missing:
+        ((lacking,),) = session.execute("SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (anchor.gtids,))
+        raise behind(f"(the server has not executed {lacking})")
 
 
 def _present(session: Session) -> Anchor:

@@ -29,6 +29,7 @@ IS_MARK = np.isin(
         EventType.ROTATE,
         EventType.INCIDENT,
         EventType.MARIADB_GTID_LIST,
+        EventType.PREVIOUS_GTIDS,
     ],
 )
 _UNUSUAL_FLAGS = MARIADB_STANDALONE | MARIADB_PREPARED_XA | MARIADB_COMPLETED_XA

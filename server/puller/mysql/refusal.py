@@ -1,6 +1,6 @@
 """What a server's error means, and what to do about it; by number where that is enough, else by its text. Pure.
 
-Source: MySQL's and MariaDB's error messages, and what MariaDB 10.11 was seen to answer.
+Source: MySQL's and MariaDB's error messages, and what MariaDB 10.11 and MySQL 8.0 and 9.7 were seen to answer.
 """
 
 import struct
@@ -30,7 +30,7 @@ _PURGED = (
     "could not find first log file",
     "could not find gtid state requested by slave in any binlog files",
     "has purged binary logs containing",
-    "has purged required binary logs",
+    "purged required binary logs",
 )
 _BEHIND = (
     "is not in the master's binlog",
@@ -53,6 +53,11 @@ _OUT_OF_BEHIND: Final = (
 )
 
 
+def behind(said: str) -> LogBehindError:
+    """The server lacks what was read; `said` is in which words it is known."""
+    return LogBehindError(_OUT_OF_BEHIND + said)
+
+
 def refusal(number: int, text: str, doing: str) -> TidemarkError:
     """The error of ours for an error of the server."""
     said = f"(the server: {number} {text})"
@@ -60,6 +65,8 @@ def refusal(number: int, text: str, doing: str) -> TidemarkError:
         return ServerIdTakenError(f"another reader uses our server id; another one is taken {said}")
     if number in _LOG_ERRORS:
         return _of_log(text.lower(), said)
+    if "insecure transport" in text:
+        return MySqlTlsError(f"{doing}: the server wants TLS: add ca=/path, or tls=require, to the source URI {said}")
     if number in _LOGIN:
         return MySqlLoginError(f"{doing}: the server does not let us in: check user, host and password {said}")
     if number in _PRIVILEGE:
@@ -82,7 +89,7 @@ def _of_log(text: str, said: str) -> TidemarkError:
     if any(part in text for part in _PURGED):
         return LogPurgedError(_OUT_OF_PURGE + said)
     if any(part in text for part in _BEHIND):
-        return LogBehindError(_OUT_OF_BEHIND + said)
+        return behind(said)
     if any(part in text for part in _DAMAGED):
         return LogDamagedError(f"the server cannot read its log there; check its disk, or use a replica {said}")
     return LogRefusedError(f"the server does not send its log {said}")

@@ -35,6 +35,7 @@ from server.puller.mysql.statement import Kind, Statement
 from storage.mysql.compressed import expand
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
 from storage.mysql.event import HEADER_BYTES, Events, EventType
+from storage.mysql.gtid import MysqlGtidSet
 
 HELD_BYTES: Final = 64 << 20
 _XA_BYTES_MAX: Final = 512 << 20
@@ -184,6 +185,8 @@ class Transactions:
         elif kind == EventType.MARIADB_GTID_LIST:
             listed = MariaGtidList.parse(events.body(mark)).gtids
             self.position.begin_with(",".join(f"{domain}-{server}-{seq}" for domain, server, seq in listed))
+        elif kind == EventType.PREVIOUS_GTIDS:
+            self.position.begin_with(str(MysqlGtidSet.decode(events.body(mark))))
         else:
             raise LogDamagedError("the server says that events are missing in its log (INCIDENT): dump the tables anew")
 

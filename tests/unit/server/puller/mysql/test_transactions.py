@@ -222,3 +222,14 @@ def test_a_replica_of_mysql_gives_the_commit_ts_of_its_primary(golden: dict[str,
         assert set(item.commit_ts.tolist()) == {transactions.position.ts}
         positions.append((transactions.position.ts, transactions.position.anchor.gtids))
     assert len(set(positions)) == (kind in golden)
+
+
+@pytest.mark.parametrize("golden", MYSQL, ids=[each["version"] for each in MYSQL])
+def test_a_file_of_mysql_that_is_read_from_its_beginning_tells_the_gtids_before_it(golden: dict[str, Any]) -> None:
+    previous = bytes.fromhex(golden["previous"])
+    transactions = Transactions(LogPosition(Anchor(7, "", "binlog.000002")))
+    assert not list(transactions.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]])))
+    assert transactions.position.anchor.gtids == golden["executed"]
+    read_on = Transactions(LogPosition(Anchor(7, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2", "binlog.000002")))
+    assert not list(read_on.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]])))
+    assert read_on.position.anchor.gtids == "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2"
