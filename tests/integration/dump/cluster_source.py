@@ -1,0 +1,225 @@
+"""A small TiDB: writes rows and DDL jobs to a real store, and remembers what was there at each timestamp."""
+
+import asyncio
+import json
+import random
+import threading
+from bisect import bisect_right
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from server.rpc.pd import PdClient
+from server.rpc.tikv import KvClient
+from storage.tidb.meta_key import database_key, job_key, table_key
+from storage.tidb.record import encode_record
+from storage.tidb.row import encode_row
+from storage.tidb.schema import Column, TableInfo
+from tests.integration.dump.cluster_binlogs import Binlogs, Written
+
+T = TypeVar("T")
+Rows = dict[int, int]
+DATABASE_ID = 1
+CREATE, DROP, ADD_COLUMN, TRUNCATE = 3, 4, 5, 11
+_BATCH = 250
+
+
+@dataclass
+class Known:
+    """A table, and its rows at each commit_ts: None is a row that is gone, a number None: all are."""
+
+    info: TableInfo
+    history: list[tuple[int, int | None, int | None]] = field(default_factory=list)
+
+    def at(self, ts: int) -> Rows:
+        """The rows as of `ts`."""
+        rows: Rows = {}
+        for _, number, value in self.history[: bisect_right(self.history, ts, key=lambda it: it[0])]:
+            if number is None:
+                rows.clear()
+            elif value is None:
+                rows.pop(number, None)
+            else:
+                rows[number] = value
+        return rows
+
+
+class ClusterSource(threading.Thread):
+    """Its own thread writes, until it is stopped; DDL and large writes are done in between."""
+
+    def __init__(self, coordinator: str, pump: str = "", seed: int = 1) -> None:
+        super().__init__(daemon=True)
+        self.tables: dict[str, Known] = {}
+        self._coordinator = coordinator
+        self._pump = pump
+        self._chance = random.Random(seed)
+        self._ids = 100
+        self._ready, self._over, self._churn = threading.Event(), asyncio.Event(), asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        asyncio.run(self._serve())
+
+    def opened(self) -> "ClusterSource":
+        """Begin."""
+        self.start()
+        assert self._ready.wait(30)
+        return self
+
+    def create(self, name: str, rows: int, partitions: int = 0) -> None:
+        """CREATE TABLE, and rows in it."""
+        self._call(self._create(name, partitions))
+        self._call(self._fill(name, rows))
+
+    def drop(self, name: str) -> None:
+        """DROP TABLE."""
+        self._call(self._drop(name))
+
+    def truncate(self, name: str) -> None:
+        """TRUNCATE TABLE."""
+        self._call(self._truncate(name))
+
+    def add_column(self, name: str) -> None:
+        """ALTER TABLE … ADD COLUMN."""
+        self._call(self._add_column(name))
+
+    def churn(self) -> None:
+        """Change rows from now on."""
+        self._loop.call_soon_threadsafe(self._churn.set)
+
+    def settle(self) -> None:
+        """What is committed by now is remembered when this returns."""
+        if self.is_alive():
+            self._call(self._settled())
+
+    async def _settled(self) -> None:
+        async with self._turn:
+            return
+
+    def stop(self) -> None:
+        """Write no more."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self.join()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with (
+            PdClient.open(self._coordinator) as self._pd,
+            KvClient.open(self._pd) as self._kv,
+            Binlogs.open(self._pump, self._pd) as self._binlogs,
+            asyncio.TaskGroup() as tasks,
+        ):
+            await self._commit({database_key(DATABASE_ID): b'{"id":1,"db_name":{"O":"shop","L":"shop"}}'}, Written())
+            tasks.create_task(self._change_rows())
+            self._ready.set()
+            await self._over.wait()
+
+    async def _change_rows(self) -> None:
+        value = 1000
+        while not self._over.is_set():
+            await asyncio.sleep(0.01)
+            if not self._churn.is_set():
+                continue
+            async with self._turn:
+                name = self._chance.choice(sorted(self.tables))
+                rows = self.tables[name].at(1 << 63)
+                value += 1
+                wanted: dict[int, int | None] = {}
+                for _ in range(3):
+                    number = self._chance.choice([*list(rows)[:50], self._chance.randrange(4000)])
+                    wanted[number] = None if self._chance.random() < 0.25 else value
+                await self._put(name, wanted)
+
+    async def _put(self, name: str, wanted: dict[int, int | None]) -> None:
+        table = self.tables[name]
+        before = table.at(1 << 63)
+        wanted = {number: value for number, value in wanted.items() if value is not None or number in before}
+        if not wanted:
+            return
+        writes: dict[bytes, bytes | None] = {}
+        for number, value in wanted.items():
+            key, row = encode_record(_part(table.info, number), {"id": number, "v": value or 0})
+            writes[key] = None if value is None else row
+        changes = {number: (before.get(number), value) for number, value in wanted.items()}
+        commit_ts = await self._commit(writes, Written(table.info.id, changes))
+        table.history += [(commit_ts, number, value) for number, value in wanted.items()]
+
+    async def _fill(self, name: str, count: int) -> None:
+        for first in range(0, count, _BATCH):
+            async with self._turn:
+                if name in self.tables:
+                    await self._put(name, dict.fromkeys(range(first, min(first + _BATCH, count)), 0))
+
+    # DDL
+
+    async def _create(self, name: str, partitions: int) -> None:
+        async with self._turn:
+            info = TableInfo.build(self._new_id(), name, [Column.bigint("id"), Column.bigint("v")])
+            info = replace(info, partition_ids=tuple(self._new_id() for _ in range(partitions)))
+            await self._ddl(CREATE, info.id, f"create table {name}", info)
+            self.tables[name] = Known(info)
+
+    async def _drop(self, name: str) -> None:
+        async with self._turn:
+            table = self.tables.pop(name)
+            await self._ddl(DROP, table.info.id, f"drop table {name}")
+
+    async def _truncate(self, name: str) -> None:
+        async with self._turn:
+            table = self.tables[name]
+            old, table.info = table.info, replace(table.info, id=self._new_id())
+            ts = await self._ddl(TRUNCATE, old.id, f"truncate table {name}", table.info)
+            table.history.append((ts, None, None))
+
+    async def _add_column(self, name: str) -> None:
+        async with self._turn:
+            table = self.tables[name]
+            more = Column.bigint(f"more{len(table.info.columns)}")
+            built = TableInfo.build(table.info.id, name, [*table.info.columns, more])
+            table.info = replace(built, partition_ids=table.info.partition_ids)
+            await self._ddl(ADD_COLUMN, table.info.id, f"alter table {name} add column", table.info)
+
+    async def _ddl(self, kind: int, table_id: int, query: str, info: TableInfo | None = None) -> int:
+        """Write the job's row and the meta keys in one transaction; returns its commit_ts."""
+        number, document = self._new_id(), json.loads(info.to_json()) if info else None
+        job: dict[str, Any] = {"id": number, "type": kind, "state": 4}
+        job |= {"schema_id": DATABASE_ID, "table_id": table_id}
+        job |= {"schema_name": "shop", "query": query, "binlog": {"SchemaVersion": self._ids, "TableInfo": document}}
+        writes: dict[bytes, bytes | None] = {
+            job_key(number): encode_row({5: json.dumps(job).encode()}),
+            table_key(DATABASE_ID, table_id): None,
+        }
+        if info is not None:
+            writes[table_key(DATABASE_ID, info.id)] = info.to_json().encode()
+        return await self._commit(writes, Written(ddl_job_id=number, query=query))
+
+    def _new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    async def _commit(self, writes: dict[bytes, bytes | None], written: Written) -> int:
+        start_ts = await self._pd.tso()
+        keys = sorted(writes)
+        await self._binlogs.prewrite(written, start_ts)
+        mutations = [_mutation(key, writes[key]) for key in keys]
+        await self._kv.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=3000)
+        commit_ts = await self._pd.tso()
+        await self._kv.commit(keys[:1], start_ts, commit_ts)
+        await self._kv.commit(keys, start_ts, commit_ts)
+        await self._binlogs.commit(written, start_ts, commit_ts)
+        return commit_ts
+
+
+def _part(info: TableInfo, number: int) -> TableInfo:
+    parts = info.partition_ids
+    return replace(info, id=parts[number % len(parts)]) if parts else info
+
+
+def _mutation(key: bytes, value: bytes | None) -> kvrpcpb.Mutation:
+    return kvrpcpb.Mutation(op=kvrpcpb.Del if value is None else kvrpcpb.Put, key=key, value=value or b"")
