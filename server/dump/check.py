@@ -85,7 +85,8 @@ class Check:
     def __init__(self, query: ChunkQuery) -> None:
         self._query = query
         self._table = query.table
-        found = [(place, canonical(column, quoted(column.name))) for place, column in enumerate(query.table.columns)]
+        self._taken = [each for each in enumerate(query.table.columns) if each[1].name not in query.left_out]
+        found = [(place, canonical(column, quoted(column.name))) for place, column in self._taken]
         self._columns: list[tuple[int, Canonical]] = [(place, each) for place, each in found if each is not None]
         texts = ", ".join(["','", *(each.sql for _, each in self._columns)]) if self._columns else "',', ''"
         self._digest = f"CRC32(CONCAT_WS({texts})) * {FACTOR}"
@@ -94,7 +95,7 @@ class Check:
     def unchecked(self) -> tuple[str, ...]:
         """The names of columns that cannot be compared, as the server and we write them differently."""
         places = {place for place, _ in self._columns}
-        return tuple(column.name for place, column in enumerate(self._table.columns) if place not in places)
+        return tuple(column.name for place, column in self._taken if place not in places)
 
     def total_sql(self, part: Range) -> str:
         """Asks for the total of a range; `ChunkQuery.bounds` are its parameters."""

@@ -46,11 +46,14 @@ class ChunkQuery:
     table: Table
     collations: Mapping[str, str]
     where: str = ""
+    left_out: frozenset[str] = frozenset()
+    """Columns that the changefeed does not take: they are read as NULL, so rows keep their shape."""
 
     def sql(self, *, after: bool, until: bool) -> str:
         """The query, for a cursor to begin behind, for a last key, or for neither; the limit is its last parameter."""
-        columns, key = ", ".join(map(selected, self.table.columns)), ", ".join(name for name, _ in self._key)
-        return f"SELECT {columns} {self.of(after=after, until=until)} ORDER BY {key} LIMIT ?"
+        columns = ["NULL" if each.name in self.left_out else selected(each) for each in self.table.columns]
+        key = ", ".join(name for name, _ in self._key)
+        return f"SELECT {', '.join(columns)} {self.of(after=after, until=until)} ORDER BY {key} LIMIT ?"
 
     def of(self, *, after: bool, until: bool) -> str:
         """The rest of any query over a range: FROM, and WHERE if there is a condition."""

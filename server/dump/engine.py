@@ -180,9 +180,9 @@ class DumpEngine:
             self._fail(table_id, TableState.DROPPED, "")
             return
         table, version = known
+        where = job.where.get(self._listener.name(table_id), "")
+        server = await self._connected()  # if that is refused, it is no fault of the table
         try:
-            where = job.where.get(self._listener.name(table_id), "")
-            server = await self._connected()
             query, ranges, rows = await self._call(server.plan, table, where, job.parallel)
         except MySqlUnavailableError:
             raise

@@ -5,6 +5,7 @@ All are sessions with one server, as a chunk shows what is before a watermark on
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from server.dump.progress import Range, Read
 from server.dump.statement import Statement
 from server.dump.window import Chunk
 from server.puller.mysql.connection import Session, log_in, log_in_to
+from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
 from server.puller.table import SourceTable
+from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import Plan
@@ -70,6 +73,7 @@ class Server:
         query = self.query(table, where)
         found = self._ask(_ROWS, *name)
         rows = int(found[0][0] or 0) if found else 0
+        rows = self._matching(query, rows) if where else rows
         key = [query.table.columns[place] for place in query.table.key_places]
         if rows < SPLIT_ROWS_MIN or len(key) != 1 or key[0].type not in INTEGERS:
             return query, (Range(),), rows
@@ -82,17 +86,34 @@ class Server:
         """How a table is read."""
         name = (table.record.schema_name, table.record.table_name)
         collations = dict(self._ask(_COLLATIONS, *name))
-        return ChunkQuery(name[0], Table.parse(table.record.table_info), collations, where)
+        whole, taken = Table.parse(table.record.table_info), set(table.mounter.schema.names)
+        left_out = frozenset(column.name for column in whole.columns if column.name not in taken)
+        return ChunkQuery(name[0], whole, collations, where, left_out)
+
+    def _matching(self, query: ChunkQuery, rows: int) -> int:
+        """About how many rows the condition takes, as the server's optimizer thinks; of a refused one all."""
+        explain = "EXPLAIN EXTENDED" if self._session.flavor.is_mariadb else "EXPLAIN"
+        with self._asking, suppress(InvalidError):
+            told = self._session.named(f"{explain} SELECT 1 {query.of(after=False, until=False)}")[0]
+            return int(float(told["rows"] or 0) * float(told.get("filtered") or 100) / 100)
+        return rows
 
     def _ask(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         with self._asking:
             return self._session.execute(query, values or None)
 
     def reader(self) -> "ChunkReader":
-        """One that nobody uses; give it back by `done`."""
+        """One that nobody uses; give it back by `done`.
+
+        Raises:
+            MySqlUnavailableError: the server is gone, or lets nobody in any more, which is no fault of a table.
+        """
         if self._idle:
             return self._idle.pop()
-        session = log_in_to(self._session.address, self._options)
+        try:
+            session = log_in_to(self._session.address, self._options)
+        except InvalidError as err:
+            raise MySqlUnavailableError(f"no further session: {err}") from err
         self._open.append(session)
         session.execute(_SESSION)
         return ChunkReader(session)

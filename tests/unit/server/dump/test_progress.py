@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.dump.check import Check
 from server.dump.chunk import ChunkQuery, ChunkSize, integer, split_ranges
 from server.dump.job import Job, parse_progress
 from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
@@ -153,6 +154,14 @@ def test_queries_name_every_part_of_a_composite_key_and_quote_all_names() -> Non
         cells[1],
         integer(5),
     ]
+
+
+def test_columns_that_are_left_out_are_read_as_null_and_compared_with_nothing() -> None:
+    columns = (Column(name="id", type=Type.LONG, nullable=False), Column(name="secret", type=Type.LONG))
+    query = ChunkQuery("shop", Table(1, "t", columns, ("id",)), {}, left_out=frozenset({"secret"}))
+    assert query.sql(after=False, until=False) == "SELECT `id`, NULL FROM `shop`.`t` ORDER BY `id` LIMIT ?"
+    assert "secret" not in Check(query).total_sql(Range()) + Check(query).rows_sql(Range())
+    assert Check(query).unchecked == ()
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0, 100)), max_size=20))
