@@ -5,27 +5,29 @@ watermarks. At most `ROUNDS_MAX` rounds wait for the log to pass them, so the lo
 Invariants:
 1. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`).
 2. A table that cannot be read stops, with what the server said; the others go on. None is left out silently.
-It begins and ends with the puller of the log (`server.dump.puller`).
+It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it (`server.dump.lag`).
 """
 
 import asyncio
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from server.dump import metrics
-from server.dump.chunk import ChunkQuery, ChunkSize
+from server.dump.chunk import ChunkSize
 from server.dump.copying import DumpCopying
 from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
+from server.dump.lag import LagGuard
 from server.dump.listener import DumpListener, fresh
-from server.dump.progress import Range, TableDump, TableState
+from server.dump.pace import Pace, Pick
+from server.dump.progress import TableDump, TableState
 from server.dump.reader import Server, Taken
 from server.dump.window import HIGH, LOW
 from server.puller.mysql.errors import MySqlUnavailableError
@@ -34,7 +36,11 @@ from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 T = TypeVar("T")
 ROUNDS_MAX: Final = 2
+_SWITCH_S: Final = 0.0005
+"""How long a thread that reads chunks may keep that of the log from going on; for the whole process, and for good."""
 _IDLE_S: Final = 0.3
+_QUIET_S: Final = 1.0
+"""More lag than this, while nothing is read, is not waited for."""
 _PAUSE_S: Final = (0.2, 5.0)
 _ATTEMPTS: Final = 3
 _THREADS_MAX: Final = PARALLEL_MAX + 1
@@ -42,34 +48,6 @@ _PLANS_MAX: Final = 64
 """Tables looked at between two rounds."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pick:
-    """A range of a table that is next."""
-
-    table_id: int
-    place: int
-    part: Range
-    epoch: int
-
-
-@dataclass(slots=True)
-class _Pace:
-    """How a table is read; made anew when it is another one."""
-
-    version: int
-    query: ChunkQuery
-    size: ChunkSize
-    refusals: int = 0
-    epoch: int = -1
-    """Of the last range that was read; -1: none was."""
-
-    def begin(self, epoch: int) -> None:
-        """A chunk of this epoch is read next; a later one than before comes of chunks that were lost: smaller, then."""
-        if 0 <= self.epoch < epoch:
-            self.size.halve()
-        self.epoch = max(self.epoch, epoch)
 
 
 class DumpEngine:
@@ -82,8 +60,9 @@ class DumpEngine:
         self._listener = listener
         self._job: Job | None = None
         self._server: Server | None = None
-        self._paces: dict[int, _Pace] = {}
+        self._paces: dict[int, Pace] = {}
         self._keeper = ProgressKeeper(changefeed, records, listener)
+        self._guard = LagGuard()
         self.copying = DumpCopying(changefeed, listener, self._keeper)
         self._news = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
@@ -91,6 +70,7 @@ class DumpEngine:
     async def run(self) -> None:
         """Look after the job until cancelled."""
         loop = asyncio.get_running_loop()
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
 
         def wake() -> None:
             loop.call_soon_threadsafe(self._news.set)
@@ -130,11 +110,46 @@ class DumpEngine:
         picks = self._pick(job)
         if not picks:
             return False
+        if not await self._looked_at_lag():
+            return False
         began = time.monotonic()
         rows, size = await self._round(job, picks)
         least_s = max(rows / job.rows_per_s if job.rows_per_s else 0, size / job.bytes_per_s if job.bytes_per_s else 0)
-        await asyncio.sleep(max(0.0, least_s - (time.monotonic() - began)))
+        read_s = time.monotonic() - began
+        await asyncio.sleep(max(least_s - read_s, self._guard.rest_s(read_s)))
         return True
+
+    async def _looked_at_lag(self) -> bool:
+        """What rounds lag, and now and then what is usual; False: the log must pass the rounds first."""
+        for lag_s in self._listener.lags().values():
+            self._guard.busy(lag_s)
+            metrics.LAG_SECONDS.observe(lag_s)
+        metrics.EASE.set(self._guard.ease)
+        while self._guard.quiet_wanted(time.monotonic()):
+            if self._listener.rounds:
+                return False
+            probe, began = uuid.uuid4().hex, time.monotonic()
+            await self._write(probe, LOW)
+            while not (found := self._listener.lags()) and time.monotonic() < began + _QUIET_S:
+                await self._wait(_QUIET_S)
+            self._guard.quiet(found.get(probe, _QUIET_S), time.monotonic())
+            self._listener.forget(probe)
+        return True
+
+    async def _write(self, unique_identifier: str, kind: int) -> None:
+        """Write a watermark whose lag is looked at."""
+        server = await self._connected()
+
+        def write() -> None:
+            server.write(unique_identifier, kind)
+            self._listener.written(unique_identifier)
+
+        self._listener.expect(unique_identifier)
+        try:
+            await self._call(write)
+        except TidemarkError:
+            self._listener.forget(unique_identifier)
+            raise
 
     async def _taken_up(self, job: Job | None) -> Job | None:
         """See to the job as it is now, and to tables that are new; None: there is nothing to do for it yet."""
@@ -189,16 +204,16 @@ class DumpEngine:
         except (InvalidError, CorruptError) as err:
             self._fail(table_id, TableState.FAILED, str(err))
             return
-        self._paces[table_id] = _Pace(version, query, ChunkSize())
+        self._paces[table_id] = Pace(version, query, ChunkSize())
         with self._listener.looking():
             dump = self._listener.dump(table_id)
             if dump is not None and dump.durable.state is TableState.WAITING:
                 dump.planned(ranges, rows)
 
-    def _pick(self, job: Job) -> list[_Pick]:
+    def _pick(self, job: Job) -> list[Pick]:
         """The next ranges: of each table one, then more of each."""
-        picks: list[_Pick] = []
-        most = job.parallel
+        picks: list[Pick] = []
+        most = self._guard.parallel(job.parallel)
         with self._listener.looking():
             dumping = {dump.durable.table_id: dump for dump in job.foremost(self._listener.all_dumps())}
             taken: dict[int, frozenset[int]] = {}
@@ -209,10 +224,10 @@ class DumpEngine:
                         dumping.pop(table_id)
                         continue
                     taken[table_id] = taken.get(table_id, frozenset()) | {place}
-                    picks.append(_Pick(table_id, place, *dump.ahead(place)))
+                    picks.append(Pick(table_id, place, *dump.ahead(place)))
         return picks
 
-    async def _round(self, job: Job, picks: Sequence[_Pick]) -> tuple[int, int]:
+    async def _round(self, job: Job, picks: Sequence[Pick]) -> tuple[int, int]:
         """Returns how many rows and bytes were read."""
         low, high = uuid.uuid4().hex, uuid.uuid4().hex
         server = await self._connected()
@@ -220,15 +235,16 @@ class DumpEngine:
         self._listener.begin(low, high, [pick.table_id for pick in picks])
         try:
             with metrics.ROUND_SECONDS.time():
-                await self._call(server.write, low, LOW)
+                await self._write(low, LOW)
                 found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
                 taken = [each for each in found if isinstance(each, Taken)]
                 self._listener.fill(high, [each.chunk for each in taken])
                 for each in found:
                     if isinstance(each, MySqlUnavailableError):
                         raise each
-                await self._call(server.write, high, HIGH)
+                await self._write(high, HIGH)
         except TidemarkError:
+            self._listener.forget(low)
             self._listener.give_up(high, [each.chunk for each in taken])
             raise
         self._note("")
@@ -237,7 +253,7 @@ class DumpEngine:
         metrics.BYTES.inc(size)
         return rows, size
 
-    async def _read(self, job: Job, server: Server, pick: _Pick) -> Taken | TidemarkError | None:
+    async def _read(self, job: Job, server: Server, pick: Pick) -> Taken | TidemarkError | None:
         """One chunk of a round; None or an error: there is none."""
         known = self._listener.known(pick.table_id)
         if known is None:
@@ -247,7 +263,7 @@ class DumpEngine:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:
                 query = await self._call(server.query, table, job.where.get(self._listener.name(pick.table_id), ""))
-                pace = self._paces[pick.table_id] = _Pace(version, query, ChunkSize())
+                pace = self._paces[pick.table_id] = Pace(version, query, ChunkSize())
             pace.begin(pick.epoch)
             taken = await self._call(self._read_by_one, job, server, pick, pace)
         except MySqlUnavailableError as err:
@@ -259,14 +275,15 @@ class DumpEngine:
         pace.size.took(taken.chunk.read.rows, taken.bytes, taken.seconds)
         return taken
 
-    def _read_by_one(self, job: Job, server: Server, pick: _Pick, pace: _Pace) -> Taken:
+    def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> Taken:
         reader, ahead = server.reader(), (pick.place, pick.part, pick.epoch)
+        limit = self._guard.rows(pace.size.rows)
         try:
-            return reader.read(pick.table_id, pace.version, pace.query, *ahead, pace.size.rows, verify=job.verify)
+            return reader.read(pick.table_id, pace.version, pace.query, *ahead, limit, verify=job.verify)
         finally:
             server.done(reader)
 
-    def _refused(self, table_id: int, pace: _Pace | None, err: TidemarkError) -> None:
+    def _refused(self, table_id: int, pace: Pace | None, err: TidemarkError) -> None:
         """A DDL that the log has not passed yet may be the reason: it is tried again when the log is further."""
         if pace is not None and self._listener.known(table_id) is not None:
             pace.refusals += 1

@@ -5,6 +5,7 @@ lock for all.
 """
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import structlog
 from server.dump import metrics
 from server.dump.check import DumpChunkDiffersError, Repairs
 from server.dump.job import Job
+from server.dump.lag import Lags
 from server.dump.progress import TableDump, TableProgress, TableState
 from server.dump.window import Chunk, Closed, Windows
 from server.puller.source import TableChange
@@ -29,6 +31,7 @@ class DumpListener:
         self._changefeed = changefeed
         self._lock = threading.Lock()
         self._windows = Windows()
+        self._lags = Lags()
         self._tables = {table.span.table_id: table for table in tables}
         self._dumps: dict[int, TableDump] = {}
         self._repairs: dict[int, Repairs] = {}
@@ -46,10 +49,10 @@ class DumpListener:
         """See `LogListener.watermark`."""
         if values["changefeed_id"] != self._changefeed:
             return []
+        unique_identifier = str(values["unique_identifier"])
         with self._lock:
-            closed = self._windows.watermark(
-                str(values["unique_identifier"]), int(str(values["event_type"])), commit_ts
-            )
+            self._lags.arrived(unique_identifier, time.monotonic())
+            closed = self._windows.watermark(unique_identifier, int(str(values["event_type"])), commit_ts)
             found = []
             for each in closed:
                 dump = self._dumps.get(each.chunk.table_id)
@@ -106,6 +109,26 @@ class DumpListener:
         """How many are under way."""
         with self._lock:
             return len(self._windows)
+
+    def expect(self, unique_identifier: str) -> None:
+        """A watermark is about to be written."""
+        with self._lock:
+            self._lags.expect(unique_identifier)
+
+    def written(self, unique_identifier: str) -> None:
+        """It was committed just now."""
+        with self._lock:
+            self._lags.written(unique_identifier, time.monotonic())
+
+    def forget(self, unique_identifier: str) -> None:
+        """It may never arrive."""
+        with self._lock:
+            self._lags.forget(unique_identifier)
+
+    def lags(self) -> dict[str, float]:
+        """How long watermarks have taken through the log, in seconds, each told once."""
+        with self._lock:
+            return self._lags.taken()
 
     def tables(self) -> dict[int, SourceTable]:
         """Those in force as far as the log was read."""

@@ -1,6 +1,6 @@
 """Metrics of dumps."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 ROWS = Counter("tidemark_dump_rows_total", "Rows read from tables by dumps")
 BYTES = Counter("tidemark_dump_bytes_total", "Bytes of rows read from tables by dumps")
@@ -11,4 +11,5 @@ AGAIN = Counter(
 VERIFIED = Counter("tidemark_dump_verified_chunks_total", "Chunks whose sums were those of the server")
 DIFFERING = Counter("tidemark_dump_differing_chunks_total", "Chunks that were not as the server has them")
 ROUND_SECONDS = Histogram("tidemark_dump_round_seconds", "From a low watermark written to its high watermark written")
-WINDOW_SECONDS = Histogram("tidemark_dump_window_seconds", "From a high watermark written until the log has passed it")
+LAG_SECONDS = Histogram("tidemark_dump_lag_seconds", "From a round's watermark committed until the log has passed it")
+EASE = Gauge("tidemark_dump_ease_ratio", "How hard the dump reads; less than 1 as it gives way to the log's lag")
