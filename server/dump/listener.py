@@ -65,6 +65,11 @@ class DumpListener:
         self.on_news()
         return [(span, rows) for span, rows in found if rows.num_rows]
 
+    def xa_moved(self, xid: str, *, waits: bool) -> None:
+        """See `LogListener.xa_moved`."""
+        with self._lock:
+            self._windows.xa_moved(xid, waits=waits)
+
     def changed_schema(self, change: TableChange) -> None:
         """See `LogListener.changed_schema`."""
         with self._lock:
@@ -176,10 +181,10 @@ class DumpListener:
         with self._lock:
             self._windows.begin(low, high, tables)
 
-    def fill(self, high: str, chunks: Sequence[Chunk]) -> None:
+    def fill(self, high: str, chunks: Sequence[Chunk], xa_prepared: frozenset[str]) -> None:
         """See `Windows.fill`; the next chunks begin behind these."""
         with self._lock:
-            self._windows.fill(high, chunks)
+            self._windows.fill(high, chunks, xa_prepared)
             for chunk in chunks:
                 self._dumps[chunk.table_id].read(chunk.read)
 

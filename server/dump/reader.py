@@ -21,6 +21,7 @@ from server.dump.window import Chunk
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.xa import prepared_xids
 from server.puller.table import SourceTable
 from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
@@ -66,6 +67,11 @@ class Server:
         """Write a watermark; see `watermark.write`."""
         with self._asking:
             watermark.write(self._session, self._changefeed, unique_identifier, kind)
+
+    def xa_prepared(self) -> frozenset[str]:
+        """See `prepared_xids`."""
+        with self._asking:
+            return prepared_xids(self._session)
 
     def plan(self, table: SourceTable, where: str, parts: int) -> tuple[ChunkQuery, tuple[Range, ...], int]:
         """How a table is read, in which ranges, and about how many rows it has."""

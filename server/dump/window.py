@@ -8,7 +8,10 @@ come with its commit_ts. Invariants:
 1. A row of a chunk is given at most once, and only if the log, low to high, has no image with exactly its key.
 2. A chunk is given only if its table has the columns at the high watermark with which it was read.
 3. A chunk that was checked is given only if each row that the log, low to high, did not change is the server's.
-4. Watermarks that are not of a round under way (of another process, of one that was given up) change nothing.
+4. A chunk is given only if it shows all XA transactions that the log has committed before the low watermark. Servers
+   log `XA COMMIT` first and commit then, in no order with others (seen with MariaDB 10.11): what the server still calls
+   prepared behind the low watermark, and the log had committed in front of it, may not be shown.
+5. Watermarks that are not of a round under way (of another process, of one that was given up) change nothing.
 Pure; called in the order of the log, by one thread at a time.
 """
 
@@ -29,6 +32,8 @@ LOW: Final = 1
 HIGH: Final = 2
 CHANGED_BYTES_MAX: Final = 128 << 20
 """More keys than these in one window, and its chunks are read again, smaller."""
+_XA_MAX: Final = 4096
+"""How many of the last commits of XA transactions may be under way: more than a server has sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,10 @@ class _Round:
     changed_bytes: int = 0
     changed: dict[int, list[pa.Array]] = field(default_factory=dict)
     chunks: Sequence[Chunk] = ()
+    xa_committed: frozenset[str] = frozenset()
+    """In the log before the low watermark."""
+    xa_prepared: frozenset[str] = frozenset()
+    """As the server said behind it."""
 
 
 class Windows:
@@ -73,6 +82,7 @@ class Windows:
     def __init__(self, changed_bytes_max: int = CHANGED_BYTES_MAX) -> None:
         self._rounds: deque[_Round] = deque()
         self._versions: dict[int, int] = {}
+        self._xa_committed: dict[str, None] = {}
         self._changed_bytes_max = changed_bytes_max
 
     def __len__(self) -> int:
@@ -86,11 +96,14 @@ class Windows:
         """A round is about to write its low watermark, then to read from these tables."""
         self._rounds.append(_Round(low, high, frozenset(tables)))
 
-    def fill(self, high: str, chunks: Sequence[Chunk]) -> None:
-        """What the round has read; it is about to write its high watermark."""
+    def fill(self, high: str, chunks: Sequence[Chunk], xa_prepared: frozenset[str] = frozenset()) -> None:
+        """What the round has read; it is about to write its high watermark.
+
+        `xa_prepared` are the XA transactions that the server had prepared between the low watermark and the reads.
+        """
         for each in self._rounds:
             if each.high == high:
-                each.chunks = chunks
+                each.chunks, each.xa_prepared = chunks, xa_prepared
 
     def give_up(self, high: str) -> None:
         """Nothing will be made of the round, whatever of it was, or will be, written."""
@@ -106,6 +119,14 @@ class Windows:
                     each.overflown = True
                     each.changed.clear()
 
+    def xa_moved(self, xid: str, *, waits: bool) -> None:
+        """The log has passed an XA transaction's PREPARE (it waits for its commit) or its COMMIT."""
+        self._xa_committed.pop(xid, None)
+        if not waits:
+            self._xa_committed[xid] = None
+            if len(self._xa_committed) > _XA_MAX:
+                del self._xa_committed[next(iter(self._xa_committed))]
+
     def table_changed(self, table_id: int) -> None:
         """The log has passed a change of the table's columns, or its end, or all its rows went at once."""
         self._versions[table_id] = self.version(table_id) + 1
@@ -114,7 +135,8 @@ class Windows:
         """The log has passed a watermark: the chunks whose window it closes."""
         if kind == LOW:
             for each in self._rounds:
-                each.is_open = each.is_open or each.low == unique_identifier
+                if each.low == unique_identifier:
+                    each.is_open, each.xa_committed = True, frozenset(self._xa_committed)
             return []
         if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
             return []
@@ -125,6 +147,8 @@ class Windows:
 
     def _closed(self, closed: _Round, chunk: Chunk, commit_ts: int) -> Closed:
         if not closed.is_open or closed.overflown or chunk.version != self.version(chunk.table_id):
+            return Closed(chunk, None)
+        if closed.xa_committed & closed.xa_prepared:
             return Closed(chunk, None)
         changed = closed.changed.get(chunk.table_id, [])
         differing = unexplained(chunk.doubt, changed)

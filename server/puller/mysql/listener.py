@@ -33,6 +33,10 @@ class LogListener(Protocol):
         """
         ...
 
+    def xa_moved(self, xid: str, *, waits: bool) -> None:
+        """An XA transaction waits for its commit from here on, or was committed; the xid as `hex,hex`."""
+        ...
+
     def changed_schema(self, change: TableChange) -> None:
         """A DDL came into force; rows above its commit_ts have the new schema."""
         ...

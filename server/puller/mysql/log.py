@@ -7,13 +7,14 @@ from typing import Final
 import structlog
 
 from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.errors import LogPurgedError, MySqlPrivilegeError, MySqlUnavailableError, NoAnchorError
+from server.puller.mysql.errors import LogPurgedError, MySqlUnavailableError, NoAnchorError
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.refusal import behind
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.transactions import Transactions
+from server.puller.mysql.xa import prepared_xids
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.event import Events, EventType
@@ -97,8 +98,8 @@ def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
     """
     with log_in(options) as session:
         anchor = _present(session)
-        waiting, deadline = _prepared(session), time.monotonic() + _XA_WAIT_S
-        while (left := waiting & _prepared(session)) and time.monotonic() < deadline:
+        waiting, deadline = prepared_xids(session), time.monotonic() + _XA_WAIT_S
+        while (left := waiting & prepared_xids(session)) and time.monotonic() < deadline:
             time.sleep(_XA_LOOK_S)
         if left:
             _log.warning("XA transactions stay prepared: their rows must be dumped if they commit", count=len(left))
@@ -146,14 +147,6 @@ def _present(session: Session) -> Anchor:
         raise NoAnchorError("the server writes no log: set log_bin; see `tidemark cli source check`")
     ((now_ms,),) = session.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
     return Anchor(compose(max(int(now_ms), int(time.time() * 1000))), gtids, file, position)
-
-
-def _prepared(session: Session) -> frozenset[tuple[object, ...]]:
-    """XA transactions that are prepared now."""
-    try:
-        return frozenset(session.execute("XA RECOVER"))
-    except MySqlPrivilegeError:
-        return frozenset()  # MySQL: XA_RECOVER_ADMIN
 
 
 def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions) -> int:

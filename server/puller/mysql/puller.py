@@ -31,7 +31,7 @@ from server.puller.mysql.position import LogPosition
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.server_id import leased_server_id
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import LogBegins, Stated, Transactions, Unprepared
+from server.puller.mysql.transactions import LogBegins, Stated, Transactions, Unprepared, XaMoved
 from server.puller.source import Catalog, Rows
 from server.puller.table import SourceTable
 from storage.meta.meta import Meta
@@ -171,6 +171,9 @@ class LogPuller:
                     self._rows.log_begins()
                 elif isinstance(item, Commits):
                     yield from self._rows.add(item)
+                elif isinstance(item, XaMoved):
+                    if self._upstream.listener is not None:
+                        self._upstream.listener.xa_moved(item.xid, waits=item.waits)
                 elif item.commit_ts > self._start_ts:
                     if isinstance(item, Unprepared):
                         raise _unknown(item)

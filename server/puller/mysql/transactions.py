@@ -63,11 +63,19 @@ class Unprepared:
 
 
 @dataclass(frozen=True, slots=True)
+class XaMoved:
+    """An XA transaction waits for its commit from here on (`waits`), or was committed."""
+
+    xid: str
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LogBegins:
     """Another log file or another server begins: what it said of tables is no longer true."""
 
 
-Item: TypeAlias = Commits | Stated | Unprepared | LogBegins
+Item: TypeAlias = Commits | Stated | Unprepared | XaMoved | LogBegins
 
 
 @dataclass(slots=True)
@@ -174,7 +182,7 @@ class Transactions:
             if prepare.one_phase:
                 yield from self._end(events, mark)
             else:
-                self._prepare(events, mark, _xid(prepare.xid))
+                yield from self._prepare(events, mark, _xid(prepare.xid))
         elif kind == EventType.FORMAT_DESCRIPTION:
             self._tear()
             yield from self._runs.flush()
@@ -219,6 +227,8 @@ class Transactions:
             self._prepared_bytes -= sum(map(size_of, parts or ()))
             self._open.parts = [*(parts or ()), *self._open.parts]
             yield from self._end(events, mark)
+            yield from self._runs.flush()
+            yield XaMoved(xid, waits=False)
         elif kind is Kind.XA_ROLLBACK:
             self._prepared_bytes -= sum(map(size_of, self._prepared.pop(xid, [])))
             yield from self._end(events, mark, rows=False)
@@ -252,7 +262,7 @@ class Transactions:
         else:
             self._runs.add(np.array([begin]), np.array([mark + 1]), np.array([opened.ts]))
 
-    def _prepare(self, events: Events, mark: int, xid: str) -> None:
+    def _prepare(self, events: Events, mark: int, xid: str) -> Iterator[Item]:
         opened = self._open
         if opened is None:
             raise LogDamagedError("the log prepares an XA transaction that has not begun")
@@ -266,6 +276,8 @@ class Transactions:
             )
         self._prepared[xid] = parts
         self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
+        yield from self._runs.flush()
+        yield XaMoved(xid, waits=True)
 
     def _rest(self, events: Events) -> Iterator[Item]:
         """At the end of a buffer: what is open is kept, or given already if it is large."""

@@ -26,6 +26,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.seen: list[object] = []
+        self.moved: list[tuple[str, bool]] = []
         self.span: Span | None = None
         self.row: tuple[bytes, bytes] = (b"", b"")
 
@@ -39,6 +40,9 @@ class Recording:
             return ()
         key, value = self.row
         return [(self.span, raw_batch([commit_ts], [commit_ts - 1], [INSERT], [key], [value], [None]))]
+
+    def xa_moved(self, xid: str, *, waits: bool) -> None:
+        self.moved.append((xid, waits))
 
     def changed_schema(self, change: TableChange) -> None:
         self.seen.append(change.query)
@@ -61,15 +65,17 @@ async def test_a_listener_is_told_of_keys_watermarks_and_ddl_in_the_order_of_the
         mariadb.execute(
             *(UPSERT.format("u1", 1), "UPDATE t SET id = 3 WHERE id = 2", "DELETE FROM t WHERE id = 1"),
             *("BEGIN", "INSERT INTO t VALUES (4)", UPSERT.format("u1", 2), "INSERT INTO t VALUES (5)", "COMMIT"),
+            *("XA START 'a'", "INSERT INTO t VALUES (8)", "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'"),
             *("INSERT INTO t VALUES (6)", "ALTER TABLE t ADD COLUMN x INT", "INSERT INTO t VALUES (7, 7)"),
             database=name,
         )
-        changes = await feed.seen(f"{name}.t", 10)
+        changes = await feed.seen(f"{name}.t", 11)
     order = [each for each in listener.seen if not isinstance(each, int)]
     assert order == [("feed", "u1", 1), ("feed", "u1", 2), "ALTER TABLE t ADD COLUMN x INT"]
     keys = [0]
     for each in listener.seen:
         keys = [*keys, 0] if not isinstance(each, int) else [*keys[:-1], keys[-1] + each]
-    assert keys == [2, 5, 1, 1], "keys of a transaction are told before its watermark"
+    assert listener.moved == [("61,", True), ("61,", False)]
+    assert keys == [2, 5, 2, 1], "keys of a transaction are told before its watermark"
     added = [change["_commit_ts"] for change in changes if change["_op"] == "insert" and change["id"] == 1][1]
     assert added == next(change["_commit_ts"] for change in changes if change["id"] == 4)

@@ -36,6 +36,8 @@ class Event:
     schema: int
     changes: list[tuple[int, str | None]] = field(default_factory=list)
     watermark: tuple[str, int] = ("", 0)
+    xa: tuple[str, bool] = ("", False)
+    """An XA transaction that waits from here on, or was committed."""
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Round:
     low: str
     high: str
     filled: bool = False
+    xa_prepared: frozenset[str] = frozenset()
     chunks: list[tuple[Chunk, Read]] = field(default_factory=list)
 
 
@@ -73,6 +76,8 @@ class Model:
         self.checkpoint = self.applied = 0
         self.target: dict[bytes, str] = {}
         self.process = Process(self.durable, 0, 0, set())
+        self.committing: tuple[str, dict[int, str | None]] = ("", {})
+        """An XA transaction that the log has committed, and no SELECT shows yet: what the rows were before."""
 
     # The source
 
@@ -83,6 +88,24 @@ class Model:
     @property
     def rows(self) -> Rows:
         return self.log[-1].rows
+
+    @property
+    def shown(self) -> Rows:
+        """What SELECT shows."""
+        shown = self.rows | self.committing[1]
+        return {key: value for key, value in shown.items() if value is not None}
+
+    def commit_xa(self, keys: list[int]) -> None:
+        """One with two phases; it ends at `end_xa`. The same name comes again."""
+        before = {key: self.rows.get(key) for key in keys}
+        xid = f"x{next(self.uuids) % 2}"
+        self.append("rows", dict(self.rows), [], xa=(xid, True))
+        self.write(keys, keep=True)
+        self.log[-1].xa = (xid, False)
+        self.committing = (xid, before)
+
+    def end_xa(self) -> None:
+        self.committing = ("", {})
 
     def write(self, keys: list[int], keep: bool) -> None:
         version = next(self.versions)
@@ -111,6 +134,7 @@ class Model:
         begun = Round(f"low {uuid}", f"high {uuid}")
         self.process.windows.begin(begun.low, begun.high, [TABLE])
         self.append("rows", dict(self.rows), [], watermark=(begun.low, LOW))
+        begun.xa_prepared = frozenset({self.committing[0]} - {""})
         if lost:
             self.process.windows.give_up(begun.high)
         else:
@@ -125,7 +149,7 @@ class Model:
         ahead, epoch = process.table.ahead(place)
         after = ahead.after[0].data if ahead.after else b""
         until = ahead.until[0].data if ahead.until else b"\xff"
-        found = sorted((key_of(key), value) for key, value in self.rows.items() if after < key_of(key) <= until)
+        found = sorted((key_of(key), value) for key, value in self.shown.items() if after < key_of(key) <= until)
         taken = found[:limit]
         last = (Cell(3, taken[-1][0]),) if taken else None
         read = Read(place, epoch, last, len(found) < limit, len(taken), 10 * len(taken))
@@ -147,7 +171,7 @@ class Model:
             for _, read in begun.chunks:
                 process.table.again(read)
         else:
-            process.windows.fill(begun.high, [chunk for chunk, _ in begun.chunks])
+            process.windows.fill(begun.high, [chunk for chunk, _ in begun.chunks], begun.xa_prepared)
         self.append("rows", dict(self.rows), [], watermark=(begun.high, HIGH))
 
     # The log
@@ -174,6 +198,8 @@ class Model:
             process.windows.changed(TABLE, pa.array([key_of(key) for key, _ in event.changes], pa.binary()))
         for key, value in event.changes:
             process.sorter.append((ts, DELETE if value is None else 3, key_of(key), value))
+        if event.xa[0]:
+            process.windows.xa_moved(event.xa[0], waits=event.xa[1])
         if event.watermark[0]:
             self.pass_watermark(*event.watermark, ts)
 
@@ -225,6 +251,9 @@ class Model:
     def crash(self) -> None:
         """Begin again at the checkpoint; the reader has what it has, and asks for what comes behind that."""
         self.process = Process(self.durable, self.checkpoint, self.log[self.checkpoint].schema, set())
+        for event in self.log[: self.checkpoint + 1]:  # as the log is read from an anchor before the checkpoint
+            if event.xa[0]:
+                self.process.windows.xa_moved(event.xa[0], waits=event.xa[1])
 
     def restart_dump(self) -> None:
         self.process.table.restart(TABLE)
@@ -251,6 +280,7 @@ class Model:
 
     def finish(self) -> None:
         """Without further faults the dump ends, and the reader has every row."""
+        self.end_xa()
         for _ in range(60):
             if len(self.process.rounds) < 2 and all(each.filled for each in self.process.rounds):
                 self.begin_round(lost=False)
@@ -272,6 +302,8 @@ class Model:
 def step(model: Model, chance: random.Random) -> None:
     """One thing that can happen now."""
     process, key = model.process, chance.randrange
+    if model.committing[0] and chance.random() < 0.3:
+        model.end_xa()
     reads = any(not each.filled for each in process.rounds)
     actions: dict[str, Callable[[], None]] = {
         "write": lambda: model.write(chance.sample(range(KEYS), chance.choice((1, 1, 2, 5))), chance.random() < 0.7),
@@ -283,6 +315,11 @@ def step(model: Model, chance: random.Random) -> None:
         "crash": model.crash,
         "restart": model.restart_dump,
     }
+    if model.committing[0]:  # it holds its locks
+        for action in ("write", "move", "truncate", "alter"):
+            del actions[action]
+    else:
+        actions["xa"] = lambda: model.commit_xa(chance.sample(range(KEYS), 2))
     if reads:
         actions["chunk"] = lambda: model.read_chunk(chance.randint(1, 4))
         actions["end"] = lambda: model.end_round(lost=chance.random() < 0.05)
@@ -298,6 +335,7 @@ WEIGHTS = {
     "move": 5,
     "truncate": 0.5,
     "alter": 2,
+    "xa": 5,
     "round": 20,
     "chunk": 25,
     "end": 15,

@@ -42,6 +42,33 @@ def test_rows_whose_keys_changed_between_the_watermarks_are_left_out(
     assert len(windows) == 0
 
 
+@pytest.mark.parametrize(
+    ("moves", "prepared", "given"),
+    [
+        ([("x", True), ("x", False)], {"x"}, False),  # logged, and not yet done when the chunk was read
+        ([("x", True), ("x", False)], {"y"}, True),
+        ([("x", True), ("x", False)], set(), True),
+        ([("x", True)], {"x"}, True),  # it waits, in the log, too
+        ([("x", True), ("x", False), ("x", True)], {"x"}, True),  # the next one of that name
+        ([], {"x"}, True),  # prepared before all that the log was read for
+        ([("x", True), ("x", False), *((f"y{number}", False) for number in range(4095))], {"x"}, False),
+    ],
+)
+def test_a_chunk_that_may_not_show_an_xa_transaction_committed_before_low_is_read_again(
+    moves: list[tuple[str, bool]], prepared: set[str], given: bool
+) -> None:
+    windows = Windows()
+    windows.begin("low", "high", [1])
+    for xid, waits in moves:
+        windows.xa_moved(xid, waits=waits)
+    windows.watermark("low", LOW, 5)
+    windows.xa_moved("x", waits=True)
+    windows.xa_moved("x", waits=False)
+    windows.fill("high", [chunk([b"a"])], frozenset(prepared))
+    [closed] = windows.watermark("high", HIGH, 9)
+    assert (closed.rows is not None) is given
+
+
 @pytest.mark.parametrize("late", ["before low", "between", "another table"])
 def test_a_table_that_changed_is_read_again(late: str) -> None:
     windows = Windows()
