@@ -235,12 +235,8 @@ class DumpEngine:
         self._listener.begin(low, high, [pick.table_id for pick in picks])
         try:
             with metrics.ROUND_SECONDS.time():
-<<<<<<< HEAD
                 await self._write(low, LOW)
-=======
-                await self._call(server.write, low, LOW)
                 xa_prepared = await self._call(server.xa_prepared)
->>>>>>> 928f5d6 (wip)
                 found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
                 taken = [each for each in found if isinstance(each, Taken)]
                 self._listener.fill(high, [each.chunk for each in taken], xa_prepared)
