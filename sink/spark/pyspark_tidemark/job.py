@@ -28,6 +28,7 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.kept import Keeper
 from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.offset_log import logged_range
 from pyspark_tidemark.lake.progress import BatchListener
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.targets import open_target, opened_manifest
@@ -84,6 +85,7 @@ class Job:
         arguments = self._arguments
         options = arguments.source_options | {"cuts": "true", "startTs": str(start_ts)}
         options["maxRowsPerTrigger"] = str(arguments.max_rows)
+        checkpoint = arguments.checkpoint_dir / "query"
         if arguments.until_ts is not None:
             options["endTs"] = str(arguments.until_ts)
         return (
@@ -91,19 +93,19 @@ class Job:
             .options(**options)
             .load()
             .writeStream.queryName("tidemark")
-            .option("checkpointLocation", str(arguments.checkpoint_dir / "query"))
+            .option("checkpointLocation", str(checkpoint))
             .trigger(processingTime=arguments.trigger)
-            .foreachBatch(self._apply)
+            .foreachBatch(lambda cuts, batch: self._apply(cuts, batch, logged_range(checkpoint, batch, start_ts)))
             .start()
         )
 
-    def _apply(self, cuts: DataFrame, batch: int) -> None:
+    def _apply(self, cuts: DataFrame, batch: int, logged: tuple[int, int] | None) -> None:
         with self._in_batch:
             if self._stop.is_set():
                 raise _StoppedError
             try:
-                for row in cuts.collect():
-                    self._apply_one(Cut(batch, row.start_ts, row.end_ts))
+                for start_ts, end_ts in cuts.collect() if logged is None else [logged]:
+                    self._apply_one(Cut(batch, start_ts, end_ts))
             except SourceError as err:
                 self._failure = err
                 raise

@@ -20,6 +20,10 @@ _BASE = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",  # plans of a few thousand rows: asking again between stages costs more
     "spark.sql.streaming.stopTimeout": "30s",
+    # Spark's default forks `readlink` twenty times a batch on a local disk; nobody else writes to this checkpoint.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A cut is many short jobs, each with code of its own: compiling it lightly halves the first cuts on two cores.
