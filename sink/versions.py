@@ -95,6 +95,12 @@ class Versions:
             self._check_kept(ts)
             return [version for versions in self._by_name.values() for version in versions if version.holds(ts)]
 
+    def unchanged(self, known_ts: int, ts: int) -> bool:
+        """Whether the same tables, with the same schemas, are in force right above both."""
+        with self._lock:
+            known = self.start_ts <= known_ts <= ts
+            return known and bisect.bisect_right(self._ts, known_ts) == bisect.bisect_right(self._ts, ts)
+
     def version(self, name: str, ts: int) -> Version | None:
         """The table of that name in force right above `ts`; None: there is none then."""
         with self._lock:

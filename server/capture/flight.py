@@ -48,11 +48,15 @@ class OwnerFeeds:
         """End all waiting."""
         self._waiting.close()
 
-    def describe(self, changefeed: str, ts: int | None = None, *, before: bool = False) -> FeedDescription:
+    def describe(
+        self, changefeed: str, ts: int | None = None, *, before: bool = False, known_ts: int | None = None
+    ) -> FeedDescription:
         """See `Feeds.describe`; a changefeed that does not run stands at its checkpoint."""
         feed = self._owner.feed(changefeed)
         processor, versions = feed.processor, feed.catalog.versions
         at_ts = max(processor.checkpoint_ts, versions.start_ts) if ts is None else ts
+        found = versions.at(at_ts)
+        known = known_ts is not None and versions.unchanged(known_ts, at_ts)
         return FeedDescription(
             changefeed=feed.id,
             state=feed.info.state.value,
@@ -60,7 +64,7 @@ class OwnerFeeds:
             start_ts=feed.info.start_ts,
             checkpoint_ts=processor.checkpoint_ts,
             resolved_ts=processor.resolved_ts,
-            tables=tuple(_description(feed, version, before=before) for version in versions.at(at_ts)),
+            tables=None if known else tuple(_description(feed, version, before=before) for version in found),
             ddls=tuple(versions.ddls(at_ts)),
         )
 

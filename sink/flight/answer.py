@@ -11,7 +11,8 @@ Answer: TypeAlias = dict[str, Any]
 
 
 def described(feed: FeedDescription) -> Answer:
-    """The answer to `describe`."""
+    """The answer to `describe`; without `tables` where the reader knows them."""
+    tables = {} if feed.tables is None else {"tables": [_table(table) for table in feed.tables]}
     return {
         "changefeed": feed.changefeed,
         "state": feed.state,
@@ -19,7 +20,7 @@ def described(feed: FeedDescription) -> Answer:
         "start_ts": feed.start_ts,
         "checkpoint_ts": feed.checkpoint_ts,
         "resolved_ts": feed.resolved_ts,
-        "tables": [_table(table) for table in feed.tables],
+        **tables,
         "ddls": [asdict(ddl) for ddl in feed.ddls],
     }
 

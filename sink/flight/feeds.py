@@ -49,7 +49,8 @@ class FeedDescription:
     start_ts: int
     checkpoint_ts: int
     resolved_ts: int
-    tables: tuple[TableDescription, ...]
+    tables: tuple[TableDescription, ...] | None
+    """None: those that the reader knows."""
     ddls: tuple[Ddl, ...] = ()
 
 
@@ -72,8 +73,12 @@ class Feeds(Protocol):
     UnavailableError while the changefeed does not run here.
     """
 
-    def describe(self, changefeed: str, ts: int | None = None, *, before: bool = False) -> FeedDescription:
+    def describe(
+        self, changefeed: str, ts: int | None = None, *, before: bool = False, known_ts: int | None = None
+    ) -> FeedDescription:
         """State, positions, the tables in force above `ts` (None: the checkpoint_ts), and the DDLs from `ts` on.
+
+        Whoever knows the tables above `known_ts` is not told them again if they are still the same.
 
         Raises:
             RangeCleanedError: `ts` is below what is known.

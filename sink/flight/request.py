@@ -29,12 +29,14 @@ class Describe:
     changefeed: str
     ts: int | None
     before: bool
+    known_ts: int | None
 
     @classmethod
     def parse(cls, body: bytes) -> "Describe":
         """Read the action's body; raises FlightRequestError."""
         doc = _document(body)
-        return cls(_text(doc, "changefeed"), _optional_number(doc, "ts"), _flag(doc, "before"))
+        ts, known_ts = (_optional_number(doc, name) for name in ("ts", "known_ts"))
+        return cls(_text(doc, "changefeed"), ts, _flag(doc, "before"), known_ts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def _describe(self, body: bytes) -> Answer:
         asked = Describe.parse(body)
-        return described(self._feeds.describe(asked.changefeed, asked.ts, before=asked.before))
+        found = self._feeds.describe(asked.changefeed, asked.ts, before=asked.before, known_ts=asked.known_ts)
+        return described(found)
 
     def _latest(self, body: bytes) -> Answer:
         asked = Latest.parse(body)

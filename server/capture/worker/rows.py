@@ -40,9 +40,11 @@ class Rows:
         except TableNotFoundError as err:
             raise self._host.not_running(changefeed) from err
 
-    def describe(self, changefeed: str, ts: int | None = None, *, before: bool = False) -> FeedDescription:
+    def describe(
+        self, changefeed: str, ts: int | None = None, *, before: bool = False, known_ts: int | None = None
+    ) -> FeedDescription:
         """Refused."""
-        del ts, before
+        del ts, before, known_ts
         raise _rows_only(changefeed)
 
     def latest(

@@ -67,6 +67,14 @@ class ChangefeedMeta:
 
 
 @dataclasses.dataclass(frozen=True)
+class Known:
+    """The tables in force above `ts`, by name, as they were described before."""
+
+    ts: int
+    tables: dict[str, TableMeta]
+
+
+@dataclasses.dataclass(frozen=True)
 class Slice:
     """One DoGet: a self-contained ticket and the captures that can serve it."""
 
@@ -83,11 +91,15 @@ class Changefeed:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def describe(self, ts: int | None = None) -> ChangefeedMeta:
-        """Progress, and the tables of rows above `ts` (None: above the checkpoint)."""
+    def describe(self, ts: int | None = None, *, known: Known | None = None) -> ChangefeedMeta:
+        """Progress, and the tables of rows above `ts` (None: above the checkpoint); those in `known` may be its own."""
         body: dict[str, Any] = {"before": True} if self._options.before_image else {}
-        answer = self._action("describe", body if ts is None else body | {"ts": ts})
-        tables = {item["table"]: _table(item) for item in answer["tables"]}
+        body |= ({} if ts is None else {"ts": ts}) | ({} if known is None else {"known_ts": known.ts})
+        answer = self._action("describe", body)
+        if known is not None and "tables" not in answer:
+            tables = known.tables
+        else:
+            tables = {item["table"]: _table(item) for item in answer["tables"]}
         ddls = tuple(_ddl(item) for item in answer.get("ddls", ()))
         return ChangefeedMeta(answer["checkpoint_ts"], answer["resolved_ts"], tables, ddls)
 

@@ -24,7 +24,7 @@ from pyspark_tidemark.admission import (
 )
 from pyspark_tidemark.barrier import check_schema, check_truncated
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
+from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.reader import batches, planned
 
@@ -45,6 +45,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acked = -1
         self._reported: Offset | None = None
         self._report_at = 0.0
+        self._known: Known | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """`startTs`, or the changefeed's checkpoint_ts.
@@ -85,7 +86,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
         """How far the changefeed is, asked at most once a second: a query's progress shows its lag by it."""
         if time.monotonic() >= self._report_at:
-            self._reported = self._offset(self._changefeed.describe().resolved_ts)
+            described = self._changefeed.describe(known=self._known)
+            self._known = Known(described.checkpoint_ts, {})  # only positions are wanted here
+            self._reported = self._offset(described.resolved_ts)
             self._report_at = time.monotonic() + _REPORT_S
         return self._reported
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Slice, TableMeta
+from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, Slice, TableMeta
 
 from sink.defaults import plain, with_default
 
@@ -109,9 +109,11 @@ class EvolvingFeed:
         """Ends of cuts that never cross a DDL: those wanted, and each DDL's ts."""
         return sorted({*wanted, *(ddl.ts for ddl in self.ddls)})
 
-    def describe(self, ts: int | None = None) -> ChangefeedMeta:
+    def describe(self, ts: int | None = None, *, known: Known | None = None) -> ChangefeedMeta:
         """As a capture: what is in force above `ts`, and the DDLs from it on."""
         at = ts or 0
+        if known and known.ts <= at and not any(known.ts < ddl.ts <= at for ddl in self.ddls):
+            return ChangefeedMeta(0, END, known.tables, tuple(ddl for ddl in self.ddls if ddl.ts >= at))
         tables = {found.name: found.meta for found in self.versions if found.from_ts <= at < found.to_ts}
         return ChangefeedMeta(0, END, tables, tuple(ddl for ddl in self.ddls if ddl.ts >= at))
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pyspark_tidemark.defaults import scalar
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, TableMeta
+from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
 from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange, difference
 from pyspark_tidemark.lake.target import Target
@@ -51,6 +51,7 @@ class Barrier:
         self._changefeed = changefeed
         self._target = target
         self._policy = policy
+        self._known: Known | None = None
 
     def cross(self, ts: int, *, first: bool) -> Crossed:
         """Follow the DDLs at `ts`, if there are any; a lake's first cut has nothing to follow.
@@ -58,7 +59,8 @@ class Barrier:
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrRenameUnsupported.
         """
-        now = self._changefeed.describe(ts)
+        now = self._changefeed.describe(ts, known=self._known)
+        self._known = Known(ts, now.tables)
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
         if first or not ddls:
             return Crossed(now.tables)

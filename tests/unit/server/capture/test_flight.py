@@ -170,6 +170,10 @@ def test_describe_tells_the_schemas_of_a_ts_and_the_ddls_ahead(opened):
     assert [table.table for table in feed.feeds.describe("feed", 1030).tables] == ["s.a"]
     assert [ddl.ts for ddl in feed.feeds.describe("feed", 1021).ddls] == [1030]
     assert feed.feeds.describe("feed").tables == before.tables
+    assert feed.feeds.describe("feed", 1019, known_ts=START).tables is None
+    assert feed.feeds.describe("feed", 1020, known_ts=1019).tables == at.tables
+    assert feed.feeds.describe("feed", 1025, known_ts=START - 1).tables == at.tables
+    assert feed.feeds.describe("feed", START, known_ts=1025).tables == before.tables
     [table, _] = feed.feeds.describe("feed", START, before=True).tables
     assert table.schema.field("_before").type.num_fields == 2
     with pytest.raises(RangeCleanedError):
