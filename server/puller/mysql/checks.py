@@ -3,6 +3,7 @@
 A failure would make a target wrong or a changefeed stop; a warning is what an operator should know.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -174,11 +175,18 @@ def _is_filter(name: str) -> bool:
     return name.lower().startswith(("replicate_do", "replicate_ignore", "replicate_wild"))
 
 
-def _retention(variables: Mapping[str, str]) -> Check:
+def kept_s(variables: Mapping[str, str]) -> float:
+    """How long a server with these variables keeps its log; for ever is infinite."""
+    if variables.get("binlog_expire_logs_auto_purge", "ON").upper() in {"OFF", "0"}:
+        return math.inf
     seconds = float(variables.get("binlog_expire_logs_seconds", 0) or 0)
-    seconds = seconds or float(variables.get("expire_logs_days", 0) or 0) * _DAY_S
-    shown = f"{seconds / _DAY_S:g} days" if seconds else "for ever"
-    if not seconds or seconds >= _DAY_S:
+    return seconds or float(variables.get("expire_logs_days", 0) or 0) * _DAY_S or math.inf
+
+
+def _retention(variables: Mapping[str, str]) -> Check:
+    seconds = kept_s(variables)
+    shown = "for ever" if math.isinf(seconds) else f"{seconds / _DAY_S:g} days"
+    if seconds >= _DAY_S:
         return Check("log retention", OK, shown)
     why = "a changefeed that stands still for so long loses its log, and must be dumped anew"
     return Check("log retention", WARNING, shown, why, "SET GLOBAL binlog_expire_logs_seconds=604800")

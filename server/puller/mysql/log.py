@@ -118,7 +118,7 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
     """
     with log_in(options) as session:
         file = str(session.execute("SHOW BINARY LOGS")[0][0])
-        began_s = _began(log_in_to(session.address, options), file, options)
+        began_s = began(log_in_to(session.address, options), file, options)
     if began_s * 1000 > physical_ms(start_ts):
         raise LogPurgedError(
             f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted start: leave the start "
@@ -171,7 +171,8 @@ def _gtids(session: Session) -> str:
     return "".join(str(session.row("SELECT @@gtid_executed")[0]).split())
 
 
-def _began(reader: Session, file: str, options: MySqlOptions) -> int:
+def began(reader: Session, file: str, options: MySqlOptions) -> int:
+    """The second in which a log file begins; `reader` is used up by it. Raises as `oldest`."""
     stream = open_stream(reader, LogPlace("", file), options, 0, follow=False)
     try:
         while not stream.ended:

@@ -28,6 +28,7 @@ from server.puller.mysql.log import OpenLog, oldest, open_log
 from server.puller.mysql.lookahead import definitions_behind
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import LogPosition
+from server.puller.mysql.retention import Retention
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.server_id import leased_server_id
 from server.puller.mysql.tables import Tables
@@ -89,9 +90,11 @@ class LogPuller:
             await self._anchors.put(anchor)  # the fold begins there after a restart, too
         self._transactions = Transactions(LogPosition(anchor), torn=frozenset(self._upstream.torn))
         heart = Heart(self._upstream.changefeed, options)
+        retention = Retention(self._upstream.changefeed, options, self._upstream.meta)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
             tasks.create_task(heart.run(lambda: self._position.ts, self._sink.executor), name="heartbeat")
+            tasks.create_task(retention.run(), name="retention of the log")
 
     @property
     def _position(self) -> LogPosition:
