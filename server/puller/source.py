@@ -88,7 +88,10 @@ class Catalog(Protocol):
         ...
 
     def resolve(self, ts: int) -> None:
-        """Every schema change up to `ts` was reported; called by schema pullers only."""
+        """Every schema change up to `ts` was reported, and no table goes beyond the last of these calls.
+
+        Called by schema pullers, and by a log that has, or had, no tables, after these were resolved up to `ts`.
+        """
         ...
 
 

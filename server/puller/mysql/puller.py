@@ -73,6 +73,8 @@ class LogPuller:
         self._upstream = upstream
         self._sink = rows
         self._tables = Tables(tables)
+        self._catalog = catalog
+        self._was_without_tables = False
         self._rows = LogRows(self._tables, start_ts, rows, upstream.listener)
         self._ddl = DdlChanges(self._tables, self._rows, catalog, upstream.listener, upstream.copying)
         self._anchors = Anchors(upstream.meta, upstream.changefeed)
@@ -161,6 +163,7 @@ class LogPuller:
             work = self._work(log, waiting)
             while (barrier := await self._call(next, work, None)) is not None:
                 await self._pass(barrier, log)
+            self._resolve_all()
             waiting = []
             self._heard_at = asyncio.get_running_loop().time()
             await self._keep_anchor()
@@ -193,6 +196,12 @@ class LogPuller:
             self._sink.resolve(table.span, ts)
         self.resolved_ts, self._resolved_at = ts, now
         metrics.RESOLVED_LAG.set(max(0.0, time.time() - physical_ms(ts) / 1000))
+
+    def _resolve_all(self) -> None:
+        """Without tables the changefeed as a whole is told how far the log is, and from then on."""
+        self._was_without_tables |= not self._tables.by_name
+        if self._was_without_tables:
+            self._catalog.resolve(max(self._start_ts, self._position.ts))
 
     async def _pass(self, barrier: Stated | Untold, log: OpenLog) -> None:
         """A table is, or may be, another one from here on."""

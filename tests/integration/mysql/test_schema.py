@@ -88,6 +88,29 @@ async def test_renames_truncations_and_drops_are_told_by_name(mariadb: MariaDb, 
     assert sorted(spans.values()) == [["a"], ["a"], ["a", "b", "c"], ["b", "a"], ["r"]]
 
 
+async def test_without_tables_the_changefeed_goes_on_with_the_log(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    """Else its checkpoint would stay where its last table was dropped, until the log is purged there."""
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", "CREATE TABLE other (id INT PRIMARY KEY)", database=name)
+    async with following(mariadb.uri, meta, f"{name}.t*") as feed:
+        mariadb.execute("INSERT INTO t VALUES (1)", database=name)
+        await feed.seen(f"{name}.t", 1)
+        assert feed.target.barrier_ts == 0, "tables tell for themselves"
+        mariadb.execute("DROP TABLE t", database=name)
+        await feed.until(lambda: len(feed.target.changes) == 1)
+        dropped_ts = feed.target.changes[0].commit_ts
+        await feed.until(lambda: feed.target.barrier_ts > dropped_ts)
+        without_ts = feed.target.barrier_ts
+        mariadb.execute("INSERT INTO other VALUES (1)", database=name)
+        await feed.until(lambda: feed.target.barrier_ts > without_ts)
+        mariadb.execute("CREATE TABLE t2 (id INT PRIMARY KEY)", "INSERT INTO t2 VALUES (7)", database=name)
+        (row,) = await feed.seen(f"{name}.t2", 1)
+        await feed.until(lambda: feed.target.barrier_ts >= row["_commit_ts"])
+        start_ts = feed.target.barrier_ts
+    async with following(mariadb.uri, meta, f"{name}.nothing", start_ts=start_ts, tables=[]) as feed:
+        await feed.until(lambda: feed.target.barrier_ts >= start_ts)
+
+
 @pytest.mark.parametrize("captured_ghost", [False, True])
 async def test_an_online_schema_change_by_a_ghost_table_keeps_the_table(
     mariadb: MariaDb, meta: EtcdMeta, captured_ghost: bool
