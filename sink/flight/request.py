@@ -29,7 +29,7 @@ class Describe:
     changefeed: str
     ts: int | None
     before: bool
-    known_ts: int | None
+    known_ts: int | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> "Describe":

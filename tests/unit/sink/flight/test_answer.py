@@ -1,6 +1,7 @@
 """The JSON documents of answers and tickets are those of the golden file: readers of any version know them."""
 
 import base64
+import dataclasses
 import json
 from pathlib import Path
 
@@ -71,3 +72,7 @@ def test_golden_tickets_are_read():
 
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
+
+
+def test_tables_that_the_reader_knows_are_left_out():
+    assert described(FEED).keys() - described(dataclasses.replace(FEED, tables=None)).keys() == {"tables"}

@@ -22,8 +22,8 @@ class Capture:
         self.calls = []
         self.break_after = None
 
-    def describe(self, changefeed, ts=None, *, before=False):
-        self.calls.append((changefeed, ts, before))
+    def describe(self, changefeed, ts=None, *, before=False, known_ts=None):
+        self.calls.append((changefeed, ts, before, known_ts))
         if changefeed != "feed":
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed!r}")
         table = TableDescription(
@@ -149,8 +149,8 @@ def test_a_planned_ticket_reads_the_rows():
 def test_describe_passes_on_where_the_reader_stands():
     capture = Capture()
     with serving(capture) as (_, client):
-        ask(client, "describe", changefeed="feed", ts=8, before=True)
-    assert capture.calls == [("feed", 8, True)]
+        ask(client, "describe", changefeed="feed", ts=8, before=True, known_ts=7)
+    assert capture.calls == [("feed", 8, True, 7)]
 
 
 def test_slices_cover_the_range_and_their_tickets_say_what_was_asked_for():
