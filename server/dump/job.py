@@ -93,13 +93,14 @@ class Job:
             "state": self.state,
             "tables": list(self.tables),
             "where": dict(self.where),
-            "priority": dict(self.priority),
             "rows_per_s": self.rows_per_s,
             "bytes_per_s": self.bytes_per_s,
             "parallel": self.parallel,
             "attempt": self.attempt,
         }
-        if self.verify:  # else the same bytes as before there was such a thing: who changes a job compares them
+        if self.priority:  # else the same bytes as before there was such a thing: who changes a job compares them
+            doc["priority"] = dict(self.priority)
+        if self.verify:
             doc["verify"] = True
         return json.dumps(doc, separators=(",", ":"), ensure_ascii=False).encode()
 

@@ -91,7 +91,10 @@ def mysql_table(record: TableRecord) -> SourceTable:
         raise TableIneligibleError(f"{record.name} cannot be replicated: {reason}")
     table = Table.parse(record.table_info)
     if not table.primary_key:
-        raise TableIneligibleError(f"{record.name} has neither a primary key nor a unique key over NOT NULL columns")
+        raise TableIneligibleError(
+            f"{record.name} has neither a primary key nor a unique key over NOT NULL columns, so its rows cannot be "
+            "told apart: give it one (ALTER TABLE … ADD PRIMARY KEY)"
+        )
     try:
         mounter = MysqlMounter(table, record.schema_name)
         return SourceTable(record, Span(table.id, b"", b""), taken(record, mounter))

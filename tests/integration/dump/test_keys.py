@@ -1,0 +1,59 @@
+"""Tables whose rows are told apart by a unique key, or by several columns, partitioned or not: dumped under churn."""
+
+import asyncio
+
+from server.dump.progress import TableState
+from storage.meta.client import EtcdMeta
+from tests.integration.dump.test_dump import over, start, until
+from tests.integration.mysql.replica import Feed, following
+from tests.mariadb import MariaDb
+
+KEYS = {
+    "unique_key": "a INT NOT NULL, b INT NOT NULL, free INT UNIQUE, UNIQUE (b, a))",
+    "composite": "a INT, b INT, free INT, PRIMARY KEY (b, a))",
+    "partitioned": "a INT, b INT, free INT, PRIMARY KEY (b, a)) PARTITION BY HASH (a) PARTITIONS 5",
+    "several_unique": "a INT, b INT NOT NULL, free INT NOT NULL, UNIQUE (a), UNIQUE (b, free))",
+}
+ROWS = 3000
+
+
+def held(feed: Feed, name: str) -> set[tuple[int, int, int, int]]:
+    span = next(span for span, versions in feed.target.versions.items() if versions[-1][1].name == name)
+    key = feed.target.versions[span][-1][1].mounter.key_columns
+    rows = {}
+    for change in feed.target.changes_of(span):
+        place = tuple(change[column] for column in key)
+        rows.pop(place, None)
+        if change["_op"] != "delete":
+            rows[place] = change["a"], change["b"], change["free"], change["version"]
+    return set(rows.values())
+
+
+async def test_unique_and_composite_keys_make_whole_dumps_under_churn(mariadb: MariaDb, meta: EtcdMeta) -> None:
+    database = mariadb.database()
+    for name, columns in KEYS.items():
+        mariadb.execute(
+            f"USE {database}",
+            f"CREATE TABLE {name} (version INT, {columns}",
+            f"INSERT INTO {name} (version, a, b, free) SELECT 0, seq, seq % 50, seq FROM seq_1_to_{ROWS}",
+        )
+
+    def change() -> None:
+        connection = mariadb.connect(database)
+        with connection.cursor() as cursor:
+            for number in range(1, 60):
+                for name in KEYS:
+                    cursor.execute(f"UPDATE {name} SET version = {number} WHERE a % 61 = {number}")
+                    cursor.execute(f"UPDATE IGNORE {name} SET b = b + 7 WHERE a % 67 = {number}")
+                    cursor.execute(f"DELETE FROM {name} WHERE a = {number * 37}")
+        connection.close()
+
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(change))
+            await start(meta, rows_per_s=6000)
+            found = await until(meta, feed, over)
+        assert {each.state for each in found.values()} == {TableState.DONE}
+        for name in KEYS:
+            wanted = set(mariadb.execute(f"SELECT a, b, free, version FROM {database}.{name}"))
+            await feed.until(lambda name=name, wanted=wanted: held(feed, f"{database}.{name}") == wanted)
