@@ -2,8 +2,8 @@ r"""Which tables a changefeed takes: TiDB's table-filter rules, of which the las
 
 A rule is `schema.table`, with `!` before it to leave tables out. In names `*` is any text, `?` one character, `[a-z]`
 and `[!a-z]` one of a set, `\` takes the next character as it is; a name in `"…"` or `` `…` `` has no such characters,
-and `/…/` is a regular expression. Case does not matter. Source: pingcap/tidb pkg/util/table-filter (README), whose
-`@file` is left out: a rule is kept in the metadata, the file would be another one on each capture.
+and `/…/` is a regular expression of RE2's. Case does not matter. Source: pingcap/tidb pkg/util/table-filter (README),
+whose `@file` is left out: a rule is kept in the metadata, the file would be another one on each capture.
 """
 
 import re
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from server.capture.catalog.name_pattern import ANY_TEXT, NamePattern, Regex, Wildcards
 from storage.model.errors import InvalidError
 
 RULES_MAX: Final = 1024
@@ -33,12 +34,12 @@ class FilterRuleError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    schema: re.Pattern[str]
-    table: re.Pattern[str]
+    schema: NamePattern
+    table: NamePattern
     takes: bool
 
     def matches(self, schema_name: str, table_name: str) -> bool:
-        return bool(self.schema.fullmatch(schema_name) and self.table.fullmatch(table_name))
+        return self.schema.matches(schema_name) and self.table.matches(table_name)
 
 
 class TableFilter:
@@ -81,7 +82,7 @@ def _rule(text: str) -> _Rule:
     parser = _Parser(text.strip())
     try:
         return parser.rule()
-    except re.error as err:
+    except (re.error, ValueError) as err:
         raise FilterRuleError(f"the regular expression in the filter rule {text!r} cannot be read: {err}") from err
 
 
@@ -102,18 +103,18 @@ class _Parser:
             raise self._error(f"{self._text[self._at :]!r} follows the table")
         return _Rule(schema, table, takes)
 
-    def _pattern(self) -> re.Pattern[str]:
+    def _pattern(self) -> NamePattern:
         first = self._text[self._at : self._at + 1]
         if first == "/":
-            return _compiled(self._regex())
+            return Regex.of(self._regex())
         if first and first in _QUOTES:
-            return _compiled(re.escape(self._quoted(first)))
-        pattern = ""
+            return _wildcards([re.escape(self._quoted(first))])
+        parts: list[str] = []
         while part := self._wildcard():
-            pattern += part
-        if not pattern:
+            parts.append(part)
+        if not parts:
             raise self._error("a name is missing, or has a character that must be quoted")
-        return _compiled(pattern)
+        return _wildcards(parts)
 
     def _wildcard(self) -> str:
         character = self._text[self._at : self._at + 1]
@@ -124,7 +125,7 @@ class _Parser:
             return self._set()
         if character in ("*", "?"):
             self._at += 1
-            return ".*" if character == "*" else "."
+            return ANY_TEXT if character == "*" else "."
         if character and _PLAIN.fullmatch(character):
             self._at += 1
             return re.escape(character)
@@ -160,7 +161,7 @@ class _Parser:
         if found is None:
             raise self._error("a / is not closed")
         self._at = found.end()
-        return f".*(?:{found[1]}).*"
+        return found[1]
 
     def _skip(self, character: str) -> bool:
         found = self._text.startswith(character, self._at)
@@ -176,7 +177,7 @@ def _set_part(part: tuple[str, str, str]) -> str:
     return single or f"{first}-{last}"
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _wildcards(parts: Sequence[str]) -> Wildcards:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # what may mean something else in a later Python
-        return re.compile(pattern, re.IGNORECASE | re.DOTALL)
+        warnings.simplefilter("ignore", FutureWarning)  # sets that may mean something else in a later Python
+        return Wildcards.of(parts)
