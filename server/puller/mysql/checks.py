@@ -198,8 +198,10 @@ def _misc(facts: Facts) -> Iterator[Check]:
         yield Check("galera", WARNING, "wsrep_on", why)
     domains = {part.split("-")[0] for part in facts.variables.get("gtid_binlog_pos", "").split(",") if part}
     if len(domains) > 1:
-        why = "servers may order transactions of different domains differently: a failover would not be exact"
-        yield Check("gtid domains", WARNING, ", ".join(sorted(domains)), why)
+        why = "each server may have transactions of different domains in another order: a failover would not be exact"
+        fix = "write under one gtid_domain_id; FLUSH BINARY LOGS DELETE_DOMAIN_ID=(…) forgets old ones"
+        state = FAILURE if facts.several_hosts else WARNING
+        yield Check("gtid domains", state, ", ".join(sorted(domains)), why, fix)
     if abs(facts.clock_skew_s) > _SKEW_S:
         why = "commit_ts are taken from the server's clock, lag is counted by ours"
         yield Check("clock", WARNING, f"{facts.clock_skew_s:+.1f} s", why, "synchronise both clocks (NTP)")

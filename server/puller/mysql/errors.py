@@ -33,6 +33,12 @@ class MySqlStatementError(InvalidError):
     code = "ErrMySQLStatement"
 
 
+class GtidDomainsError(InvalidError):
+    """Several servers are named, and transactions of several GTID domains: each may have them in another order."""
+
+    code = "ErrMySQLGtidDomains"
+
+
 class LogPurgedError(NotFoundError):
     """The server no longer has the part of its log that comes next: only a new dump brings the tables up to date."""
 

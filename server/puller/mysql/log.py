@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.errors import LogPurgedError, MySqlUnavailableError, NoAnchorError
+from server.puller.mysql.errors import GtidDomainsError, LogPurgedError, MySqlUnavailableError, NoAnchorError
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor, LogPosition
@@ -46,9 +46,11 @@ def open_log(options: MySqlOptions, anchor: Anchor, server_id: int) -> OpenLog:
     """Open the log behind `anchor` at the first server that has it; blocks.
 
     Raises:
+        GtidDomainsError: there is another server to choose, and its order may be another one.
         MySqlUnavailableError: a server that may have it does not answer.
         LogPurgedError, LogBehindError, ServerIdTakenError, …: no server that answers has it.
     """
+    check_domains(options, anchor)
     failures: list[TidemarkError] = []
     for address in options.addresses:
         opened: list[Session | LogStream] = []
@@ -83,7 +85,9 @@ def present(options: MySqlOptions) -> Anchor:
         NoAnchorError: the server writes no log.
     """
     with log_in(options) as session:
-        return _present(session)
+        anchor = _present(session)
+    check_domains(options, anchor)
+    return anchor
 
 
 def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
@@ -98,6 +102,7 @@ def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
     """
     with log_in(options) as session:
         anchor = _present(session)
+        check_domains(options, anchor)
         waiting, deadline = prepared_xids(session), time.monotonic() + _XA_WAIT_S
         while (left := waiting & prepared_xids(session)) and time.monotonic() < deadline:
             time.sleep(_XA_LOOK_S)
@@ -125,6 +130,22 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
             "out, and dump the tables"
         )
     return Anchor(0, "", file)
+
+
+def check_domains(options: MySqlOptions, anchor: Anchor) -> None:
+    """The fold of commit_ts is over all domains in the log's order, which is each server's own between domains.
+
+    A row with a lower commit_ts on another server would be taken for one that was read already.
+
+    Raises:
+        GtidDomainsError: more than one server is named, and more than one domain is in the log.
+    """
+    if len(options.addresses) > 1 and anchor.domains > 1:
+        raise GtidDomainsError(
+            f"the log has transactions of several GTID domains ({anchor.gtids}), which each server may have in another "
+            "order: name one server only in the source URI, or write under one gtid_domain_id and forget the others "
+            "(FLUSH BINARY LOGS DELETE_DOMAIN_ID)"
+        )
 
 
 def _check_executed(session: Session, anchor: Anchor) -> None:

@@ -52,6 +52,11 @@ class Anchor:
             raise CorruptError(f"an anchor of a MySQL source in the metadata cannot be read: {err!r}") from err
 
     @property
+    def domains(self) -> int:
+        """How many replication domains MariaDB's GTIDs are of."""
+        return 0 if self.is_mysql else len(MariaGtidSet.parse(self.gtids).positions)
+
+    @property
     def is_mysql(self) -> bool:
         """Whether the GTIDs are MySQL's, which hold a colon, not MariaDB's."""
         return ":" in self.gtids

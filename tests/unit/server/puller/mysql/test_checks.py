@@ -7,7 +7,10 @@ import pytest
 from server.puller.mysql.checks import FAILURE, OK, WARNING, Facts, check_settings, check_tables
 from server.puller.mysql.connection import Flavor
 from server.puller.mysql.definition import Definition, column_of
+from server.puller.mysql.errors import GtidDomainsError
+from server.puller.mysql.log import check_domains
 from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.position import Anchor
 from server.puller.mysql.source import mysql_table
 from server.puller.uri import SourceUri, SourceUriError
 from storage.mysql.schema import Column
@@ -63,6 +66,8 @@ def test_filters_versions_retention_domains_clocks_and_replicas_are_looked_at() 
     assert states(replace(FACTS, variables=GOOD | {"expire_logs_days": "0.5"})) == {"log retention": WARNING}
     assert states(replace(FACTS, variables=GOOD | {"binlog_expire_logs_seconds": "60"})) == {"log retention": WARNING}
     assert states(replace(FACTS, variables=GOOD | {"gtid_binlog_pos": "0-1-2,1-1-3"})) == {"gtid domains": WARNING}
+    several = replace(FACTS, variables=GOOD | {"gtid_binlog_pos": "0-1-2,1-1-3"}, several_hosts=True)
+    assert states(several) == {"gtid domains": FAILURE}
     assert states(replace(FACTS, clock_skew_s=-5.0)) == {"clock": WARNING}
     assert states(replace(FACTS, grants=["GRANT SELECT ON `a`.* TO `u`@`%`"])) == {"tables seen": WARNING}
     replica = replace(FACTS, replica_status=[{"Replicate_Do_DB": "a", "Replicate_Ignore_Table": ""}])
@@ -115,3 +120,13 @@ def test_a_type_nobody_knows_has_no_column() -> None:
     names = ("character_octet_length", "numeric_precision", "numeric_scale", "datetime_precision", "collation_name")
     row = dict.fromkeys(names) | {"column_name": "c", "is_nullable": "YES", "data_type": "cube", "column_type": "cube"}
     assert column_of(row, {}) is None
+
+
+def test_several_domains_are_read_from_one_server_only() -> None:
+    """Between domains each server has its own order, so another one would give rows other commit_ts."""
+    one, two = (MySqlOptions.of(SourceUri.parse(f"mysql://u@{hosts}")) for hosts in ("a", "a,b"))
+    check_domains(one, Anchor(1, "0-1-5,7-1-2"))
+    check_domains(two, Anchor(1, "7-1-2"))
+    check_domains(two, Anchor(1, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2,4c22d75d-e5e0-11f1-ba82-02fc00000001:1"))
+    with pytest.raises(GtidDomainsError, match="DELETE_DOMAIN_ID"):
+        check_domains(two, Anchor(1, "0-1-5,7-1-2"))
