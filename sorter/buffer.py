@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sorter import order
 from sorter.ledger import Ledger
+from sorter.order import Sorted
 
 BATCH_BYTES: Final = 6 << 10  # what a batch takes besides its rows: measured, and most of what a small one takes
 _SMALL_BYTES: Final = 16 << 10
@@ -58,12 +59,21 @@ class Buffer:
         """What the rows take in memory."""
         return self.pending_bytes + self.ready_bytes
 
-    def add(self, rows: Rows) -> None:
-        """Take rows above the resolved_ts."""
+    def add(self, rows: Rows) -> int:
+        """Take rows above the resolved_ts; returns how much more memory is taken."""
         self._ledger.add(rows.batch)
         self.pending.append(rows)
-        self.pending_bytes += rows.bytes
-        self.pending_bytes -= _gather(self.pending)
+        change = rows.bytes - _gather(self.pending)
+        self.pending_bytes += change
+        return change
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """All rows, in the order of their arrival as far as it matters."""
+        return [rows.batch for rows in (*self.ready, *self.pending)]
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.ready, self.pending, self.ready_bytes, self.pending_bytes = [], [], 0, 0
 
     def settle(self, resolved_ts: int) -> None:
         """Sort what `resolved_ts` has completed into `ready`."""
@@ -81,7 +91,7 @@ class Buffer:
         if complete:
             self.pending = waiting
             self.pending_bytes = _size(waiting)
-            self._append_ready(self._sorted(complete))
+            self._append_ready(self._sorted(complete).batch())
 
     def take_ready(self) -> pa.RecordBatch | None:
         """Take out the resolved rows, sorted."""
@@ -89,7 +99,7 @@ class Buffer:
         self.ready, self.ready_bytes = [], 0
         return pa.concat_batches(taken) if taken else None
 
-    def take_pending(self, limit_bytes: int) -> pa.RecordBatch | None:
+    def take_pending(self, limit_bytes: int) -> Sorted | None:
         """Take out the oldest unresolved rows, about `limit_bytes` of them, sorted; later ones may overlap them."""
         taken: list[pa.RecordBatch] = []
         size = 0
@@ -115,10 +125,10 @@ class Buffer:
         self.ready = [rows for rows in self.ready if rows.max_commit_ts > commit_ts]
         self.ready_bytes = _size(self.ready)
 
-    def _sorted(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        rows = order.sort(batches)
-        if rows.num_rows < sum(batch.num_rows for batch in batches):
-            self._ledger.drop(pa.concat_batches(batches), rows)
+    def _sorted(self, batches: list[pa.RecordBatch]) -> Sorted:
+        rows = order.arrange(batches)
+        if rows.dropped is not None:
+            self._ledger.drop(rows.rows.take(pa.array(rows.dropped)))
         return rows
 
     def _append_ready(self, batch: pa.RecordBatch) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +68,19 @@ class IndexDatabase:
         """
         with self._lock:
             return list(self._kv.scan(lower, upper))
+
+    def walk(self) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs, some at a time; who writes meanwhile does not wait, and may or may not be seen.
+
+        Raises:
+            CorruptDatabaseError: LevelDB found a damaged file.
+        """
+        some, lower = [(b"", b"")], b""
+        while some:
+            with self._lock:
+                some = list(itertools.islice(self._kv.scan(lower), _COPY_ENTRIES))
+            yield from some
+            lower = some[-1][0] + b"\0" if some else b""
 
     def close(self) -> None:
         """Let go of the directory."""

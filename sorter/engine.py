@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
 from sorter import metrics
 from sorter.buffer import Rows
+from sorter.compaction import Compaction
 from sorter.directory import SorterDirectory
 from sorter.disk import Disk
 from sorter.errors import (
@@ -24,14 +26,17 @@ from sorter.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from sorter.extent import Extent
 from sorter.shard import get_db
+from sorter.spill import Spiller
 from sorter.stats import Counters, SorterStats, TableStats
-from sorter.store import open_shards
-from sorter.table import Extent, Table
+from sorter.store import BlockStore, open_shards
+from sorter.table import Table
 from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
 
 ResolveHook = Callable[[Span, int], None]
+_LOCKS: Final = 256  # which tables share: one each would cost more than all else of an idle table
 
 
 class Sorter:
@@ -66,15 +71,15 @@ class Sorter:
             directory, shards, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
         )
         self._disk = Disk(disk_retry_s, clock)
-        self._memory_bytes = memory_bytes
+        self._spiller = Spiller(self._counters, memory_bytes, block_bytes)
+        self._compaction = Compaction()
         self._block_bytes = block_bytes
         self._clean_interval_s = clean_interval_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._spilling = threading.Lock()
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._unique_ids = itertools.count(1)
         self._tables: dict[Span, Table] = {}
-        self._in_memory: dict[Span, Table] = {}  # those with rows in memory, and some that had
         self._hooks: list[ResolveHook] = []
         self._closed = False
 
@@ -88,8 +93,8 @@ class Sorter:
             self._check_open()
             if span in self._tables:
                 raise TableExistsError(f"table {span.table_id} is being sorted already; remove it first")
-            store = self._stores[get_db(span, len(self._stores))]
-            self._tables[span] = Table(span, next(self._unique_ids), start_ts, store, self._counters)
+            store, unique_id = self._stores[get_db(span, len(self._stores))], next(self._unique_ids)
+            self._tables[span] = Table(span, unique_id, start_ts, store, self._locks[unique_id % _LOCKS])
         metrics.TABLES.inc()
 
     def remove_table(self, span: Span) -> None:
@@ -97,7 +102,7 @@ class Sorter:
         with self._lock:
             self._check_open()
             table = self._tables.pop(span, None)
-            self._in_memory.pop(span, None)
+            self._spiller.forget(span)
         if table is not None:
             table.remove()
             metrics.TABLES.dec()
@@ -118,15 +123,17 @@ class Sorter:
             return
         table.add(Rows.of(batch))
         self._counters.took(batch.num_rows)
-        self._in_memory[span] = table
-        while self._counters.memory_bytes > self._memory_bytes and self._tables.get(span) is table:
+        self._spiller.has_rows(table)
+        while self._spiller.is_short and self._tables.get(span) is table:
             try:
-                self._spill()
+                self._spiller.spill()
                 self._disk.took()
             except SorterDiskError as err:
                 self._disk.refused(err)
                 if not self._disk.wait():
                     self._check_open()
+            else:
+                self._compact(table.store)
 
     def resolve(self, span: Span, ts: int) -> None:
         """Promise that all rows with commit_ts <= `ts` have been added; they can be fetched when the hooks are called.
@@ -149,6 +156,7 @@ class Sorter:
             else:
                 if self._counters.blocks_written > written:
                     self._disk.took()
+                    self._compact(table.store)
         table.forget_cleaned(self._clock(), self._clean_interval_s)
 
     def on_resolve(self, hook: ResolveHook) -> None:
@@ -241,28 +249,9 @@ class Sorter:
             store.close()
         self._directory.close()
 
-    def _spill(self) -> None:
-        """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here."""
-        with self._spilling:
-            enough = self._memory_bytes * 3 // 4
-            if self._counters.memory_bytes <= self._memory_bytes:
-                return
-            for table in self._victims():
-                table.spill(max(self._memory_bytes // 4, self._block_bytes))
-                if self._counters.memory_bytes <= enough:
-                    return
-
-    def _victims(self) -> Iterator[Table]:
-        """Tables with rows in memory, the largest first: the fewest and largest blocks for the memory that comes back.
-
-        None is spared for long: a table that takes no part grows until it is among the largest.
-        """
-        for span, table in sorted(self._in_memory.items(), key=lambda item: item[1].memory_bytes, reverse=True):
-            yield table
-            if not table.memory_bytes:
-                self._in_memory.pop(span, None)
-                if table.memory_bytes:  # rows came meanwhile
-                    self._in_memory[span] = table
+    def _compact(self, store: BlockStore) -> None:
+        if store.began_segment:
+            self._compaction.run(store, list(self._tables.values()))
 
     def _table(self, span: Span) -> Table:
         table = self._tables.get(span)

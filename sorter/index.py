@@ -1,7 +1,7 @@
 """The index of blocks in LevelDB: which block holds which range of commit_ts. docs/format/sorter.md.
 
 key   = unique id | table id | min_commit_ts | block number, each 8 bytes, ascending
-value = version | max_commit_ts | segment | offset | length | rows | run
+value = version | max_commit_ts | segment | offset | length | rows | run | bytes
 
 LevelDB can seek by min_commit_ts only. A table's widest block so far bounds how far below a wanted range a block may
 start that still reaches into it, so a lookup reads the blocks of its range and few others.
@@ -22,19 +22,24 @@ from storage.kv import WriteBatch
 from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
 
-VERSION: Final = 1
+VERSION: Final = 2
 _KEY = struct.Struct(">QQQQ")
-_VALUE = struct.Struct(">BQQQQIQ")
+_VALUE = struct.Struct(">BQQQQIQQ")
 _SIGN: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A block and where it lies; the blocks of one `run` were written together and follow one another in order."""
+    """A table's block, or its share of one, and where the block lies.
+
+    The blocks of one `run` were written together and follow one another in order. `bytes` is the size of
+    the table's rows.
+    """
 
     meta: BlockMeta
     pointer: Pointer
     run: int
+    bytes: int
 
 
 def encode_entry(entry: Entry) -> tuple[bytes, bytes]:
@@ -42,7 +47,7 @@ def encode_entry(entry: Entry) -> tuple[bytes, bytes]:
     meta, pointer = entry.meta, entry.pointer
     key = _prefix(meta.unique_id, meta.table_id) + encode_u64(meta.min_commit_ts) + encode_u64(meta.number)
     where = (pointer.segment, pointer.offset, pointer.length)
-    return key, _VALUE.pack(VERSION, meta.max_commit_ts, *where, meta.rows, entry.run)
+    return key, _VALUE.pack(VERSION, meta.max_commit_ts, *where, meta.rows, entry.run, entry.bytes)
 
 
 def decode_entry(key: bytes, value: bytes) -> Entry:
@@ -54,23 +59,24 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
     if len(key) != _KEY.size or len(value) != _VALUE.size or value[0] != VERSION:
         raise CorruptError(f"sorter index entry {key.hex()} is not of version {VERSION}; restart the capture")
     unique_id, table_id, min_commit_ts, number = _KEY.unpack(key)
-    _, max_commit_ts, segment, offset, length, rows, run = _VALUE.unpack(value)
+    _, max_commit_ts, segment, offset, length, rows, run, size = _VALUE.unpack(value)
     meta = BlockMeta(unique_id, table_id - _SIGN, number, rows, min_commit_ts, max_commit_ts)
-    return Entry(meta, Pointer(segment, offset, length), run)
+    return Entry(meta, Pointer(segment, offset, length), run, size)
 
 
 class TableIndex:
     """The blocks of one incarnation of a table; the caller serialises the calls."""
 
-    __slots__ = ("_database", "_dead_ts", "_widest", "blocks", "table_id", "unique_id")
+    __slots__ = ("_database", "blocks", "dead_ts", "table_id", "unique_id", "widest")
 
-    def __init__(self, database: IndexDatabase, unique_id: int, table_id: int) -> None:
+    def __init__(self, database: IndexDatabase, unique_id: int, table_id: int, dead_ts: int) -> None:
+        """Entries up to `dead_ts` are dead, whether or not there was room to delete them."""
         self.unique_id = unique_id
         self.table_id = table_id
+        self.dead_ts = dead_ts
         self.blocks = 0
+        self.widest = 0
         self._database = database
-        self._widest = 0
-        self._dead_ts = -1  # entries up to it are dead, whether or not there was room to delete them
 
     def replace(self, new: Sequence[Entry], old: Sequence[Entry]) -> None:
         """Remember the blocks `new`, and forget `old`, at once.
@@ -84,9 +90,13 @@ class TableIndex:
         for entry in new:
             batch.put(*encode_entry(entry))
         self._database.write(batch)
-        widths = (entry.meta.max_commit_ts - entry.meta.min_commit_ts for entry in new)
-        self._widest = max(self._widest, *widths) if new else self._widest
-        self.blocks += len(new) - len(old)
+        self.count(new, len(old))
+
+    def count(self, new: Sequence[Entry], gone: int) -> None:
+        """Note that the blocks `new` were added, and so many are gone."""
+        for entry in new:
+            self.widest = max(self.widest, entry.meta.max_commit_ts - entry.meta.min_commit_ts)
+        self.blocks += len(new) - gone
 
     def scan(self, lower_ts: int, upper_ts: int) -> list[Entry]:
         """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others, by min_commit_ts.
@@ -96,8 +106,8 @@ class TableIndex:
         """
         if not self.blocks:
             return []
-        found = self._read(max(lower_ts - self._widest, 0), upper_ts)
-        return [entry for entry in found if entry.meta.max_commit_ts > self._dead_ts]
+        found = self._read(max(lower_ts - self.widest, 0), upper_ts)
+        return [entry for entry in found if entry.meta.max_commit_ts > self.dead_ts]
 
     def delete_up_to(self, commit_ts: int) -> list[Entry]:
         """Forget the blocks that have no row above `commit_ts`; returns them.
@@ -105,8 +115,8 @@ class TableIndex:
         On a full disk that succeeds too: the space of blocks must come back then more than ever.
         """
         found = [entry for entry in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts]
-        dead = [entry for entry in found if entry.meta.max_commit_ts > self._dead_ts]
-        self._dead_ts = commit_ts
+        dead = [entry for entry in found if entry.meta.max_commit_ts > self.dead_ts]
+        self.dead_ts = commit_ts
         self.blocks -= len(dead)
         batch = WriteBatch()
         for entry in found:

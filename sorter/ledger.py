@@ -7,6 +7,8 @@ and a range read again must be as before.
 """
 
 import bisect
+import struct
+from array import array
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,46 +20,57 @@ from sorter.errors import RowsLostError
 BUCKET_SHIFT: Final = 28  # 18 bits count within a millisecond, 10 more make about a second
 _MOST_BUCKETS: Final = 64
 _MOST_PARTS: Final = 64
+_WIDTH: Final = 3
+_FROZEN: Final = struct.Struct("<QQ")
 
 
 class Ledger:
-    """The sums of one table; the caller serialises the calls."""
+    """The sums of one table; the caller serialises the calls.
 
-    __slots__ = ("_buckets", "_parts", "_start_ts", "_table_id", "shift")
+    Each part of a bucket is three numbers, (last commit_ts, rows, digest), ascending: there may be as many ledgers as
+    tables.
+    """
+
+    __slots__ = ("_parts", "_start_ts", "_table_id", "shift")
 
     def __init__(self, table_id: int, start_ts: int) -> None:
         """Begin a table that has no rows at or below `start_ts`."""
         self.shift = BUCKET_SHIFT
         self._table_id = table_id
         self._start_ts = start_ts
-        self._buckets: list[int] = []  # ascending
-        self._parts: list[list[tuple[int, Checksum]]] = []  # of each bucket: (last commit_ts, sum), ascending
+        self._parts = array("Q")
+
+    def freeze(self) -> bytes:
+        """All it knows, in few bytes."""
+        return _FROZEN.pack(self.shift, self._start_ts) + self._parts.tobytes()
+
+    @classmethod
+    def thaw(cls, table_id: int, frozen: bytes) -> "Ledger":
+        """The ledger that `freeze` was called for."""
+        shift, start_ts = _FROZEN.unpack_from(frozen)
+        ledger = cls(table_id, start_ts)
+        ledger.shift = shift
+        ledger._parts.frombytes(frozen[_FROZEN.size :])
+        return ledger
 
     def __len__(self) -> int:
-        return len(self._buckets)
+        return len(self._parts) // _WIDTH
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Book rows above everything that was read."""
         for bucket, checksum in by_bucket(batch, self.shift).items():
-            parts = self._of(bucket)
-            if parts is None:
-                at = bisect.bisect_left(self._buckets, bucket)
-                self._buckets.insert(at, bucket)
-                self._parts.insert(at, [(self._last_ts(bucket), checksum)])
-            else:
-                last_ts, before = parts[-1]
-                parts[-1] = (last_ts, before + checksum)
-        while len(self._buckets) > _MOST_BUCKETS:
+            self._add(bucket, checksum)
+        while len(self) > _MOST_BUCKETS and len({self._end(part) >> self.shift for part in range(len(self))}) > (
+            _MOST_BUCKETS
+        ):
             self._widen()
 
-    def drop(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
-        """Book that rows which came twice are kept once; none of them was read yet."""
-        kept = by_bucket(after, self.shift)
-        for bucket, checksum in by_bucket(before, self.shift).items():
-            parts = self._of(bucket)
-            assert parts is not None, "rows are booked before they are found to have come twice"
-            last_ts, held = parts[-1]
-            parts[-1] = (last_ts, held - checksum + kept.get(bucket, Checksum()))
+    def drop(self, batch: pa.RecordBatch) -> None:
+        """Book that these rows came twice and are kept once; none of them was read yet."""
+        for bucket, checksum in by_bucket(batch, self.shift).items():
+            last = self._after(self._last_ts(bucket)) - 1
+            assert last >= 0, "rows are booked before they are found to have come twice"
+            self._put(last, self._end(last), self._sum(last) - checksum)
 
     def check(self, lower_ts: int, upper_ts: int, found: Mapping[int, Checksum], shift: int = BUCKET_SHIFT) -> None:
         """Compare the rows with commit_ts in `[lower_ts, upper_ts]` that were read, as `by_bucket` sums them.
@@ -69,43 +82,73 @@ class Ledger:
             RowsLostError: rows are missing, or there are too many.
         """
         found = _widened(found, self.shift - shift)
-        first, last = lower_ts >> self.shift, upper_ts >> self.shift
-        low, high = bisect.bisect_left(self._buckets, first), bisect.bisect_right(self._buckets, last)
-        for bucket in sorted({*self._buckets[low:high], *found}):
+        low = self._after(((lower_ts >> self.shift) << self.shift) - 1)
+        high = self._after(self._last_ts(upper_ts >> self.shift))
+        for bucket in sorted({*(self._end(part) >> self.shift for part in range(low, high)), *found}):
             self._check_bucket(bucket, lower_ts, upper_ts, found.get(bucket, Checksum()))
 
     def forget(self, commit_ts: int) -> None:
         """Drop what lies at or below `commit_ts`: nobody reads it any more."""
-        count = bisect.bisect_left(self._buckets, (commit_ts + 1) >> self.shift)
-        del self._buckets[:count], self._parts[:count]
-        if self._buckets:
-            parts = self._parts[0]
-            while parts[0][0] <= commit_ts:
-                self._start_ts = parts.pop(0)[0]
+        count = self._after(commit_ts)
+        if count == len(self):
+            del self._parts[:]
+        elif count:
+            cut_ts = self._end(count - 1)
+            if self._end(count) >> self.shift == cut_ts >> self.shift:  # inside of a bucket
+                self._start_ts = cut_ts
+            del self._parts[: _WIDTH * count]
+
+    def _add(self, bucket: int, checksum: Checksum) -> None:
+        last_ts = self._last_ts(bucket)
+        after = self._after(last_ts)
+        if after and self._end(after - 1) == last_ts:
+            self._put(after - 1, last_ts, self._sum(after - 1) + checksum)
+        else:
+            self._parts[_WIDTH * after : _WIDTH * after] = array("Q", (last_ts, checksum.rows, checksum.digest))
 
     def _widen(self) -> None:
         """Make one bucket out of two. A range that has ended between them, and nowhere else, is not known any more."""
+        parts = [(self._end(part), self._sum(part)) for part in range(len(self))]
+        borders = {end for end, _ in parts if end == self._last_ts(end >> self.shift)}
         self.shift += 1
-        joined: dict[int, list[tuple[int, Checksum]]] = {}
-        for bucket, parts in zip(self._buckets, self._parts, strict=True):
-            wide = joined.setdefault(bucket >> 1, [])
-            if wide:
-                _, before = wide.pop()
-                parts[0] = (parts[0][0], before + parts[0][1])
-            wide += parts
-            wide[-1] = (self._last_ts(bucket >> 1), wide[-1][1])
-        self._buckets, self._parts = list(joined), list(joined.values())
+        self._parts, carried = array("Q"), Checksum()
+        for (end, checksum), (following, _) in zip(parts, [*parts[1:], (-1, None)], strict=True):
+            carried += checksum
+            bucket = end >> self.shift
+            if following >> self.shift != bucket:
+                self._append(self._last_ts(bucket), carried)
+            elif end not in borders:
+                self._append(end, carried)
+            else:
+                continue
+            carried = Checksum()
 
-    def _of(self, bucket: int) -> list[tuple[int, Checksum]] | None:
-        at = bisect.bisect_left(self._buckets, bucket)
-        return self._parts[at] if at < len(self._buckets) and self._buckets[at] == bucket else None
+    def _append(self, end: int, checksum: Checksum) -> None:
+        self._parts.extend((end, checksum.rows, checksum.digest))
+
+    def _after(self, ts: int) -> int:
+        """The number of the first part that ends above `ts`."""
+        return bisect.bisect_right(range(len(self)), ts, key=self._end)
+
+    def _end(self, part: int) -> int:
+        return self._parts[_WIDTH * part]
+
+    def _sum(self, part: int) -> Checksum:
+        return Checksum(*self._parts[_WIDTH * part + 1 : _WIDTH * part + _WIDTH])
+
+    def _put(self, part: int, end: int, checksum: Checksum) -> None:
+        self._parts[_WIDTH * part : _WIDTH * (part + 1)] = array("Q", (end, checksum.rows, checksum.digest))
 
     def _last_ts(self, bucket: int) -> int:
         return ((bucket + 1) << self.shift) - 1
 
     def _check_bucket(self, bucket: int, lower_ts: int, upper_ts: int, found: Checksum) -> None:
-        parts = self._of(bucket) or [(self._last_ts(bucket), Checksum())]
-        ends = [(bucket << self.shift) - 1, *(end for end, _ in parts)]
+        low, high = self._after((bucket << self.shift) - 1), self._after(self._last_ts(bucket))
+        ends = [(bucket << self.shift) - 1, *map(self._end, range(low, high))]
+        sums = [*map(self._sum, range(low, high))]
+        if low == high:  # nothing was added
+            ends.append(self._last_ts(bucket))
+            sums.append(Checksum())
         after = ends[0] if lower_ts - 1 <= self._start_ts else max(lower_ts - 1, ends[0])
         first = bisect.bisect_left(ends, after)
         if ends[first] != after:
@@ -113,19 +156,26 @@ class Ledger:
         upto = min(upper_ts, ends[-1])
         whole = bisect.bisect_right(ends, upto) - 1
         rest = found
-        for _, checksum in parts[first:whole]:
+        for checksum in sums[first:whole]:
             rest -= checksum
         if ends[whole] == upto:
             if rest != Checksum():
                 raise self._lost(after + 1, upto, found - rest, found)
             return
-        end, checksum = parts[whole]
-        if rest.rows < 0 or rest.rows > checksum.rows:
-            raise self._lost(after + 1, end, found - rest + checksum, found)
-        parts[whole : whole + 1] = [(upto, rest), (end, checksum - rest)]
-        if len(parts) > _MOST_PARTS:
-            (_, one), (end, other) = parts[:2]
-            parts[:2] = [(end, one + other)]
+        if rest.rows < 0 or rest.rows > sums[whole].rows:
+            raise self._lost(after + 1, ends[whole + 1], found - rest + sums[whole], found)
+        if low < high:
+            self._split(low + whole, upto, rest)
+            if high - low >= _MOST_PARTS:
+                one, end = self._sum(low), self._end(low + 1)
+                self._put(low + 1, end, one + self._sum(low + 1))
+                del self._parts[_WIDTH * low : _WIDTH * (low + 1)]
+
+    def _split(self, part: int, upto: int, read: Checksum) -> None:
+        """The rows of a part up to `upto` are `read`, and one of their own."""
+        self._put(part, self._end(part), self._sum(part) - read)
+        at = _WIDTH * part
+        self._parts[at:at] = array("Q", (upto, read.rows, read.digest))
 
     def _lost(self, lower_ts: int, upper_ts: int, expected: Checksum, found: Checksum) -> RowsLostError:
         first_ts = max(lower_ts, self._start_ts + 1)

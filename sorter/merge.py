@@ -20,6 +20,7 @@ from sorter.order import SortKey
 
 _FEW_RUNS: Final = 4
 _PART_BYTES: Final = 64 << 10
+_WHOLE: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ def merge(
 
     `seen` is called with the rows as they are taken from the runs, duplicates included.
     """
+    runs = list(runs)
+    if len(runs) == 1 and unique:
+        yield from _alone(runs[0], window_bytes, seen)
+        return
     waiting = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_Opened] = []
     while waiting or opened:
@@ -92,6 +97,15 @@ def merge(
                 seen(part)
             yield from _windows(parts, window_bytes, unique=unique)
         opened = [run for run in opened if run.rows.num_rows]
+
+
+def _alone(run: Run, window_bytes: int, seen: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
+    """The rows of a run that no other overlaps; what came twice stands in one block."""
+    for read in run.blocks:
+        rows = read()
+        if rows.num_rows:
+            seen(rows)
+            yield from order.arrange([rows]).pieces(window_bytes)
 
 
 def _complete(opened: list[_Opened], waiting: deque[Run]) -> list[pa.RecordBatch]:
@@ -117,6 +131,7 @@ def _limit(opened: list[_Opened], waiting: deque[Run]) -> SortKey | None:
 
 def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) -> Iterator[pa.RecordBatch]:
     """Sort the parts together, a window at a time; of very many parts each brings some rows to a window."""
+    piece_bytes = max(window_bytes // 2, 1) if unique else _WHOLE  # copies of a row stay in one batch
     window_bytes = max(window_bytes, len(parts) * _PART_BYTES)
     while len(parts) > 1:
         rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
@@ -124,9 +139,9 @@ def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) ->
         if size <= window_bytes:
             break
         heads, parts = _cut(parts, max(share, 1))
-        yield order.sort(heads, unique=unique)
+        yield from order.arrange(heads, unique=unique).pieces(piece_bytes)
     if parts:
-        yield order.sort(parts, unique=unique)
+        yield from order.arrange(parts, unique=unique).pieces(piece_bytes)
 
 
 def _cut(parts: list[pa.RecordBatch], share: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:

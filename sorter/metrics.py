@@ -6,6 +6,7 @@ ROWS_IN = Counter("tidemark_sorter_rows_in_total", "Row changes taken from pulle
 ROWS_OUT = Counter("tidemark_sorter_rows_out_total", "Row changes handed out, each time they are")
 BLOCKS_WRITTEN = Counter("tidemark_sorter_blocks_written_total", "Blocks written to segments")
 BYTES_WRITTEN = Counter("tidemark_sorter_written_bytes_total", "Bytes written to segments")
+MOVED_BYTES = Counter("tidemark_sorter_moved_bytes_total", "Bytes written again so that mostly dead segments could go")
 BLOCKS_READ = Counter("tidemark_sorter_blocks_read_total", "Blocks read back")
 ROWS_READ = Counter("tidemark_sorter_rows_read_total", "Rows of the blocks read back: read amplification over rows out")
 FETCH_BLOCKS = Histogram(

@@ -4,8 +4,9 @@ Two rows equal in all four are the same change sent twice (a restarted region su
 know to have arrived); of those the one that arrived last is kept. TiCDC's sorter does the same by overwriting its key.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,9 @@ from storage.model.ts import MAX_TS
 SortKey = tuple[int, int, int, bytes]
 Side = Literal["left", "right"]
 Timestamps = npt.NDArray[np.uint64]
+Order = npt.NDArray[Any]  # row numbers
 
-_SORT_KEYS = [("commit_ts", "ascending"), ("start_ts", "ascending"), ("op", "ascending"), ("key", "ascending")]
+SORT_KEYS: Final = [("commit_ts", "ascending"), ("start_ts", "ascending"), ("op", "ascending"), ("key", "ascending")]
 
 
 def commit_ts(batch: pa.RecordBatch) -> Timestamps:
@@ -34,20 +36,51 @@ def start_ts(batch: pa.RecordBatch) -> Timestamps:
     return values
 
 
-def sort(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> pa.RecordBatch:
-    """One sorted batch out of one or more batches, given in the order of their arrival; `unique`: without duplicates.
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Rows and the order in which they are to be read (None: as they are); `dropped` lists those that came twice."""
+
+    rows: pa.RecordBatch
+    order: Order | None
+    dropped: Order | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows are read."""
+        return len(self.order) if self.order is not None else int(self.rows.num_rows)
+
+    def batch(self, first: int = 0, count: int | None = None) -> pa.RecordBatch:
+        """`count` rows (None: all) from `first` on."""
+        if self.order is None:
+            return self.rows.slice(first, count)
+        return self.rows.take(pa.array(self.order[first : None if count is None else first + count]))
+
+    def pieces(self, size: int) -> Iterator[pa.RecordBatch]:
+        """All rows in batches of `size` to twice as many bytes; so a copy of all is never in memory."""
+        step = -(-self.num_rows // max(min(self.rows.nbytes // size, self.num_rows), 1))
+        for first in range(0, self.num_rows, step):
+            yield self.batch(first, step)
+
+
+def arrange(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> Sorted:
+    """Sort one or more batches, given in the order of their arrival; `unique`: without duplicates.
 
     Duplicates that stay are in the order of their arrival.
     """
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     timestamps = commit_ts(rows)
     if _ascending(timestamps):
-        return rows
+        return Sorted(rows, None)
     order = np.argsort(timestamps)
     if _ascending(timestamps[order]):
-        return rows.take(pa.array(order))
-    sorted_rows = rows.take(pc.sort_indices(rows, sort_keys=_SORT_KEYS))
-    return _without_duplicates(sorted_rows) if unique else sorted_rows
+        return Sorted(rows, order)
+    order = pc.sort_indices(rows, sort_keys=SORT_KEYS).to_numpy()
+    return _without_duplicates(rows, order) if unique else Sorted(rows, order)
+
+
+def sort(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> pa.RecordBatch:
+    """One sorted batch; see `arrange`."""
+    return arrange(batches, unique=unique).batch()
 
 
 def row_key(batch: pa.RecordBatch, row: int) -> SortKey:
@@ -118,15 +151,12 @@ def _position_rank(batch: pa.RecordBatch, position: Position, side: Side) -> int
     return first + _rank(start_ts(batch)[first:end], position.start_ts, side) if first < end else first
 
 
-def _without_duplicates(rows: pa.RecordBatch) -> pa.RecordBatch:
-    commit, start, op = commit_ts(rows), start_ts(rows), _numbers(rows, 2)
+def _without_duplicates(rows: pa.RecordBatch, order: Any) -> Sorted:
+    commit, start, op = commit_ts(rows)[order], start_ts(rows)[order], _numbers(rows, 2)[order]
     twins = np.flatnonzero((commit[1:] == commit[:-1]) & (start[1:] == start[:-1]) & (op[1:] == op[:-1]))
     if not len(twins):
-        return rows
+        return Sorted(rows, order)
     keys = rows.column(3)
-    same_key = pc.equal(keys.take(pa.array(twins)), keys.take(pa.array(twins + 1))).to_numpy(zero_copy_only=False)
-    if not same_key.any():
-        return rows
-    keep = np.ones(rows.num_rows, dtype=bool)
-    keep[twins[same_key]] = False
-    return rows.filter(pa.array(keep))
+    one, other = keys.take(pa.array(order[twins])), keys.take(pa.array(order[twins + 1]))
+    earlier = twins[pc.equal(one, other).to_numpy(zero_copy_only=False)]
+    return Sorted(rows, np.delete(order, earlier), order[earlier]) if len(earlier) else Sorted(rows, order)

@@ -22,6 +22,7 @@ from sorter.errors import SorterDiskError
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _MAP_ABOVE_BYTES: Final = 64 << 10
 _SUFFIX: Final = ".segment"
+_SPARSE_SHARE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,12 @@ class Segment:
     def __init__(self, path: Path, number: int) -> None:
         self.number = number
         self.size = 0
-        self.live_blocks = 0
+        self.live_bytes = 0
+        self._shared: dict[int, int] = {}  # how many tables have rows in the block at an offset, if several
         self._path = path
         self._file: _OpenFile | None = _OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
-    def append(self, header: bytes, payload: pa.Buffer) -> Pointer:
+    def append(self, header: bytes, payload: pa.Buffer, tables: int) -> Pointer:
         """Write a block at the end; of a write that fails nothing stays, for it is others who may need the space."""
         offset, length = self.size, len(header) + payload.size
         fd = self._opened().fd
@@ -66,8 +68,23 @@ class Segment:
                 os.ftruncate(fd, offset)
             raise
         self.size = -(-(offset + length) // ALIGNMENT) * ALIGNMENT
-        self.live_blocks += 1
+        self.live_bytes += length
+        if tables > 1:
+            self._shared[offset] = tables
         return Pointer(self.number, offset, length)
+
+    def release(self, pointer: Pointer) -> None:
+        """One table has no rows in the block any more."""
+        tables = self._shared.pop(pointer.offset, 1)
+        if tables > 1:
+            self._shared[pointer.offset] = tables - 1
+        else:
+            self.live_bytes -= pointer.length
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether at most a quarter of what was written is alive."""
+        return self.live_bytes * _SPARSE_SHARE <= self.size
 
     def read(self, pointer: Pointer) -> pa.Buffer:
         """The block's bytes, fewer when the file ends before; they stay valid as long as any slice of them lives.
@@ -116,11 +133,11 @@ class SegmentLog:
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._segments: dict[int, Segment] = {}
-        self._next_number = 1
+        self.created = 0
         self._active: Segment | None = None
 
-    def append(self, header: bytes, payload: pa.Buffer) -> Pointer:
-        """Write a block; starts a new segment when the current one is full.
+    def append(self, header: bytes, payload: pa.Buffer, tables: int = 1) -> Pointer:
+        """Write a block of so many tables; starts a new segment when the current one is full.
 
         Raises:
             SorterDiskError: the disk is full or broken.
@@ -129,7 +146,7 @@ class SegmentLog:
             try:
                 if self._active is None:
                     self._active = self._create()
-                pointer = self._active.append(header, payload)
+                pointer = self._active.append(header, payload, tables)
             except OSError as err:
                 raise SorterDiskError(
                     f"cannot write rows to {self._directory}: {err.strerror}; free some space, the rows wait in memory"
@@ -144,16 +161,21 @@ class SegmentLog:
         with self._lock:
             return self._segments[number]
 
-    def release(self, number: int) -> None:
-        """One block of the segment is dead."""
+    def release(self, pointer: Pointer) -> None:
+        """One table has no rows in that block any more."""
         with self._lock:
-            segment = self._segments[number]
-            segment.live_blocks -= 1
-            if segment.live_blocks == 0:
-                del self._segments[number]
+            segment = self._segments[pointer.segment]
+            segment.release(pointer)
+            if not segment.live_bytes:
+                del self._segments[pointer.segment]
                 if segment is self._active:
                     self._active = None
                 segment.unlink()
+
+    def sparse(self) -> frozenset[int]:
+        """Full segments of which little is alive."""
+        with self._lock:
+            return frozenset(number for number, it in self._segments.items() if it.is_sparse and it is not self._active)
 
     def sizes(self) -> tuple[int, int]:
         """(number of segments, their bytes)."""
@@ -169,8 +191,8 @@ class SegmentLog:
             self._active = None
 
     def _create(self) -> Segment:
-        number = self._next_number
+        number = self.created + 1
         segment = Segment(self._directory / f"{number:016d}{_SUFFIX}", number)
-        self._next_number += 1
+        self.created = number
         self._segments[number] = segment
         return segment

@@ -12,9 +12,9 @@ from sorter import metrics
 class SorterStats:
     """State and totals since the sorter was opened.
 
-    `blocks_skipped_*` say what fetches did not have to read, `rows_read` / `rows_out` is their read amplification;
-    `disk_error` is what the disk said when it last refused rows, empty when it takes them; `waiting` is the number of
-    calls of `add` that wait for it.
+    `live_blocks` counts a block that tables share once for each of them; `blocks_skipped_*` say what fetches did not
+    have to read, `rows_read` / `rows_out` is their read amplification; `disk_error` is what the disk said when it last
+    refused rows, empty when it takes them; `waiting` is the number of calls of `add` that wait for it.
     """
 
     tables: int
@@ -94,11 +94,11 @@ class Counters:
                 self.memory_bytes += change_bytes
             metrics.MEMORY_BYTES.inc(change_bytes)
 
-    def wrote(self, written_bytes: int) -> None:
-        """A block went to disk."""
+    def wrote(self, written_bytes: int, tables: int = 1) -> None:
+        """A block with rows of so many tables went to disk."""
         with self._lock:
             self.blocks_written += 1
-            self.live_blocks += 1
+            self.live_blocks += tables
             self.bytes_written += written_bytes
         metrics.BLOCKS_WRITTEN.inc()
         metrics.BYTES_WRITTEN.inc(written_bytes)

@@ -8,15 +8,21 @@ from typing import Final
 
 import pyarrow as pa
 
-from sorter import block, order
+from sorter import block, metrics, order, shared_block
 from sorter.block import BlockMeta
 from sorter.database import IndexDatabase
 from sorter.errors import SorterDiskError
-from sorter.index import Entry, TableIndex
+from sorter.index import Entry, TableIndex, decode_entry, encode_entry
+from sorter.recent import RecentBlocks
 from sorter.segment import Segment, SegmentLog
+from sorter.shared_block import Share
 from sorter.stats import Counters
+from storage.kv import WriteBatch
 
-_SPILLED_SHARE: Final = 8
+_SMALL_SHARE: Final = 8
+_RUNS_OF_A_SIZE: Final = 64
+_SMALLEST_BLOCK: Final = 3
+_SPARSE_SEGMENTS: Final = 4
 Reader = Callable[[], pa.RecordBatch]
 
 
@@ -32,27 +38,27 @@ class BlockStore:
         self._database = IndexDatabase(directory / "index")
         self._segments = SegmentLog(directory / "segments", segment_bytes)
         self.block_bytes = block_bytes
-        self.small_bytes = max(block_bytes // _SPILLED_SHARE, 1)
+        self.small_bytes = max(block_bytes // _SMALL_SHARE, 1)
         self._numbers = itertools.count(1)
-        self._counters = counters
+        self._shared = RecentBlocks()
+        self._looked_at = 0
+        self.counters = counters
 
-    def index(self, unique_id: int, table_id: int) -> TableIndex:
-        """The index of a new incarnation of a table."""
-        return TableIndex(self._database, unique_id, table_id)
+    def index(self, unique_id: int, table_id: int, dead_ts: int) -> TableIndex:
+        """The index of an incarnation of a table, of which everything up to `dead_ts` is dead."""
+        return TableIndex(self._database, unique_id, table_id, dead_ts)
 
-    def pieces(self, batch: pa.RecordBatch, *, spilled: bool) -> list[pa.RecordBatch]:
-        """A sorted batch in slices of about one block each.
+    def spilled_bytes(self, runs: int) -> int:
+        """How large the blocks of rows are that are spilled before they are resolved, when there are so many `runs`.
 
-        Rows that are spilled before they are resolved get smaller blocks: a fetch has one block of each run that
-        overlaps in memory, and one huge transaction comes in as many runs.
+        A fetch has a block or two of each run that overlaps in memory, and one huge transaction comes in as many runs:
+        the more there are, the smaller their blocks.
         """
-        block_bytes = self.small_bytes if spilled else max(self.block_bytes, 1)
-        count = max(min(batch.nbytes // block_bytes, batch.num_rows), 1)
-        rows = -(-batch.num_rows // count)
-        return [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
+        halved = 1 + min((runs // _RUNS_OF_A_SIZE).bit_length(), _SMALLEST_BLOCK)
+        return max(self.block_bytes >> halved, 1)
 
-    def write(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> int:
-        """Write one sorted batch as one block, the next one of `run` or (None) the first of a new one; returns the run.
+    def write(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> Entry:
+        """Write one sorted batch as one block, the next one of `run` or (None) the first of a new one.
 
         Raises:
             SorterDiskError: the disk does not take it; nothing has changed.
@@ -63,7 +69,7 @@ class BlockStore:
         except SorterDiskError:
             self.release([entry])
             raise
-        return entry.run
+        return entry
 
     def append(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> Entry:
         """As `write`, but the block is not in the index yet."""
@@ -72,11 +78,34 @@ class BlockStore:
         number = next(self._numbers)
         meta = BlockMeta(index.unique_id, index.table_id, number, batch.num_rows, first, last)
         pointer = self._segments.append(*block.encode(meta, batch))
-        self._counters.wrote(pointer.length)
-        return Entry(meta, pointer, number if run is None else run)
+        self.counters.wrote(pointer.length)
+        return Entry(meta, pointer, number if run is None else run, pointer.length)
 
-    def rewrite(self, index: TableIndex, old: Sequence[Entry], batches: Iterable[pa.RecordBatch], run: int) -> None:
-        """Write the rows of `old`, which come sorted in `batches`, as one run, and give up `old`.
+    def write_shared(self, shares: Sequence[Share]) -> list[Entry]:
+        """Write rows of several tables as one block, of which each table gets its entry.
+
+        Raises:
+            SorterDiskError: the disk does not take it; nothing has changed.
+        """
+        number = next(self._numbers)
+        metas, header, payload = shared_block.encode(number, shares)
+        pointer = self._segments.append(header, payload, len(metas))
+        self.counters.wrote(pointer.length, len(metas))
+        rows, batch = sum(meta.rows for meta in metas), WriteBatch()
+        entries = [Entry(meta, pointer, number, pointer.length * meta.rows // rows) for meta in metas]
+        for entry in entries:
+            batch.put(*encode_entry(entry))
+        try:
+            self._database.write(batch)
+        except SorterDiskError:
+            self.release(entries)
+            raise
+        return entries
+
+    def rewrite(
+        self, index: TableIndex, old: Sequence[Entry], batches: Iterable[pa.RecordBatch], run: int, block_bytes: int
+    ) -> int:
+        """Write the rows of `old`, which come sorted in `batches`, as one run, and give up `old`; returns its bytes.
 
         Raises:
             SorterDiskError: the disk does not take them; nothing has changed.
@@ -84,19 +113,66 @@ class BlockStore:
         """
         new: list[Entry] = []
         try:
-            pieces = _regrouped(batches, self.small_bytes)
+            pieces = _regrouped(batches, block_bytes)
             new.extend(self.append(index, piece, run) for piece in pieces)
             index.replace(new, old)
         except BaseException:
             self.release(new)
             raise
         self.release(old)
+        return sum(entry.pointer.length for entry in new)
+
+    @property
+    def began_segment(self) -> bool:
+        """Whether a segment was begun since `sparse` was asked last."""
+        return self._segments.created != self._looked_at
+
+    def sparse(self) -> frozenset[int]:
+        """Segments of which little is alive, once they are several.
+
+        What is taken again and again from tables that stand still would keep whole segments alive for ever.
+        """
+        self._looked_at = self._segments.created
+        sparse = self._segments.sparse()
+        return sparse if len(sparse) >= _SPARSE_SEGMENTS else frozenset()
+
+    def entries_in(self, segments: frozenset[int]) -> dict[int, list[Entry]]:
+        """The live blocks of these segments, by unique id of their tables.
+
+        Raises:
+            CorruptError: the index cannot be read.
+        """
+        found: dict[int, list[Entry]] = {}
+        for key, value in self._database.walk():
+            entry = decode_entry(key, value)
+            if entry.pointer.segment in segments:
+                found.setdefault(entry.meta.unique_id, []).append(entry)
+        return found
+
+    def move(self, index: TableIndex, entry: Entry) -> None:
+        """Write a block, or a table's share of one, to another segment.
+
+        Raises:
+            SorterDiskError: the disk does not take it; nothing has changed.
+            BlockCorruptError: it is damaged; nothing has changed.
+        """
+        header, payload = block.encode(entry.meta, self.reader(entry)())
+        pointer = self._segments.append(header, payload)
+        self.counters.wrote(pointer.length)
+        metrics.MOVED_BYTES.inc(pointer.length)
+        new = Entry(entry.meta, pointer, entry.run, pointer.length)
+        try:
+            index.replace([new], [entry])
+        except SorterDiskError:
+            self.release([new])
+            raise
+        self.release([entry])
 
     def release(self, entries: Sequence[Entry]) -> None:
         """These blocks are in no index any more."""
         for entry in entries:
-            self._segments.release(entry.pointer.segment)
-        self._counters.dropped(len(entries))
+            self._segments.release(entry.pointer)
+        self.counters.dropped(len(entries))
 
     def reader(self, entry: Entry) -> Reader:
         """Reads the block's rows; works even after the block has been forgotten."""
@@ -117,11 +193,18 @@ class BlockStore:
         self._database.close()
 
     def _read(self, segment: Segment, entry: Entry) -> pa.RecordBatch:
-        self._counters.read(entry.meta.rows)
-        try:
-            return block.decode(entry.meta, segment.read(entry.pointer))
-        except OSError as err:
-            raise block.corrupt(entry.meta, f"it cannot be read: {err.strerror}") from err
+        self.counters.read(entry.meta.rows)
+        shared = self._shared.get(entry.pointer)
+        if shared is None:
+            try:
+                data = segment.read(entry.pointer)
+            except OSError as err:
+                raise block.corrupt(entry.meta, f"it cannot be read: {err.strerror}") from err
+            if not block.is_shared(data):
+                return block.decode(entry.meta, data)
+            shared = shared_block.decode(entry.meta, data)
+            self._shared.put(entry.pointer, shared)
+        return shared.rows_of(entry.meta)
 
 
 def open_shards(

@@ -1,38 +1,73 @@
 """Runs that memory pressure wrote stay few, and are merged in an order that keeps who came last."""
 
+from array import array
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sorter import Sorter
-from sorter.levels import FAN_IN, RunLevels
+from sorter.levels import FAN_IN, LARGE_BYTES, RunLevels
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
 
+SMALL = 1000
 
-@given(st.integers(0, 5000))
-def test_runs_stay_few_and_a_merge_takes_neighbours_only(count: int) -> None:
-    levels, merges = RunLevels(), 0
-    for number in range(count):
-        levels.add(number)
-        while (level := levels.full()) is not None:
-            runs = levels.runs(level)
-            newer = [run for lower in range(level) for run in levels.runs(lower)]
-            assert all(run > max(runs) for run in newer)
-            levels.merged(level, min(runs))
-            merges += 1
-    assert len(levels) < 3 * FAN_IN
-    assert merges == count // FAN_IN + count // FAN_IN**2
+
+def merge_all(levels: RunLevels, runs: dict[int, int]) -> int:
+    """Merge as long as it is asked for; `runs` are the sizes by number; returns the bytes written."""
+    written = 0
+    while (wanted := levels.to_merge()) is not None:
+        numbers = sorted(runs)
+        first = numbers.index(min(wanted))
+        assert numbers[first : first + len(wanted)] == sorted(wanted), "neighbours only"
+        size = sum(runs.pop(run) for run in wanted)
+        runs[min(wanted)] = size
+        levels.merged(wanted, size)
+        written += size
+    return written
+
+
+@given(st.lists(st.sampled_from([1, SMALL, LARGE_BYTES - 1, LARGE_BYTES, 8 * LARGE_BYTES]), max_size=600))
+def test_runs_stay_few_and_neighbours_only_are_merged(sizes: list[int]) -> None:
+    levels, runs = RunLevels(), dict[int, int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunLevels, "fan_in", 4)
+        patch.setattr(RunLevels, "most_runs", 20)
+        for number, size in enumerate(sizes):
+            runs[number] = size
+            levels.add(number, size)
+            merge_all(levels, runs)
+            assert len(levels) == len(runs) <= 20
+            again = RunLevels()
+            again.thaw(array("Q", levels.freeze()))
+            assert again.freeze() == levels.freeze()
+
+
+def test_small_runs_are_written_again_once_a_level_and_large_ones_not_at_all() -> None:
+    small, runs = RunLevels(), dict[int, int]()
+    written = 0
+    for number in range(FAN_IN**2):
+        runs[number] = SMALL
+        small.add(number, SMALL)
+        written += merge_all(small, runs)
+    assert (written, runs) == (2 * SMALL * FAN_IN**2, {0: SMALL * FAN_IN**2})
+    large = RunLevels()
+    for number in range(700):
+        large.add(number, LARGE_BYTES)
+        assert large.to_merge() is None
 
 
 def test_cleaned_runs_are_forgotten() -> None:
     levels = RunLevels()
     for number in range(FAN_IN):
-        levels.add(number)
-    levels.keep(0, frozenset({3, 5}))
-    assert levels.runs(0) == {3, 5}
-    assert levels.full() is None
+        levels.add(number, SMALL)
+    wanted = levels.to_merge()
+    assert wanted == frozenset(range(FAN_IN))
+    levels.keep(wanted, frozenset({3, 5}))
+    assert len(levels) == 2
+    assert levels.to_merge() is None
 
 
 def test_many_tiny_spills_of_a_table_are_read_in_few_pieces_and_the_last_copy_counts(tmp_path: Path) -> None:

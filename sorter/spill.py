@@ -1,0 +1,105 @@
+"""Who goes to disk when memory is short: large tables by themselves, small ones together in shared blocks."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from sorter.stats import Counters
+from sorter.store import BlockStore
+from sorter.table import Table
+from storage.model.span import Span
+
+_MOST_RUN_BYTES: Final = 32 << 20
+_SMALL_SHARE: Final = 8
+_SHARED_SHARE: Final = 2
+
+
+class Spiller:
+    """Keeps the rows of all tables within `memory_bytes`; every method may be called from any thread."""
+
+    def __init__(self, counters: Counters, memory_bytes: int, block_bytes: int) -> None:
+        self._counters = counters
+        self._memory_bytes = memory_bytes
+        self._run_bytes = min(max(memory_bytes // 2, block_bytes), max(_MOST_RUN_BYTES, block_bytes))
+        self._small_bytes = block_bytes // _SMALL_SHARE
+        self._shared_bytes = block_bytes // _SHARED_SHARE
+        self._spilling = threading.Lock()
+        self._in_memory: dict[Span, Table] = {}  # those with rows in memory, and some that had
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there are more rows in memory than there should be."""
+        return self._counters.memory_bytes > self._memory_bytes
+
+    def has_rows(self, table: Table) -> None:
+        """A table got rows."""
+        self._in_memory[table.span] = table
+
+    def forget(self, span: Span) -> None:
+        """A table left."""
+        self._in_memory.pop(span, None)
+
+    def spill(self) -> None:
+        """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here.
+
+        Raises:
+            SorterDiskError: the disk does not take them; what it took not is in memory still.
+        """
+        with self._spilling:
+            if not self.is_short:
+                return
+            enough = self._memory_bytes * 3 // 4
+            small: dict[BlockStore, list[Table]] = defaultdict(list)
+            for table in self._victims():
+                if table.memory_bytes >= self._small_bytes:
+                    table.spill(self._run_bytes)
+                    self._wrote([table])
+                else:
+                    together = small[table.store]
+                    together.append(table)
+                    if sum(it.memory_bytes for it in together) >= self._shared_bytes:
+                        share(table.store, together)
+                        self._wrote(small.pop(table.store))
+                if self._counters.memory_bytes <= enough:
+                    return
+            for store, together in small.items():
+                share(store, together)
+                self._wrote(together)
+
+    def _victims(self) -> list[Table]:
+        """Tables with rows in memory, the largest first: the fewest and largest blocks for the memory that comes back.
+
+        None is spared for long: a table that takes no part grows until it is among the largest.
+        """
+        return sorted(self._in_memory.copy().values(), key=lambda table: table.memory_bytes, reverse=True)
+
+    def _wrote(self, tables: Sequence[Table]) -> None:
+        for table in tables:
+            if not table.memory_bytes:
+                self._in_memory.pop(table.span, None)
+                if table.memory_bytes:  # rows came meanwhile
+                    self._in_memory[table.span] = table
+
+
+def share(store: BlockStore, tables: Sequence[Table]) -> None:
+    """Write all rows that these tables of `store` have in memory, as one block.
+
+    It has all their locks meanwhile, and is called by one thread at a time; others take one lock only.
+
+    Raises:
+        SorterDiskError: the disk does not take them; nothing has changed.
+    """
+    merging: list[Callable[[], None]] = []
+    with ExitStack() as held:
+        for lock in dict.fromkeys(table.lock for table in tables):
+            held.enter_context(lock)
+        ascending = sorted(tables, key=lambda table: table.unique_id)
+        rows = {table: share for table in ascending if (share := table.unwritten()) is not None}
+        entries = store.write_shared(list(rows.values())) if rows else []
+        for table, entry in zip(rows, entries, strict=True):
+            if table.took(entry):
+                merging.append(table.merge_runs)
+    for merge_runs in merging:
+        merge_runs()
