@@ -26,7 +26,7 @@ from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.lag import LagGuard
 from server.dump.listener import DumpListener, fresh
-from server.dump.pace import Pace, Pick
+from server.dump.pace import Pace, Paid, Pick
 from server.dump.progress import TableDump, TableState
 from server.dump.reader import Server, Taken
 from server.dump.window import HIGH, LOW
@@ -63,6 +63,7 @@ class DumpEngine:
         self._paces: dict[int, Pace] = {}
         self._keeper = ProgressKeeper(changefeed, records, listener)
         self._guard = LagGuard()
+        self._paid = Paid()
         self.copying = DumpCopying(changefeed, listener, self._keeper)
         self._news = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
@@ -107,6 +108,9 @@ class DumpEngine:
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         await self._plan_waiting(job)
+        if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, _IDLE_S))  # then the job may be another one
+            return True
         picks = self._pick(job)
         if not picks:
             return False
@@ -114,9 +118,8 @@ class DumpEngine:
             return False
         began = time.monotonic()
         rows, size = await self._round(job, picks)
-        least_s = max(rows / job.rows_per_s if job.rows_per_s else 0, size / job.bytes_per_s if job.bytes_per_s else 0)
-        read_s = time.monotonic() - began
-        await asyncio.sleep(max(least_s - read_s, self._guard.rest_s(read_s)))
+        ended = time.monotonic()
+        self._paid = Paid(began, rows, size, ended + self._guard.rest_s(ended - began))
         return True
 
     async def _looked_at_lag(self) -> bool:
@@ -278,7 +281,7 @@ class DumpEngine:
 
     def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> Taken:
         reader, ahead = server.reader(), (pick.place, pick.part, pick.epoch)
-        limit = self._guard.rows(pace.size.rows)
+        limit = job.step(self._guard.rows(pace.size.rows))
         try:
             return reader.read(pick.table_id, pace.version, pace.query, *ahead, limit, verify=job.verify)
         finally:

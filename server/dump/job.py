@@ -22,6 +22,7 @@ from storage.model.errors import CorruptError
 
 RUNNING, PAUSED = "running", "paused"
 PARALLEL_MAX = 16
+_STEP_MIN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class Job:
     def takes(self, name: str) -> bool:
         """Whether the table is to be dumped."""
         return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    def step(self, rows: int) -> int:
+        """So many rows of a chunk of `rows` as are no more than a second's share of what is allowed."""
+        return min(rows, max(self.rows_per_s // self.parallel, _STEP_MIN)) if self.rows_per_s else rows
 
     def priority_of(self, name: str) -> int:
         """What its name says, else the greatest that a pattern says."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from server.dump.chunk import ChunkQuery, ChunkSize
+from server.dump.job import Job
 from server.dump.progress import Range
 
 
@@ -32,3 +33,20 @@ class Pace:
         if 0 <= self.epoch < epoch:
             self.size.halve()
         self.epoch = max(self.epoch, epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """The round before, which is paid for by a rest; times are of one clock, in seconds."""
+
+    began_s: float = 0.0
+    rows: int = 0
+    bytes: int = 0
+    rest_until_s: float = 0.0
+    """For the log's sake, whatever the job allows."""
+
+    def until_s(self, job: Job) -> float:
+        """When the next one may begin, at the pace that the job allows now."""
+        rows_s = self.rows / job.rows_per_s if job.rows_per_s else 0.0
+        bytes_s = self.bytes / job.bytes_per_s if job.bytes_per_s else 0.0
+        return max(self.began_s + max(rows_s, bytes_s), self.rest_until_s)

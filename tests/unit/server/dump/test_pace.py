@@ -1,0 +1,42 @@
+"""How a round is paid for: what is allowed is kept on the average, and a change of it counts at once."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.dump.job import Job
+from server.dump.pace import Paid
+
+ROUNDS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**9), st.floats(0, 100)), max_size=20)
+
+
+@given(ROUNDS, st.integers(1, 10**6), st.integers(0, 10**9))
+def test_no_more_is_read_than_is_allowed(
+    rounds: list[tuple[int, int, float]], rows_per_s: int, bytes_per_s: int
+) -> None:
+    job = Job("j", rows_per_s=rows_per_s, bytes_per_s=bytes_per_s)
+    now, paid, rows, size = 0.0, Paid(), 0, 0
+    for more_rows, more_size, took_s in rounds:
+        now = max(now, paid.until_s(job))
+        paid = Paid(now, more_rows, more_size, now + took_s)
+        rows, size = rows + more_rows, size + more_size
+    ended = paid.until_s(job)
+    assert rows <= ended * rows_per_s * (1 + 1e-9) + 1e-6
+    assert not bytes_per_s or size <= ended * bytes_per_s * (1 + 1e-9) + 1e-6
+
+
+def test_another_pace_counts_for_the_rest_that_is_left() -> None:
+    slow = Job("j", rows_per_s=10)
+    paid = Paid(5.0, 1000, 0, 6.0)
+    assert paid.until_s(slow) == 105.0
+    assert paid.until_s(replace(slow, rows_per_s=1000)) == 6.0
+    assert paid.until_s(replace(slow, rows_per_s=0)) == 6.0
+
+
+@given(st.integers(64, 65_536), st.integers(0, 10**6), st.integers(1, 16))
+def test_a_round_takes_no_more_than_a_second_allows_or_the_least(rows: int, rows_per_s: int, parallel: int) -> None:
+    job = Job("j", rows_per_s=rows_per_s, parallel=parallel)
+    assert job.step(rows) <= rows
+    assert not rows_per_s or job.step(rows) * parallel <= max(rows_per_s, 64 * parallel)
+    assert rows_per_s or job.step(rows) == rows
