@@ -53,6 +53,11 @@ class Pulling:
         merging = (puller for puller in self._others if isinstance(puller, Merging))
         return [peer for puller in merging if (peer := puller.slowest_peer)]
 
+    @property
+    def log_ts(self) -> int:
+        """Up to which everything of a log is here; 0 if the source is none."""
+        return 0 if self._intake.source.per_table else min((it.resolved_ts for it in self._others), default=0)
+
     def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
         """Pull the tables in force at `start_ts`, and the schema changes above it; returns whether these come apart."""
         source, catalog = self._intake.source, self._intake.catalog

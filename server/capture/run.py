@@ -37,6 +37,8 @@ class Run:
         self.repairs = Repairs()
         self._assignment = assignment
         self._start_ts = start_ts
+        self._ending: set[Span] = set()
+        """Of those in `rows.ended`, the ones that a log has yet to pass."""
 
     def open(self) -> None:
         """Open all tables that have rows above the start; blocks."""
@@ -65,6 +67,7 @@ class Run:
                 while True:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     await self.pulling.end_passed(self.rows.ended)
+                    await self._end_passed_by_log(self.pulling)
                     await self._repair(self.pulling)
             finally:
                 catalog.listener = None
@@ -89,6 +92,14 @@ class Run:
         """See `Listener.resolved`."""
         self.sink.update_barrier_ts(ts)
 
+    async def _end_passed_by_log(self, pulling: Pulling) -> None:
+        """Tables that end at changes known before: a log tells these again, but they come in force once only."""
+        passed = [span for span, ts in self.rows.ended.items() if span in self._ending and pulling.log_ts >= ts]
+        for span in passed:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.rows.executor, self.rows.resolve, span, self.rows.ended[span])
+            self._ending.discard(span)
+
     def _begin(self, pulling: Pulling) -> None:
         start_ts, catalog = self._start_ts, self._assignment.catalog
         if pulling.begin(catalog.at(start_ts), start_ts):
@@ -102,11 +113,13 @@ class Run:
         self._follow(versions)
         if versions[-1].to_ts == ts and not self._assignment.source.per_table:
             self.rows.resolve(versions[-1].span, ts)
+            self._ending.discard(versions[-1].span)
 
     def _follow(self, versions: Sequence[Version]) -> None:
         last = versions[-1]
         if last.to_ts != MAX_TS:
             self.rows.ended[last.span] = last.to_ts
+            self._ending.add(last.span)
         self.sink.follow(versions, self._start_ts)
 
     async def _repair(self, pulling: Pulling) -> None:

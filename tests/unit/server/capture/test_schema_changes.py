@@ -66,6 +66,23 @@ async def test_a_cut_ends_at_a_ddl_and_each_side_has_its_schema(capture, log):
         await rows(feeds, "bank.accounts", 1000, 1040)
 
 
+async def test_a_log_that_is_read_again_over_the_end_of_a_table_goes_on(capture, log):
+    _, _, feeds = await started(capture)
+    log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
+    log.ddl(1020, "CREATE TABLE orders", ORDERS)
+    log.ddl(1030, "DROP TABLE accounts", dropped=("bank.accounts",))
+    log.rows(1035, ORDERS, {"id": 2, "amount": 10})
+    log.resolve(1040)
+    assert await latest(feeds, 1000) == 1020
+    assert await asyncio.to_thread(feeds.ack, "feed", None, 1020) == 1020
+    await capture.stop()
+    owner = await capture.start()
+    feeds = OwnerFeeds(owner)
+    await until(lambda: owner.feeds["feed"].processor.sink)
+    assert await latest(feeds, 1020) == 1030
+    assert await latest(feeds, 1030) == 1040
+
+
 async def test_tables_come_and_go_by_ddl_and_those_left_out_stay_out(capture, log):
     _, feed, feeds = await started(capture)
     log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
