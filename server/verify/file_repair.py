@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
@@ -82,10 +83,10 @@ def _changed_delta(spark: SparkSession, table: LakeTable, version: int) -> str:
 def _repair_delta(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -> int:
     """A key to remove matches by its `_old` columns; a row to add matches nothing, and is inserted."""
     old = {name: f"_old_{name}" for name in table.asked.key}
-    removed = spark.createDataFrame(gone).select(
+    removed = _frame(spark, gone).select(
         *[F.col(quoted(name)).alias(old[name]) for name in table.asked.key], F.expr("false AS _new")
     )
-    added = spark.createDataFrame(rows).selectExpr("*", "true AS _new")
+    added = _frame(spark, rows).selectExpr("*", "true AS _new")
     added.unionByName(removed, allowMissingColumns=True).createOrReplaceTempView("tidemark_repair")
     same = " AND ".join(f"t.{quoted(name)} = s.{quoted(old[name])}" for name in table.asked.key)
     columns = [quoted(name) for name in rows.schema.names]
@@ -95,6 +96,11 @@ def _repair_delta(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -
         f"VALUES ({', '.join(f's.{column}' for column in columns)})"
     )
     return int(spark.sql(f"DESCRIBE HISTORY delta.`{table.path}` LIMIT 1").collect()[0].version)
+
+
+def _frame(spark: SparkSession, rows: Any) -> DataFrame:
+    """With the schema told: times without a zone would get one."""
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema))
 
 
 def _changed_iceberg(spark: SparkSession, table: LakeTable, version: int) -> str:

@@ -22,11 +22,11 @@ from server.verify.question import Question
 class FileLake:
     """Implements `server.verify.lake_job.LakeSide`; the session is opened at the first question that needs it."""
 
-    def __init__(self, uri: TargetUri, changefeed: str, directory: Path) -> None:
+    def __init__(self, uri: TargetUri, changefeed: str, directory: Path, session: SparkSession | None = None) -> None:
         self._uri = uri
         self._changefeed = changefeed
         self._directory = directory
-        self._session: SparkSession | None = None
+        self._session = session
         self._cuts: list[CutRecord] = read_cuts(Path(uri.path) / DIRECTORY)
 
     @classmethod

@@ -16,10 +16,10 @@ from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind
 from server.puller.mysql.stream import LogPlace, open_stream
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions
+from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions, Unprepared
 from server.verify.before import Before
 from server.verify.catalog import Table
-from server.verify.errors import VerifyBehindError, VerifyMovedError
+from server.verify.errors import VerifyBehindError, VerifyHistoryError, VerifyMovedError
 
 _READ_ONCE: Final = 0
 """The server's id for readers that are not replicas: it evicts nobody."""
@@ -89,7 +89,9 @@ class _Reading:
         elif isinstance(item, Commits):
             for untold in self._rows.add(item):
                 self._ignore(untold)
-        elif item.commit_ts > self._from_ts:
+        elif isinstance(item, Unprepared) and item.commit_ts > self._from_ts:
+            raise _unknown(item)
+        elif isinstance(item, Stated) and item.commit_ts > self._from_ts:
             self._check(item)
 
     def _ignore(self, untold: Untold) -> None:
@@ -106,6 +108,13 @@ class _Reading:
         names = {".".join(name) for name in (*effect.touched, *effect.dropped, *effect.truncated)}
         if names:
             raise _moved(", ".join(sorted(names)), stated.commit_ts, stated.query.sql[:80])
+
+
+def _unknown(item: Unprepared) -> VerifyHistoryError:
+    return VerifyHistoryError(
+        f"XA transaction {item.xid} was prepared before the cut's place in the log, so the rows that it changed at "
+        f"{item.commit_ts} are not known: verify a cut at or above that"
+    )
 
 
 def _moved(name: str, ts: int, what: str) -> VerifyMovedError:

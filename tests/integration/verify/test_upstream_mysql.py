@@ -1,6 +1,7 @@
-"""A real MariaDB's table as of any cut, while a writer goes on: it equals what the log says, transaction by transaction."""
+"""A real MariaDB's table as of any cut, under a writer: it equals what the log says, transaction by transaction."""
 
 import threading
+import time
 
 import pytest
 
@@ -17,8 +18,9 @@ ROWS, TRANSACTIONS = 3000, 300
 class Writer(threading.Thread):
     """Transactions over all keys, as long as the block lasts."""
 
-    def __init__(self, mariadb, name):
+    def __init__(self, mariadb, name, pause_s=0.0):
         super().__init__()
+        self._pause_s = pause_s
         self._connection = mariadb.connect(name)
         self._ended = threading.Event()
         self.written = 0
@@ -41,12 +43,13 @@ class Writer(threading.Thread):
                     f"UPDATE t SET v = 'é{number}', kind = 'b' WHERE id % 97 = {number % 97}",
                     f"DELETE FROM t WHERE id = {number * 7 % ROWS}",
                     f"REPLACE INTO t VALUES ({number * 11 % ROWS}, 'again', NULL, {number}.25)",
-                    f"UPDATE t SET id = id + {ROWS} WHERE id = {number * 5 % ROWS}",
+                    f"UPDATE IGNORE t SET id = id + {ROWS} WHERE id = {number * 5 % ROWS}",
                     f"INSERT INTO other VALUES ({number})",
                     "COMMIT",
                 ):
                     cursor.execute(statement)
                 self.written = number
+                time.sleep(self._pause_s)
 
 
 def created(mariadb):

@@ -1,0 +1,154 @@
+"""What verify sees of lakes of files at each cut, whatever they keep; rows that somebody changed are put right."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cuts import TableCut
+from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.files import write
+from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+from pyspark_tidemark.lake.target import TargetUri
+
+from server.verify import file_repair
+from server.verify.lake_files import FileLake
+from server.verify.question import Question
+
+pytestmark = pytest.mark.timeout(400)
+NAME, KEY, CUTS = "bank.kinds", ("k1", "k2"), (300, 600)
+TARGETS = {"delta": DeltaTarget, "iceberg": IcebergTarget}
+
+
+@dataclasses.dataclass
+class Kept:
+    """A lake that its job keeps."""
+
+    spark: object
+    changefeed: object
+    captures: object
+    format: str
+    mode: str
+    root: str
+
+    def apply(self, *ends):
+        target = TARGETS[self.format](self.spark, self.root, "bank", mode=self.mode, compact_every=0)
+        options = {"endpoint": self.captures.uri, "changefeed": "bank", "ack": "false"}
+        with FileManifest.opened(self.root, "bank") as manifest:
+            policy = Policy(self.mode)
+            cuts = CutApplier(
+                self.changefeed, "bank", target, manifest, policy=policy, source_options=options, parallel=2
+            )
+            for number, end_ts in enumerate(ends):
+                cuts.apply(Cut(number, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
+        target.close()
+        return target
+
+    @property
+    def manifest(self):
+        return Path(self.root) / DIRECTORY
+
+    @property
+    def side(self):
+        return FileLake(TargetUri.parse(f"{self.format}://{self.root}"), "bank", self.root, self.spark)
+
+
+def own_columns(upstream):
+    return pa.schema(list(upstream.kinds.schema)[4:])
+
+
+def state(upstream, ts):
+    schema = own_columns(upstream)
+    rows = [{name: row[name] for name in schema.names} for row in upstream.kinds.state(ts).values()]
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def asked(upstream, ts, ranges=None, chosen=()):
+    return Question(NAME, ts, 0, KEY, own_columns(upstream), ranges or Ranges(), chosen)
+
+
+def sums(batch, ranges):
+    leaves = Leaves(ranges)
+    leaves.add(batch, KEY)
+    return leaves.to_bytes()
+
+
+@pytest.fixture(params=[("iceberg", "upsert"), ("iceberg", "append")], ids="-".join)
+def kept(request, spark, changefeed, captures, tmp_path):
+    lake = Kept(spark, changefeed, captures, *request.param, str(tmp_path))
+    lake.apply(*CUTS)
+    return lake
+
+
+def test_each_cut_has_the_sums_of_the_upstream_and_repairs_are_for_rows_only(kept, upstream):
+    side = kept.side
+    assert side.cut(None) == {"cut": 600, "mode": kept.mode, "beyond": {}, "newest_only": False}
+    assert side.cut(599)["cut"] == 300
+    for ts in CUTS:
+        leaves = side.leaves(asked(upstream, ts))
+        assert leaves == sums(state(upstream, ts), Ranges())
+    some = tuple(np.flatnonzero(np.frombuffer(leaves, np.uint64)[: len(Ranges())]).tolist()[::2])
+    fine = Ranges(3, some)
+    assert side.leaves(asked(upstream, 600, fine)) == sums(state(upstream, 600), fine)
+    found = side.rows(asked(upstream, 600, Ranges(), some)).select(list(KEY)).to_pylist()
+    inside = np.isin(Ranges().of(digests(key_texts(state(upstream, 600), KEY))), some)
+    assert sorted(map(str, found)) == sorted(
+        map(str, state(upstream, 600).filter(pa.array(inside)).select(list(KEY)).to_pylist())
+    )
+    if kept.mode == "append":
+        with pytest.raises(SourceError, match="ErrRepairUnsupported"):
+            side.check_repair(asked(upstream, 600))
+
+
+def in_spark(kept, table):
+    return kept.spark.createDataFrame(table, from_arrow_schema(table.schema))
+
+
+def damage(kept, batch):
+    """Somebody removes two rows and adds one, in a version that the newest cut then shows; returns these."""
+    lost, strange = batch.slice(0, 2), batch.slice(2, 1)
+    new = strange.set_column(0, batch.schema.field(0), pa.array(["a key of somebody"]))
+    rows = pa.Table.from_batches([new]).append_column("_commit_ts", pa.array([1], pa.int64()))
+    gone = pa.Table.from_batches([lost]).select(list(KEY))
+    if kept.format == "delta":
+        path = f"{kept.root}/bank/kinds"
+        in_spark(kept, gone).createOrReplaceTempView("gone")
+        same = " AND ".join(f"t.{name} = g.{name}" for name in KEY)
+        kept.spark.sql(f"MERGE INTO delta.`{path}` t USING gone g ON {same} WHEN MATCHED THEN DELETE")
+        in_spark(kept, rows).write.format("delta").mode("append").save(path)
+        version = int(kept.spark.sql(f"DESCRIBE HISTORY delta.`{path}` LIMIT 1").collect()[0].version)
+    else:
+        catalog = kept.apply()._catalog
+        table = catalog.load(NAME)
+        catalog.commit(table, write(catalog.layout(table, KEY), rows, gone), KEY, 600)
+        version = int(catalog.load(NAME).currentSnapshot().snapshotId())
+    return version, lost, new
+
+
+@pytest.mark.parametrize("kept", [("delta", "upsert"), ("iceberg", "upsert")], ids="-".join, indirect=True)
+def test_a_damaged_table_is_repaired_and_its_job_goes_on_from_there(kept, upstream):
+    version, lost, new = damage(kept, state(upstream, 600))
+    question = asked(upstream, 600)
+    with pytest.raises(SourceError, match=r"ErrRepairUnsupported.*changes \(.*\) that no cut shows"):
+        kept.side.check_repair(question)
+    assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), "the cut's version is as it was"
+    [newest] = read_cuts(kept.manifest)[-1:]
+    file_repair.publish(kept.manifest, newest, NAME, version)
+    assert kept.side.leaves(question) != sums(state(upstream, 600), Ranges())
+
+    side = kept.side
+    side.check_repair(question)
+    live, gone = pa.Table.from_batches([lost]), pa.Table.from_batches([new]).select(list(KEY))
+    repaired = side.repair(question, gone, live)
+    assert side.leaves(question) == sums(state(upstream, 600), Ranges())
+    shown = {item.table: item for item in read_cuts(kept.manifest)[-1].tables}
+    assert shown[NAME] == TableCut(NAME, shown[NAME].rows, repaired)
+    kept.apply(1000)
+    assert kept.side.leaves(asked(upstream, 1000)) == sums(state(upstream, 1000), Ranges())

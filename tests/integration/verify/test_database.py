@@ -1,0 +1,175 @@
+"""The whole way without Spark: a MariaDB under a writer, a capture, lakes in databases, and `tidemark cli verify`."""
+
+import json
+import subprocess
+import time
+from contextlib import closing, contextmanager
+
+import pytest
+from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
+from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.options import parse
+
+from tests.integration.capture.processes import COMMAND, Reader, running_cluster
+from tests.integration.spark.cluster import flight
+from tests.integration.verify.test_upstream_mysql import Writer, created
+from tests.mariadb import running_mariadb
+
+pytestmark = pytest.mark.timeout(500)
+WRITTEN, WAIT_S = 60, 240
+CURRENT = {
+    "append": "(SELECT count(*) FROM {table} o WHERE o.id = t.id) = 1 AND _op = 'insert'",
+    "scd2": "valid_to_ts IS NULL",
+}
+
+
+class Lake:
+    """A lake in a database, kept by the lake job's own steps."""
+
+    def __init__(self, cluster, name, uri, mode):
+        self._database = database_of(TargetUri.parse(uri))
+        self._options = parse({"endpoint": flight(cluster), "changefeed": name, "cuts": "true"})
+        self._name = name
+        self._mode = mode
+        self._reader = Reader(cluster, name)
+
+    def follow(self, start_ts, until):
+        """Apply cuts until it says so; returns the end of the last one."""
+        deadline = time.monotonic() + WAIT_S
+        with DatabaseManifest.opened(self._database, self._name) as manifest:
+            target = JdbcTarget(self._database, self._name, mode=self._mode)
+            cuts = CutApplier(
+                Changefeed(self._options),
+                self._name,
+                target,
+                manifest,
+                policy=Policy(self._mode),
+                source_options={},
+                parallel=1,
+            )
+            end = start_ts
+            for number in range(1000):
+                assert time.monotonic() < deadline
+                start, end = end, self._reader.ask("latest", start=end, wait_ms=500)["ts"]
+                if end > start:
+                    cuts.apply(Cut(number, start, end))
+                    cuts.acknowledge()
+                if until():
+                    return end
+        raise AssertionError("never")
+
+    def held(self):
+        """The lock, as a running job has it."""
+        return DatabaseManifest.opened(self._database, self._name)
+
+    def execute(self, *statements):
+        with closing(self._database.connect()) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            connection.commit()
+
+    def rows(self, query):
+        with closing(self._database.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchall()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def other_mariadb():
+    """The lake's server: a database of a lake has the name of its source's."""
+    with running_mariadb("--skip-log-bin") as server:
+        yield server
+
+
+@pytest.fixture
+def new_lake(request, postgres, other_mariadb):
+    """Makes a lake's URI."""
+    if request.param == "postgresql":
+        return postgres.create
+    return lambda name: f"{other_mariadb.uri}/{other_mariadb.database(name)}"
+
+
+def verify(cluster, *arguments):
+    """Exit status, the document, and what was told beside it."""
+    flags = ["cli", "--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "--json", "verify"]
+    done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, json.loads(done.stdout or "null"), done.stderr
+
+
+def kinds(document):
+    [table] = document["tables"]
+    return {each["key"]["id"]: (each["kind"], each["columns"]) for each in table["differences"]}
+
+
+@contextmanager
+def kept(cluster, mariadb, uri, name, mode):
+    """A changefeed of the table with a dump, under a writer, and its lake, until all is dumped."""
+    feed = name.replace("_", "-")
+    create = ["-c", feed, "--sink-uri", uri, "--source-uri", f"{mariadb.uri}?idle-row-ms=300", "--filter", f"{name}.t"]
+    made = cluster.cli("changefeed", "create", *create)
+    assert isinstance(made, dict), made
+    lake = Lake(cluster, feed, uri, mode)
+    with Writer(mariadb, name, 0.02) as writer:
+        assert cluster.cli("changefeed", "dumpstart", "-c", feed)["state"] == "running"
+        lake.follow(
+            int(made["start_ts"]),
+            lambda: (
+                cluster.cli("changefeed", "dumpstatus", "-c", feed)["state"] == "finished" and writer.written > WRITTEN
+            ),
+        )
+        yield feed, lake
+    cluster.cli("changefeed", "remove", "-c", feed, "--no-confirm")
+
+
+@pytest.mark.parametrize("new_lake", ["postgresql", "mysql"], indirect=True)
+def test_a_database_under_a_writer_is_compared_exactly_and_repaired(cluster, mariadb, new_lake):
+    name = created(mariadb)
+    with kept(cluster, mariadb, new_lake(name), name, "upsert") as (feed, lake):
+        status, document, told = verify(cluster, "-c", feed)
+        assert (status, document["equal"], document["mode"]) == (0, True, "upsert"), (document, told)
+        ids = [row[0] for row in lake.rows(f"SELECT id FROM {name}.t ORDER BY id LIMIT 3")]
+        lake.execute(
+            f"DELETE FROM {name}.t WHERE id = {ids[0]}",
+            f"UPDATE {name}.t SET amount = -1 WHERE id = {ids[1]}",
+            f"INSERT INTO {name}.t (id, _commit_ts) VALUES (-5, 1)",
+        )
+        wanted = {ids[0]: ("only upstream", []), ids[1]: ("differs", ["amount"]), -5: ("only in the lake", [])}
+        status, document, told = verify(cluster, "-c", feed, "--repair", "--dry-run")
+        assert (status, kinds(document)) == (1, wanted), told
+        assert document["tables"][0]["repaired"] == {"removed": 2, "written": 2, "version": None}
+        with lake.held():
+            status, _, told = verify(cluster, "-c", feed, "--repair")
+        assert (status, "ErrTargetBusy" in told) == (2, True)
+        status, _, told = verify(cluster, "-c", feed, "--at", "1000")
+        assert (status, "shows its newest cut only" in told) == (2, True)
+        status, document, told = verify(cluster, "-c", feed, "--repair")
+        assert (status, kinds(document)) == (1, wanted), told
+        status, document, told = verify(cluster, "-c", feed)
+        assert (status, document["equal"]) == (0, True), (document, told)
+        lake.follow(document["cut"], lambda: True)
+        assert verify(cluster, "-c", feed)[0] == 0, "later cuts go on from there"
+
+
+@pytest.mark.parametrize(("new_lake", "mode"), [("mysql", "append"), ("postgresql", "scd2")], indirect=["new_lake"])
+def test_the_current_rows_of_histories_are_compared_and_not_repaired(cluster, mariadb, new_lake, mode):
+    name = created(mariadb)
+    with kept(cluster, mariadb, new_lake(name), name, mode) as (feed, lake):
+        status, document, told = verify(cluster, "-c", feed)
+        assert (status, document["equal"], document["mode"]) == (0, True, mode), (document, told)
+        [(lost,)] = lake.rows(f"SELECT min(id) FROM {name}.t t WHERE {CURRENT[mode]}".format(table=f"{name}.t"))
+        lake.execute(f"DELETE FROM {name}.t WHERE id = {lost}")
+        status, document, told = verify(cluster, "-c", feed)
+        assert (status, kinds(document)) == (1, {lost: ("only upstream", [])}), told
+        status, _, told = verify(cluster, "-c", feed, "--repair", "--dry-run")
+        assert (status, "ErrRepairUnsupported" in told) == (2, True)
