@@ -1,7 +1,7 @@
 """A MySQL of Oracle's, where there is one: TIDEMARK_TEST_MYSQL_URI=mysql://user@host:port?… names it; else left out.
 
-The user needs all privileges, as the tests make databases of their own. CI has no such server; what its events look like
-is in tests/golden/mysql_events.json.
+The user needs all privileges, as the tests make databases of their own. CI has no such server: what its events look
+like is in tests/golden/mysql_events.json.
 """
 
 import asyncio
