@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from server.puller.mysql.cascade import cascade_fault
 from server.puller.mysql.connection import Session
 from server.puller.mysql.definition import Definition, column_of
 from server.puller.mysql.listener import WATERMARK_SCHEMA
@@ -23,6 +24,11 @@ _KEYS = """
 SELECT table_schema, table_name, index_name, column_name, nullable FROM information_schema.statistics
 WHERE non_unique = 0 AND """
 _KEYS_END = " ORDER BY table_schema, table_name, index_name, seq_in_index"
+_CASCADES = """
+SELECT constraint_schema, table_name,
+CONCAT(constraint_name, ' (ON DELETE ', delete_rule, ' ON UPDATE ', update_rule, ')')
+FROM information_schema.referential_constraints
+WHERE (delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR update_rule NOT IN ('RESTRICT', 'NO ACTION')) AND """
 _COLLATIONS = "SELECT collation_name, id FROM information_schema.collations WHERE id IS NOT NULL"
 _MARIADB_COLLATIONS = """
 SELECT full_collation_name, id FROM information_schema.collation_character_set_applicability WHERE id IS NOT NULL"""
@@ -41,19 +47,25 @@ def read_definitions(session: Session, names: Sequence[TableName] | None = None)
     columns = session.execute(_COLUMNS + condition + _COLUMNS_END, values)
     keys = _keys(session.execute(_KEYS + condition + _KEYS_END, values))
     collations = _collations(session)
+    cascades = {
+        (schema, table): cascade_fault(key)
+        for schema, table, key in session.execute(_CASCADES + _condition(names, "constraint_schema")[0], values)
+    }
     by_table: dict[TableName, list[tuple[Any, ...]]] = defaultdict(list)
     for row in columns:
         by_table[row[0], row[1]].append(row)
     return {
-        (schema, table): _definition((schema, table), (engine, kind), by_table[schema, table], keys, collations)
+        (schema, table): _definition(
+            (schema, table), (engine, kind), by_table[schema, table], keys, collations, cascades.get((schema, table))
+        )
         for schema, table, engine, kind in tables
     }
 
 
-def _condition(names: Sequence[TableName] | None) -> tuple[str, list[str]]:
+def _condition(names: Sequence[TableName] | None, schema: str = "table_schema") -> tuple[str, list[str]]:
     if names is None:
-        return f"table_schema NOT IN ({', '.join(['%s'] * len(SYSTEM_SCHEMAS))})", list(SYSTEM_SCHEMAS)
-    each = " OR ".join(["(table_schema = %s AND table_name = %s)"] * len(names))
+        return f"{schema} NOT IN ({', '.join(['%s'] * len(SYSTEM_SCHEMAS))})", list(SYSTEM_SCHEMAS)
+    each = " OR ".join([f"({schema} = %s AND table_name = %s)"] * len(names))
     return f"({each})", [part for name in names for part in name]
 
 
@@ -78,10 +90,11 @@ def _definition(
     rows: Sequence[tuple[Any, ...]],
     keys: Mapping[TableName, tuple[str, ...]],
     collations: Mapping[str, int],
+    cascade: str | None,
 ) -> Definition:
     columns: list[Column] = []
     engine, kind = engine_and_kind
-    faults: list[str] = []
+    faults: list[str] = [cascade] if cascade else []
     if engine.upper() not in _TRANSACTIONAL:
         faults.append(f"its engine {engine} knows no transactions; ALTER TABLE … ENGINE=InnoDB")
     if kind == "SYSTEM VERSIONED":

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
+from server.puller.mysql.cascade import cascades_in
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import RowsMovedError
 from server.puller.mysql.held import with_held
@@ -132,7 +133,8 @@ class DdlChanges:
         columns = (
             with_held(found.columns, Table.parse(known.record.table_info).columns, query) if known else found.columns
         )
-        definition = Definition(name, columns, found.key, found.engine, found.faults)
+        faults = found.faults or cascades_in(query)
+        definition = Definition(name, columns, found.key, found.engine, faults)
         record = record_of(definition, table_id if known else new_id(commit_ts, name))
         return None if known is not None and known.record.whole == record else record
 

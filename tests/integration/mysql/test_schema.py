@@ -7,6 +7,10 @@ import pytest
 from pyspark_tidemark.defaults import defaults_of, scalar
 
 from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.source import MySqlSource
+from server.puller.table import TableIneligibleError
+from server.puller.uri import SourceUri
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError
 from tests.integration.mysql.replica import Feed, Row, following
@@ -234,3 +238,30 @@ def last_columns(feed: Feed, name: str) -> list[str]:
 
 def names(qualified: tuple[str, ...]) -> list[str]:
     return [each.split(".")[1] for each in qualified]
+
+
+async def test_rows_that_a_foreign_key_changes_are_refused_by_name_as_no_event_has_them(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    """MYSQL.md §6 (c)."""
+    name = mariadb.database()
+    key = "CONSTRAINT ours FOREIGN KEY (p) REFERENCES p (id)"
+    mariadb.execute(
+        "CREATE TABLE p (id INT PRIMARY KEY)",
+        f"CREATE TABLE child (id INT PRIMARY KEY, p INT, {key} ON DELETE CASCADE)",
+        "CREATE TABLE kept (id INT PRIMARY KEY, p INT, CONSTRAINT theirs FOREIGN KEY (p) REFERENCES p (id))",
+        database=name,
+    )
+    source = MySqlSource("feed", MySqlOptions.of(SourceUri.parse(mariadb.uri)), meta)
+    records = {record.table_name: record for record in await source.snapshot(0) if record.schema_name == name}
+    with pytest.raises(
+        TableIneligibleError, match=r"child cannot be replicated: .*ours \(ON DELETE CASCADE .*RESTRICT"
+    ):
+        source.table(records["child"])
+    assert source.table(records["kept"]).name == f"{name}.kept"
+    kept = "ALTER TABLE kept DROP FOREIGN KEY theirs, ADD CONSTRAINT other FOREIGN KEY (p) REFERENCES p (id)"
+    with pytest.RaisesGroup(pytest.RaisesExc(TableIneligibleError, match="ON UPDATE SET"), flatten_subgroups=True):
+        async with following(mariadb.uri, meta, f"{name}.kept") as feed:
+            feed.target.table = source.table  # type: ignore[method-assign]  # as without --ignore-ineligible-table
+            mariadb.execute(f"{kept} ON UPDATE SET NULL", "INSERT INTO kept VALUES (1, NULL)", database=name)
+            await asyncio.wait_for(asyncio.wait([feed.task]), 20)
