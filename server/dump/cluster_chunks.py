@@ -7,9 +7,9 @@ Whoever wants them may be another process: a capture asks the worker that pulls 
 
 import asyncio
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ from server.dump.window import inserts
 from server.puller.table import SourceTable
 from storage.model.errors import TidemarkError
 from storage.tasks import together
+
+KeysOf: TypeAlias = Callable[[SourceTable, pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,18 @@ class Dumpable(Protocol):
         ...
 
 
+def _as_stored(_table: SourceTable, keys: pa.Array) -> pa.Array:
+    return keys
+
+
 class LocalChunks:
     """Implements `Chunks` for the tables of this process."""
 
-    def __init__(self, held: HeldTables, store: ClusterStore) -> None:
+    def __init__(self, held: HeldTables, store: ClusterStore, keys_of: KeysOf = _as_stored) -> None:
+        """`keys_of` gives the keys under which the changes of a table tell its rows."""
         self._held = held
         self._store = store
+        self._keys_of = keys_of
 
     @property
     def ends(self) -> int:
@@ -128,7 +136,7 @@ class LocalChunks:
         try:
             ts = await self._store.now()
             await loop.run_in_executor(rows.executor, rows.hold_below, ts)
-            found = await together(self._page(page, ts) for page in pages)
+            found = await together(self._page(held.table, page, ts) for page in pages)
             await self._store.check_kept(ts)
             batches = [batch for _, batch in found if batch.num_rows]
             await loop.run_in_executor(rows.executor, rows.add_held, batches)
@@ -137,10 +145,10 @@ class LocalChunks:
             raise
         return RoundRead(ts, held.generation, tuple(page for page, _ in found))
 
-    async def _page(self, page: Page, ts: int) -> tuple[PageRead, pa.RecordBatch]:
+    async def _page(self, table: SourceTable, page: Page, ts: int) -> tuple[PageRead, pa.RecordBatch]:
         began = time.monotonic()
         keys, values = await self._store.page(page.begin, page.end, ts, page.limit)
         count, size = len(keys), keys.nbytes + values.nbytes
         last = keys[-1].as_py() if count else b""
         read = PageRead(count, size, last, count < page.limit, time.monotonic() - began)
-        return read, inserts(keys, values, ts)
+        return read, inserts(self._keys_of(table, keys), values, ts)

@@ -43,8 +43,8 @@ class Extent:
     scale: "KeyScale"
     bounds: tuple[bytes, ...] = ()
     """Where regions begin in it."""
-    is_small: bool = True
-    """Not worth splitting."""
+    rows: int | None = None
+    """Of a small part, which is not split; None: more than were counted."""
 
 
 def cursor_of(key: bytes) -> Cursor:
@@ -54,10 +54,10 @@ def cursor_of(key: bytes) -> Cursor:
 
 def planned_ranges(extents: Sequence[Extent]) -> tuple[Range, ...]:
     """The ranges of a table, in key order; the last one of each part ends where the part does."""
-    pieces = RANGES_MAX // max(sum(not each.is_small for each in extents), 1)
+    pieces = RANGES_MAX // max(sum(each.rows is None for each in extents), 1)
     ends: list[bytes] = []
     for each in extents:
-        ends += [] if each.is_small else cuts(each.scale, each.bounds, pieces)
+        ends += cuts(each.scale, each.bounds, pieces) if each.rows is None else []
         ends.append(each.part.end_key)
     return tuple(Range(None, cursor_of(end)) for end in ends)
 
@@ -137,26 +137,32 @@ class Outlook:
 
     def __init__(self, ranges: Sequence[KeyRange], extents: Sequence[Extent]) -> None:
         self._ranges = ranges
-        scales = {each.part: each.scale for each in extents}
-        self._scales = [next(scales[part] for part in scales if _within(each, part)) for each in ranges]
-        self._density: dict[int, float] = {}
+        parts = [next(each for each in extents if _within(it, each.part)) for it in ranges]
+        self._scales = [each.scale for each in parts]
+        self._seen: dict[int, tuple[int, int]] = {}
+        self.counted: frozenset[int] = frozenset()
+        """Ranges whose rows are known already."""
+        for place, part in enumerate(parts):
+            if part.rows is not None:
+                self.saw(place, part.scale.first, part.scale.last, part.rows)
+        self.counted = frozenset(place for place, part in enumerate(parts) if part.rows is not None)
 
     def saw(self, place: int, begin: bytes, last: bytes, rows: int) -> None:
         """There are so many rows from `begin` to `last` in a range."""
-        if rows:
+        if rows and place not in self.counted:
             scale = self._scales[place]
-            density = rows / max(scale.at(last) - scale.at(begin), 1)
-            before = self._density.get(place, density)
-            self._density[place] = (before + density) / 2
+            before, width = self._seen.get(place, (0, 0))
+            self._seen[place] = before + rows, width + max(scale.at(last) - scale.at(begin), 1)
 
     def left(self, at: Collection[tuple[int, bytes]]) -> int:
         """In the ranges that are not done, from these keys on."""
-        usual = sum(self._density.values()) / len(self._density) if self._density else 0.0
+        density = {place: rows / width for place, (rows, width) in self._seen.items()}
+        usual = sum(density.values()) / max(len(density), 1)
         rows = 0.0
         for place, key in at:
             scale = self._scales[place]
             width = scale.at(self._ranges[place].end) - scale.at(key)
-            rows += max(width, 0) * self._density.get(place, usual)
+            rows += max(width, 0) * density.get(place, usual)
         return round(rows)
 
 

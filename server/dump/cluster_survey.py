@@ -100,13 +100,14 @@ class Surveyor:
     async def _extent(self, part: Span, ts: int) -> Extent:
         keys = await self._store.keys(part.start_key, part.end_key, ts, SMALL_ROWS)
         if len(keys) < SMALL_ROWS:
-            return Extent(part, KeyScale(keys))
+            return Extent(part, KeyScale(keys), rows=len(keys))
         last = await self._store.last(keys[-1], part.end_key, ts) or keys[-1]
         bounds = await self._store.region_bounds(keys[0], last)
-        return Extent(part, KeyScale([*keys, last]), tuple(bounds), is_small=False)
+        return Extent(part, KeyScale([*keys, last]), tuple(bounds))
 
     async def _sample(self, surveyed: Surveyed, dump: TableDump, ts: int) -> None:
-        left = [place for place in range(len(surveyed.ranges)) if not dump.ahead(place)[0].done]
+        unknown = (place for place in range(len(surveyed.ranges)) if place not in surveyed.outlook.counted)
+        left = [place for place in unknown if not dump.ahead(place)[0].done]
         for first in range(0, len(left), _AT_A_TIME):
             await together(self._sample_one(surveyed, dump, place, ts) for place in left[first : first + _AT_A_TIME])
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from server.puller.source import Puller
+from server.puller.source import Merging, Peer, Puller
 
 
 class Dump(Protocol):
@@ -32,6 +32,11 @@ class DumpingPuller:
         """The log's, if it pulls regions."""
         found: Sequence[Puller] = getattr(self._log, "table_pullers", ())
         return found
+
+    @property
+    def slowest_peer(self) -> Peer | None:
+        """The log's, if it merges several."""
+        return self._log.slowest_peer if isinstance(self._log, Merging) else None
 
     async def run(self) -> None:
         """See `Puller.run`."""

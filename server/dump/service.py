@@ -5,7 +5,7 @@ It writes what is wanted into the metadata and reads how far it is; the capture 
 
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 from tidemarkpb.v1 import dump_pb2 as pb
@@ -17,6 +17,8 @@ from server.dump.status import dump_message, is_over, table_messages
 from storage.meta.meta import Meta
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_FROM_STORE: Final = frozenset({"", "pump"})
+_SCHEMES: Final = _FROM_STORE | {"mysql"}
 
 
 class DumpService:
@@ -34,11 +36,11 @@ class DumpService:
         records = DumpRecords(self._meta, request.changefeed_id)
         before = await records.job()
         wanted = _job(request)
-        if request.where and not asked.scheme:
+        if request.where and asked.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
                 "tables of the cluster are read from the store, which knows no SQL: leave the conditions out"
             )
-        if request.verify and not asked.scheme:
+        if request.verify and asked.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
                 "the store sums no rows: leave --verify out, and compare the lake by tidemark cli verify"
             )
@@ -102,10 +104,10 @@ class DumpService:
     async def _asked(self, changefeed: str) -> Asked:
         """Refused where it cannot be dumped."""
         asked = await Asked.of(self._meta, changefeed)
-        if asked.scheme not in {"", "mysql"}:
+        if asked.scheme not in _SCHEMES:
             raise DumpUnsupportedError(
                 f"changefeed {changefeed} is of a {asked.scheme}:// source, which cannot be dumped; the cluster's own "
-                "change feed and mysql:// can"
+                "change feed, pump:// and mysql:// can"
             )
         return asked
 

@@ -6,15 +6,18 @@ What is made of a run of transactions depends on nothing but them and the tables
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
 from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
 from server.puller.pump.merge import Transaction
 from server.puller.table import SourceTable
+from server.puller.tidb.table import part_spans
 from sink.mounter import Mounter
 from sink.selected import whole_mounter
 from storage.model.span import Span
+from storage.tidb.key import record_prefix
 from storage.tidb.mutation import TableMutations
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import SchemaHistory
@@ -92,6 +95,14 @@ def batches(transactions: Sequence[Transaction], tables: Tables) -> Iterator[tup
     for span, mutations in found.values():
         batch = mutations.to_batch()
         yield from ((span, batch.slice(begin, BATCH_ROWS)) for begin in range(0, batch.num_rows, BATCH_ROWS))
+
+
+def binlog_keys(table: SourceTable, keys: pa.Array) -> pa.Array:
+    """Keys of the store's rows as binlogs have them: those of partitions stand under the table's id."""
+    if not part_spans(table.record):
+        return keys
+    prefix = record_prefix(int(table.record.table_info["id"]))
+    return pc.binary_replace_slice(keys, 0, len(prefix), prefix)
 
 
 def _mutations(transaction: Transaction) -> Sequence[binlog_pb2.TableMutation]:

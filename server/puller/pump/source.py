@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 from typing import Final
 
+from server.dump.cluster import ClusterDump
+from server.dump.cluster_chunks import LocalChunks
+from server.dump.cluster_store import ClusterStore
+from server.dump.cluster_survey import Surveyor
+from server.dump.held_log import HeldLogCatalog, HeldLogRows
+from server.dump.job import DumpRecords
+from server.dump.puller import DumpingPuller
 from server.puller.pump.puller import Feed, PumpPuller
 from server.puller.pump.registration import Registration
+from server.puller.pump.rows import binlog_keys
 from server.puller.source import Catalog, Puller, Rows, SourceContext
 from server.puller.table import SourceTable, TableRecord
 from server.puller.tidb.schemas import Schemas
@@ -44,9 +52,14 @@ class PumpSource:
         return tidb_table(record)
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
-        """See `Source.pullers`: one for all tables."""
+        """See `Source.pullers`: one for all tables, with their dump beside it."""
         registration = Registration(self._changefeed, self._context.pd, self._meta, start_ts)
-        return [PumpPuller(self._context, self._meta, Feed(tables, start_ts, rows, catalog), registration.renew)]
+        held = HeldLogRows(tables, start_ts, rows)
+        feed = Feed(tables, start_ts, held, HeldLogCatalog(catalog, held))
+        store = ClusterStore(self._context.pd, self._context.kv)
+        records = DumpRecords(self._meta, self._changefeed)
+        dump = ClusterDump(self._changefeed, records, Surveyor(store), LocalChunks(held.held, store, binlog_keys))
+        return [DumpingPuller(PumpPuller(self._context, self._meta, feed, registration.renew), dump)]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
         """See `Source.schema_puller`: schema changes are in the binlogs."""

@@ -173,7 +173,8 @@ class ClusterSource(threading.Thread):
     async def _truncate(self, name: str) -> None:
         async with self._turn:
             table = self.tables[name]
-            old, table.info = table.info, replace(table.info, id=self._new_id())
+            old, parts = table.info, tuple(self._new_id() for _ in table.info.partition_ids)
+            table.info = replace(old, id=self._new_id(), partition_ids=parts)
             ts = await self._ddl(TRUNCATE, old.id, f"truncate table {name}", table.info)
             table.history.append((ts, None, None))
 

@@ -115,6 +115,8 @@ def run(directory: Path, seed: int, source_uri: str = "") -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_reader_has_the_sources_rows_at_each_cut_and_all_of_them_in_the_end(tmp_path: Path, seed: int) -> None:
-    run(tmp_path, seed)
+@pytest.mark.parametrize(("seed", "source_uri"), [(1, ""), (2, ""), (3, "pump://")])
+def test_the_reader_has_the_sources_rows_at_each_cut_and_all_of_them_in_the_end(
+    tmp_path: Path, seed: int, source_uri: str
+) -> None:
+    run(tmp_path, seed, source_uri)

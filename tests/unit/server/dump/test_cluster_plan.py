@@ -30,7 +30,7 @@ def extent(first: bytes, last: bytes, bounds: list[bytes], *, is_small: bool, nu
     span = Span(number, b"%03d" % number, b"%03d" % (number + 1))
     prefix = span.start_key
     inner = tuple(sorted({prefix + key for key in bounds if first < key < last}))
-    return Extent(span, KeyScale([prefix + first, prefix + last]), inner, is_small)
+    return Extent(span, KeyScale([prefix + first, prefix + last]), inner, 9 if is_small else None)
 
 
 @st.composite
@@ -123,7 +123,7 @@ def hexadecimal(number: int) -> bytes:
 def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(key_of: Callable[[int], bytes], step: int) -> None:
     keys = sorted(key_of(number) for number in range(1, 40_000 * step, step))
     span = table_span(5)
-    plan = Extent(span, KeyScale([*keys[:4096], keys[-1]]), is_small=False)
+    plan = Extent(span, KeyScale([*keys[:4096], keys[-1]]))
     ranges = key_ranges(planned_ranges([plan]), [span])
     assert ranges is not None
     outlook = Outlook(ranges, [plan])
@@ -135,5 +135,7 @@ def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(key_of: Call
     left = outlook.left([(place, each.begin) for place, each in enumerate(ranges)])
     assert 0.5 * len(keys) < left < 2 * len(keys)
     assert outlook.left([(len(ranges) - 1, keys[-1])]) == 0
+    small = Outlook([KeyRange(span.start_key, span.end_key)], [Extent(span, KeyScale(keys), rows=len(keys))])
+    assert small.left([(0, span.start_key)]) == len(keys)
     held = [bisect.bisect_left(keys, each.end) - bisect.bisect_left(keys, each.begin) for each in ranges]
     assert max(held) < 6 * len(keys) / len(ranges), "ranges are of about the same size"

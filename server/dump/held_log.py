@@ -1,0 +1,82 @@
+"""The tables of a log that brings all of them, each of which can be held by itself while a chunk of it is read.
+
+Invariant: while a schema change comes in force no round is under way. The change resolves tables that end up to its
+own commit_ts, which may be above a chunk's; so it waits for the chunk, and the next round finds the tables after it.
+"""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import pyarrow as pa
+
+from server.dump.held import HeldRows, HeldTables
+from server.puller.source import Catalog, Rows, TableChange
+from server.puller.table import SourceTable, TableRecord
+from storage.model.span import Span
+
+
+class HeldLogRows:
+    """Implements `server.puller.source.Rows`; a table is resolved no further than its hold."""
+
+    def __init__(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows) -> None:
+        self.executor = rows.executor
+        self.held = HeldTables()
+        self._rows = rows
+        self._by_span: dict[Span, HeldRows] = {}
+        for table in tables:
+            self._begin(table, start_ts)
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`; is never held."""
+        self._rows.add(span, batch)
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`."""
+        (self._by_span.get(span) or self._rows).resolve(span, ts)
+
+    def change(self, change: TableChange) -> None:
+        """A schema change has come in force."""
+        now = {held.table.span: held.table for held in self.held.all().values()}
+        gone = {*change.dropped, *(table.name for table in change.tables)}
+        after = {span: table for span, table in now.items() if table.name not in gone}
+        after |= {table.span: table for table in change.tables}
+        for span in now.keys() - after.keys():
+            self.held.end(span)
+            del self._by_span[span]
+        for span, table in after.items():
+            if span not in now:
+                self._begin(table, change.commit_ts)
+            else:
+                self.held.all()[span.table_id].table = table
+
+    def _begin(self, table: SourceTable, start_ts: int) -> None:
+        rows = self._by_span[table.span] = HeldRows(table.span, start_ts, self._rows)
+        self.held.begin(table, rows)
+
+
+class HeldLogCatalog:
+    """Implements `server.puller.source.Catalog` by another one, of whose changes `rows` is told."""
+
+    def __init__(self, catalog: Catalog, rows: HeldLogRows) -> None:
+        self._catalog = catalog
+        self._rows = rows
+
+    def wants(self, schema_name: str, table_name: str) -> bool:
+        """See `Catalog.wants`."""
+        return self._catalog.wants(schema_name, table_name)
+
+    def table(self, record: TableRecord) -> SourceTable | None:
+        """See `Catalog.table`."""
+        return self._catalog.table(record)
+
+    async def change(self, change: TableChange) -> None:
+        """See `Catalog.change`."""
+        async with AsyncExitStack() as stack:
+            for held in self._rows.held.all().values():
+                await stack.enter_async_context(held.rounds)
+            await self._catalog.change(change)
+            self._rows.change(change)
+
+    def resolve(self, ts: int) -> None:
+        """See `Catalog.resolve`."""
+        self._catalog.resolve(ts)
