@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from server.capture import keys
+from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History
 from server.capture.catalog.records import loaded_changes
 from server.capture.changefeed import ChangefeedInfo
@@ -35,6 +36,8 @@ class Asked:
     """Its tables, as far as its log was read."""
     ignored: tuple[str, ...] = ()
     """Tables that its filter takes, and that it leaves out."""
+    awaited: tuple[str, ...] = ()
+    """The filter of one that does not run: it may have stopped at the statement that brings a table."""
 
     @classmethod
     async def of(cls, meta: Meta, changefeed: str) -> Self:
@@ -48,7 +51,8 @@ class Asked:
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
         info = ChangefeedInfo.from_json(found.value)
         names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
-        return cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
+        scheme, awaited = info.source_uri.partition(":")[0], () if info.state.is_running else info.rules
+        return cls(changefeed, scheme, frozenset(names), info.ignored, awaited)
 
     def check(self, job: Job) -> None:
         """Refuse names that no table has.
@@ -60,7 +64,7 @@ class Asked:
             for name in _exact(given):
                 if name in self.ignored:
                     raise DumpInvalidError(f"{option} {name}: {_left_out(name)}")
-                if name not in self.names:
+                if name not in self.names and not self._may_come(name):
                     known = ", ".join(sorted(self.names)[:_NAMED]) or "none"
                     raise DumpInvalidError(
                         f"{option} {name}: changefeed {self.changefeed} has no such table; its tables are {known}"
@@ -68,6 +72,10 @@ class Asked:
         for name in job.where:
             if _WILDCARD.search(name) or not job.takes(name):
                 raise DumpInvalidError(f"--where {name}: it is to be one table that is dumped, by its name")
+
+    def _may_come(self, name: str) -> bool:
+        schema_name, _, table_name = name.partition(".")
+        return TableFilter(self.awaited).takes(schema_name, table_name)
 
     def others(self, job: Job, told: Collection[str]) -> dict[str, tuple[str, str]]:
         """Tables that the job takes and nothing is read of, beside those that are `told`: a state, and why."""

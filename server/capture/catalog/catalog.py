@@ -88,7 +88,7 @@ class FeedCatalog:
         if not self.wants(record.schema_name, record.table_name):
             return None
         try:
-            return self._source.table(self._terms.columns.of(self._source.table(record)))
+            return self._source.table(self._selecting(self._source.table(record)))
         except TableIneligibleError as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
@@ -99,6 +99,14 @@ class FeedCatalog:
                 raise
             _log.warning("table left out", changefeed=self._terms.changefeed, table=record.name, error=err.message)
             return None
+
+    def _selecting(self, table: SourceTable) -> TableRecord:
+        """With the columns that are taken; a table that no rule is about by its new name keeps those it had."""
+        record = self._terms.columns.of(table)
+        if record.selected is not None or not self._terms.columns.texts:
+            return record
+        before = next((each for each in self.tables if each.span.table_id == table.span.table_id), None)
+        return record if before is None or before.record.selected is None else record.selecting(before.record.selected)
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""

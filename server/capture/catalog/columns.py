@@ -5,6 +5,7 @@
 
 `table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of its columns the last
 that matches: `!` leaves it out, and what none matches is left out, too. The key is always in. Case does not matter.
+A table that is renamed keeps what was taken of it, unless a rule is about its new name.
 A rule that meets no table, or a name that meets no column, is refused at the creation: it would let through what it
 was to leave out.
 """

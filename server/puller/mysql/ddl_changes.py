@@ -83,7 +83,7 @@ class DdlChanges:
             raise _rows_moved(moved, stated)
         if not filled or (self._copying is not None and await self._copying.copies(filled)):
             return ()
-        if not effect.foreign:
+        if self._copying is not None or not effect.foreign:
             raise _rows_moved(filled, stated)
         return effect.foreign
 
@@ -159,7 +159,8 @@ class DdlChanges:
 def _rows_moved(names: Collection[str], stated: Stated) -> RowsMovedError:
     shown, asked = ", ".join(sorted(names)), " ".join(f"--table {name}" for name in sorted(names))
     return RowsMovedError(
-        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} changed rows of {shown} that "
-        f"are in no event of the log. Ask for them by `tidemark cli changefeed dumpstart {asked}` (dumprestart, if a "
-        "dump is under way), then resume the changefeed: the target's copy is emptied there, and filled by the dump"
+        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings or takes rows of "
+        f"{shown} that are in no event of the log. Ask for them by `tidemark cli changefeed dumpstart {asked}` "
+        "(dumprestart, if a dump is under way), then resume the changefeed: what the target has of them is emptied "
+        "there, and filled by the dump"
     )

@@ -39,8 +39,12 @@ def test_dump_and_log_agree_on_the_columns_that_are_taken(tmp_path: Path) -> Non
             "DELETE FROM shop.orders WHERE id = -1",
         )
         lake.follow(lambda tables: -1 not in tables["shop.orders"], 60)
-        wanted = server.execute("SELECT id, name, more FROM shop.orders")
-        held = {(row["id"], row["name"], row["more"]) for row in lake.tables["shop.orders"].values()}
+        server.execute(
+            "RENAME TABLE shop.orders TO shop.moved", "UPDATE shop.moved SET hidden = 3, name = 'x' WHERE id = 0"
+        )
+        lake.follow(lambda tables: tables.get("shop.moved", {}).get(0, {}).get("name") == "x", 60)
+        wanted = server.execute("SELECT id, name, more FROM shop.moved")
+        held = {(row["id"], row["name"], row["more"]) for row in lake.tables["shop.moved"].values()}
         assert held == set(wanted)
-        assert {name for row in lake.tables["shop.orders"].values() for name in row} == {"id", "name", "more"}
+        assert {name for row in lake.tables["shop.moved"].values() for name in row} == {"id", "name", "more"}
         assert lake.tables["shop.plain"] == {1: {"id": 1, "secret": 2}}

@@ -12,7 +12,7 @@ from tidemarkpb.v1 import dump_pb2 as pb
 from server.capture import keys
 from server.capture.catalog.history import SchemaChange, table_json
 from server.capture.catalog.records import head_put
-from server.capture.changefeed import ChangefeedInfo
+from server.capture.changefeed import ChangefeedInfo, State
 from server.capture.errors import ChangefeedNotExistsError
 from server.cli.dump import PriorityError, WhereError, _condition, _priority
 from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
@@ -120,6 +120,18 @@ async def test_names_that_no_table_has_are_refused_before_anything_is_read(meta:
             await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", **more), CONTEXT)
     with pytest.raises(DumpNotFoundError):
         await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+
+
+async def test_a_changefeed_that_stands_may_be_asked_for_tables_that_its_log_is_about_to_bring(meta: EtcdMeta) -> None:
+    pair = await meta.get(keys.info("shop"))
+    assert pair is not None
+    info = replace(ChangefeedInfo.from_json(pair.value), rules=("shop.*",)).moved_to(State.FAILED)
+    await meta.put(keys.info("shop"), info.to_json())
+    service = DumpService(meta)
+    with pytest.raises(DumpInvalidError, match="no such table"):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["crm.made"]), CONTEXT)
+    answer = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.made"]), CONTEXT)
+    assert [(each.table, each.state) for each in answer.status] == [("shop.made", "waiting")]
 
 
 async def test_an_update_changes_what_it_names_and_the_dump_goes_on(meta: EtcdMeta) -> None:

@@ -1,5 +1,6 @@
 """Rules about columns: what is taken of which table, and what is refused before anything leaks."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -7,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.capture.catalog.catalog import FeedCatalog, Terms
 from server.capture.catalog.columns import RULES_MAX, ColumnRuleError, ColumnRules
-from server.capture.catalog.filter import FilterRuleError
+from server.capture.catalog.filter import FilterRuleError, TableFilter
+from server.capture.catalog.history import History, SchemaChange
 from server.puller.mysql.source import mysql_table
+from server.puller.source import TableChange
 from server.puller.table import SourceTable, TableRecord
 from sink.selected import SelectedMounter, whole_mounter
 from storage.model.event import INSERT, RAW_SCHEMA
@@ -86,6 +90,29 @@ def test_a_record_says_what_is_taken_and_reads_as_before_without_it() -> None:
     assert chosen != record()
     assert TableRecord("shop", dict(chosen.table_info)) == chosen, "a rule applied twice changes nothing"
     assert ColumnRules(["shop.*=name"]).of(mysql_table(chosen)) == chosen
+
+
+async def test_a_renamed_table_keeps_what_is_taken_of_it_unless_a_rule_is_about_its_new_name() -> None:
+    rules = ColumnRules(["shop.orders=name", "shop.other=Phone"])
+    started = SchemaChange(1, tables=(rules.of(table()),))
+
+    async def save(_: SchemaChange) -> None: ...
+
+    source: Any = SimpleNamespace(table=mysql_table)
+    catalog = FeedCatalog(Terms("c", TableFilter(["shop.*"]), columns=rules), source, History([started]), 1, save)
+    renamed = catalog.table(record("moved"))
+    assert renamed is not None
+    assert renamed.record.selected == ["name"]
+    other = catalog.table(record("other"))
+    assert other is not None
+    assert other.record.selected == ["Phone"]
+    new = catalog.table(TableRecord("shop", {**record("moved").table_info, "id": 8}))
+    assert new is not None
+    assert new.record.selected is None
+    await catalog.change(TableChange(5, "RENAME TABLE orders TO moved", (renamed,), ("shop.orders",)))
+    again = catalog.table(record("moved", (*NAMES, "added")))
+    assert again is not None
+    assert again.mounter.schema.names[4:] == ["id", "name"]
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.lists(st.tuples(*[st.integers(0, 255)] * len(NAMES)), max_size=5))

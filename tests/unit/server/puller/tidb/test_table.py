@@ -23,6 +23,14 @@ def parted(*ids: int, **more: Any) -> TableRecord:
     return TableRecord("a", DOC | {"partition": {"enable": True, "definitions": parts}} | more)
 
 
+def test_of_a_table_only_what_is_taken_is_mounted_and_the_key() -> None:
+    record = TableRecord("a", DOC).selecting(["v"])
+    key = list(tidb_table(TableRecord("a", DOC)).mounter.key_columns)
+    assert tidb_table(record).mounter.schema.names[4:] == sorted({"v", *key})
+    assert record.whole == TableRecord("a", DOC)
+    assert tidb_table(TableRecord("a", DOC).selecting([])).mounter.schema.names[4:] == key
+
+
 def test_a_partitioned_table_is_one_table_that_holds_the_keys_of_all_its_partitions() -> None:
     record = parted(9, 12, 10)
     table = tidb_table(record)
