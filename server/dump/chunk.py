@@ -35,7 +35,7 @@ _BOUND_AS: Final = {
 }
 _ROWS_MIN, _ROWS_MAX = 64, 65_536
 _TARGET_S = 0.25
-_TARGET_BYTES = 512 << 10
+TARGET_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ChunkQuery:
 
 @dataclass(slots=True)
 class ChunkSize:
-    """How many rows to ask for: as many as take about `_TARGET_S` and `_TARGET_BYTES`, changed by a factor of two."""
+    """How many rows to ask for: as many as take about `_TARGET_S` and `TARGET_BYTES`, changed by a factor of two."""
 
     rows: int = 1024
 
@@ -103,7 +103,7 @@ class ChunkSize:
         """A chunk of so many rows took so long."""
         if rows == 0:
             return
-        wanted = min(rows * _TARGET_S / max(seconds, 1e-4), rows * _TARGET_BYTES / max(size_bytes, 1))
+        wanted = min(rows * _TARGET_S / max(seconds, 1e-4), rows * TARGET_BYTES / max(size_bytes, 1))
         self.rows = int(min(max(wanted, self.rows / 2, _ROWS_MIN), self.rows * 2, _ROWS_MAX))
 
     def halve(self) -> None:

@@ -38,6 +38,7 @@ T = TypeVar("T")
 ROUNDS_MAX: Final = 2
 _SWITCH_S: Final = 0.0005
 """How long a thread that reads chunks may keep that of the log from going on; for the whole process, and for good."""
+_LOOK_S: Final = 0.2
 _IDLE_S: Final = 0.3
 _QUIET_S: Final = 1.0
 """More lag than this, while nothing is read, is not waited for."""
@@ -63,6 +64,7 @@ class DumpEngine:
         self._paces: dict[int, Pace] = {}
         self._keeper = ProgressKeeper(changefeed, records, listener)
         self._guard = LagGuard()
+        self._looked_at = 0.0
         self._paid = Paid()
         self.copying = DumpCopying(changefeed, listener, self._keeper)
         self._news = asyncio.Event()
@@ -104,7 +106,7 @@ class DumpEngine:
 
     async def _next(self) -> bool:
         """A round, if there is anything to do and the log keeps up; returns whether to go on at once."""
-        job = await self._taken_up(await self._records.job())
+        job = await self._taken_up(await self._wanted())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         await self._plan_waiting(job)
@@ -121,6 +123,14 @@ class DumpEngine:
         ended = time.monotonic()
         self._paid = Paid(began, rows, size, ended + self._guard.rest_s(ended - began))
         return True
+
+    async def _wanted(self) -> Job | None:
+        """The job, looked up now and then: a round may be shorter than a look."""
+        now = time.monotonic()
+        if self._job is None or now >= self._looked_at + _LOOK_S:
+            self._looked_at, found = now, await self._records.job()
+            return found
+        return self._job
 
     async def _looked_at_lag(self) -> bool:
         """What rounds lag, and now and then what is usual; False: the log must pass the rounds first."""

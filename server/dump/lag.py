@@ -17,11 +17,12 @@ GRACE_S: Final = 0.001
 FAR_S: Final = 0.25
 """One round that lags so much more is enough."""
 EASE_MIN: Final = 1 / 8
-EASE_FIRST: Final = 1 / 4
+EASE_FIRST: Final = 1 / 2
 QUIET_FIRST: Final = 5
 """Measured before anything is read."""
 QUIET_EVERY_S: Final = 1.0
-ROWS_MIN: Final = 64
+SHARE_MIN: Final = 1 / 2
+"""Of a chunk's rows: each round costs as much again as this half, so smaller ones would be CPU for nothing."""
 _QUIET: Final = 32
 _BUSY: Final = 6
 _RAISE: Final = 1.1
@@ -67,7 +68,7 @@ class LagGuard:
 
     def rows(self, most: int) -> int:
         """How many rows a chunk may have."""
-        return max(int(most * self.ease), min(most, ROWS_MIN))
+        return max(int(most * max(self.ease, SHARE_MIN)), 1)
 
     def rest_s(self, read_s: float) -> float:
         """How long to read nothing after a round that took so long."""

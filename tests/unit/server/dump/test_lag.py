@@ -35,7 +35,7 @@ def test_rounds_that_lag_make_it_slower_and_others_make_it_as_fast_as_can_be() -
         guard.busy(0.05)
     assert guard.ease == EASE_MIN
     assert guard.parallel(4) == 1
-    assert guard.rows(1000) == 125
+    assert guard.rows(1000) == 500
     assert 0.2 < guard.rest_s(0.1) < 0.31
     for _ in range(100):
         guard.busy(0.0)
