@@ -82,8 +82,8 @@ def read_csv(text: bytes, schema: Any) -> Any:
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
-        true_values=["t"],
-        false_values=["f"],
+        true_values=["t", "true"],
+        false_values=["f", "false"],
     )
     found = csv.read_csv(
         io.BytesIO(text),

@@ -151,8 +151,6 @@ def test_a_database_under_a_writer_is_compared_exactly_and_repaired(cluster, mar
         with lake.held():
             status, _, told = verify(cluster, "-c", feed, "--repair")
         assert (status, "ErrTargetBusy" in told) == (2, True)
-        status, _, told = verify(cluster, "-c", feed, "--at", "1000")
-        assert (status, "shows its newest cut only" in told) == (2, True)
         status, document, told = verify(cluster, "-c", feed, "--repair")
         assert (status, kinds(document)) == (1, wanted), told
         status, document, told = verify(cluster, "-c", feed)
