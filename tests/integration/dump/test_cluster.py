@@ -128,9 +128,8 @@ def create(cluster: Cluster, directory: Path) -> int:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Path, workers: int) -> None:
-    with running_cluster(tmp_path, "--workers", str(workers)) as cluster:
+def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
         writer = Writer(cluster.pd)
         asyncio.set_event_loop(loop := asyncio.new_event_loop())
         client = tikv_client.TransactionClient.connect([cluster.pd])
