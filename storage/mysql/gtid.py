@@ -123,12 +123,12 @@ class MysqlGtidSet:
             intervals[server, tag] = _merged(pairs)
         return cls(intervals)
 
-    def add(self, server: uuid.UUID, gno: int, tag: str = "") -> "MysqlGtidSet":
-        """With one more transaction."""
-        mine = self.intervals.get((server, tag), ())
-        if mine and mine[-1][1] == gno - 1:
+    def add(self, server: uuid.UUID, gno: int, tag: str = "", *, first: int = 0) -> "MysqlGtidSet":
+        """With one more transaction, or with all from `first` to it."""
+        mine, first = self.intervals.get((server, tag), ()), first or gno
+        if mine and mine[-1][1] == first - 1:
             return MysqlGtidSet({**self.intervals, (server, tag): (*mine[:-1], (mine[-1][0], gno))})
-        return MysqlGtidSet({**self.intervals, (server, tag): _merged([*mine, (gno, gno)])})
+        return MysqlGtidSet({**self.intervals, (server, tag): _merged([*mine, (first, gno)])})
 
     def contains(self, other: "MysqlGtidSet") -> bool:
         """Whether it holds each transaction of `other`."""

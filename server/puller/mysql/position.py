@@ -100,8 +100,8 @@ class LogPosition:
         if not self.has_gtids:
             self._gtids = MysqlGtidSet.parse(gtids) if ":" in gtids else MariaGtidSet.parse(gtids)
 
-    def passed(self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int) -> None:
-        """A transaction is complete."""
+    def passed(self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int, first_gno: int = 0) -> None:
+        """A transaction is complete; of MySQL's all from `first_gno` on, if it is given."""
         self.ts = ts
         self.position = next_position or self.position
         if isinstance(gtid, MariaGtid):
@@ -109,7 +109,7 @@ class LogPosition:
             self._gtids = maria.add(gtid.domain, gtid.server, gtid.seq)
         elif gtid is not None and gtid.gno:
             mysql = self._gtids if isinstance(self._gtids, MysqlGtidSet) else MysqlGtidSet()
-            self._gtids = mysql.add(gtid.server, gtid.gno, gtid.tag)
+            self._gtids = mysql.add(gtid.server, gtid.gno, gtid.tag, first=first_gno)
 
     def moved_to_file(self, file: str, position: int) -> None:
         """The log goes on there."""

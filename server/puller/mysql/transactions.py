@@ -21,20 +21,20 @@ from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError, XaTooLargeError
 from server.puller.mysql.marks import (
     GTIDS,
-    IS_MARK,
     Gtid,
+    Marks,
+    ends_of_runs,
     gtid_of,
-    last_of_each,
     next_position,
     physical_ms_of,
-    plain_marks,
     stretches,
+    times_ms,
 )
 from server.puller.mysql.position import LogPosition, fold
 from server.puller.mysql.statement import Kind, Statement
 from storage.mysql.compressed import expand
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
-from storage.mysql.event import HEADER_BYTES, Events, EventType
+from storage.mysql.event import Events, EventType
 from storage.mysql.gtid import MysqlGtidSet
 
 HELD_BYTES: Final = 64 << 20
@@ -130,16 +130,14 @@ class Transactions:
         """
         events = expand(arrived)
         self._runs.begin(events)
-        kinds = events.types
-        marks = np.flatnonzero(IS_MARK[kinds])
-        plain = plain_marks(events, marks, kinds[marks])
-        for first, last in stretches(plain):
+        marks = Marks.of(events)
+        for first, last in stretches(marks.plain):
             at = first
             while at < last:
-                if last - at >= _RUN_MIN and plain[at] and self._open is None:
-                    self._many(events, marks[at:last], kinds[marks[at:last]])
+                if last - at >= _RUN_MIN and marks.plain[at] and self._open is None:
+                    self._many(events, marks.at[at:last], marks.kinds[at:last])
                     break
-                yield from self._one(events, int(marks[at]), int(kinds[marks[at]]))
+                yield from self._one(events, int(marks.at[at]), int(marks.kinds[at]))
                 at += 1
         yield from self._rest(events)
 
@@ -157,14 +155,12 @@ class Transactions:
         if bool((kinds[1::2] != EventType.XID).any()) or bool((kinds[0::2] == EventType.XID).any()):
             raise LogDamagedError("the log has a transaction without an end, or an end without a transaction")
         complete = len(xids)
-        headers = events.begin[gtids[:complete]]
-        ts = fold(self.position.ts, 1000 * events.data.number(headers, 4).astype(np.int64))
+        mariadb = bool(kinds[0] == EventType.MARIADB_GTID)
+        ts = fold(self.position.ts, times_ms(events, gtids[:complete], mariadb=mariadb))
         self._runs.add(gtids[:complete], xids + 1, ts)
-        domains = events.data.number(headers + HEADER_BYTES + 8, 4)
-        for last in sorted(last_of_each(domains)):
-            self.position.passed(
-                gtid_of(events, int(gtids[last])), int(ts[last]), next_position(events, int(xids[last]))
-            )
+        for last, first_gno in ends_of_runs(events, gtids[:complete], mariadb=mariadb):
+            place = next_position(events, int(xids[last]))
+            self.position.passed(gtid_of(events, int(gtids[last])), int(ts[last]), place, first_gno)
         if len(gtids) > complete:
             self._begin(events, int(gtids[-1]))
 
