@@ -55,8 +55,8 @@ def verdict(*cuts: Cut, again: tuple[Again, ...] = ()) -> Verdict:
     audit = Audit(BASE, HISTORY, 10)
     for each in cuts:
         audit.follow(each)
-    for each in again:
-        audit.reread(each)
+    for twice in again:
+        audit.reread(twice)
     return audit.end(END)
 
 
