@@ -122,6 +122,12 @@ class Model:
     def truncate(self) -> None:
         self.append("truncate", {}, [])
 
+    def move_rows(self, below: int) -> None:
+        """A partition is emptied and another one brings rows: no event has any of them."""
+        value = f"s{self.log[-1].schema} v{next(self.versions):06d}"
+        kept = {key: value for key, value in self.rows.items() if key >= below}
+        self.append("moved", kept | dict.fromkeys(range(0, below, 3), value), [])
+
     def alter(self) -> None:
         schema = self.log[-1].schema + 1
         rows = {key: f"s{schema} {value.split()[1]}" for key, value in self.rows.items()}
@@ -185,11 +191,13 @@ class Model:
         process.passed += 1
         ts = process.passed
         event = self.log[ts]
-        if event.kind == "truncate":
+        if event.kind in ("truncate", "moved"):
             process.windows.table_changed(TABLE)
             process.table.restart(TABLE)
             process.table.planned((Range(),), 0)
             process.sorter.append((ts, DELETE, b"", None))
+        if event.kind == "moved":  # durable before the log goes on
+            self.durable = process.table.durable.to_doc()
         if event.kind == "alter":
             process.windows.table_changed(TABLE)
             process.schema = event.schema
@@ -266,7 +274,7 @@ class Model:
             return
         source = self.log[self.applied].rows
         progress = TableProgress.parse(self.durable)
-        if any(event.kind == "truncate" for event in self.log):
+        if any(event.kind in ("truncate", "moved") for event in self.log):
             return  # what is durable may be of the table before
         for each in progress.ranges:
             low = each.after[0].data if each.after and not each.done else b""
@@ -309,6 +317,7 @@ def step(model: Model, chance: random.Random) -> None:
         "write": lambda: model.write(chance.sample(range(KEYS), chance.choice((1, 1, 2, 5))), chance.random() < 0.7),
         "move": lambda: model.move(key(KEYS), key(KEYS)),
         "truncate": model.truncate,
+        "partitions": lambda: model.move_rows(key(KEYS)),
         "alter": model.alter,
         "cut": lambda: model.read_cut(chance.randint(1, 4)),
         "acknowledge": model.acknowledge,
@@ -334,6 +343,7 @@ WEIGHTS = {
     "write": 30,
     "move": 5,
     "truncate": 0.5,
+    "partitions": 0.5,
     "alter": 2,
     "xa": 5,
     "round": 20,
@@ -354,4 +364,23 @@ def test_any_interleaving_gives_the_source_and_never_an_older_row(seed: int) -> 
     for _ in range(chance.choice((20, 60, 150))):
         step(model, chance)
         model.what_is_durable_is_at_the_target()
+    model.finish()
+
+
+def test_what_was_read_before_rows_moved_is_read_again_after_a_crash() -> None:
+    """The checkpoint passes the statement before anything of the table that began anew is at the target."""
+    model = Model()
+    model.begin_round(lost=False)
+    model.read_chunk(4)
+    model.end_round(lost=False)
+    model.pass_log(9)
+    model.read_cut(4)
+    model.acknowledge()
+    model.move_rows(5)
+    model.pass_log(9)
+    model.read_cut(4)
+    model.acknowledge()
+    assert model.checkpoint == len(model.log) - 1
+    assert model.target == {}
+    model.crash()
     model.finish()
