@@ -1,0 +1,129 @@
+"""A comparison tells the truth, and all of it where its budget allows; both sides are tables in memory."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark_tidemark.digest import Leaves
+
+from server.verify.comparison import Comparison, Wish, told
+from server.verify.difference import TWICE, Budget
+from server.verify.question import Question
+
+SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+TABLES = st.dictionaries(st.integers(0, 30), st.integers(0, 3), max_size=20)
+
+
+@dataclass
+class Table:
+    """Stands in for `catalog.Table`."""
+
+    name: str = "shop.t"
+    ts: int = 7
+    key: tuple[str, ...] = ("id",)
+    schema: pa.Schema = SCHEMA
+
+
+class Side:
+    """Implements `Upstream` and `Lake` over rows (id, n); a lake may have an id more than once."""
+
+    def __init__(self, rows):
+        columns = [pa.array([row[place] for row in rows], pa.int64()) for place in (0, 1)]
+        self._batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        self.scans = 0
+        self.repaired = None
+
+    async def rows_of(self, table):
+        self.scans += 1
+        half = self._batch.num_rows // 2
+        for part in (self._batch.slice(0, half), self._batch.slice(half)):
+            yield part
+
+    async def leaves(self, table, ranges):
+        leaves = Leaves(ranges)
+        leaves.add(self._batch, table.key)
+        return leaves
+
+    async def rows(self, table, ranges, chosen):
+        asked = Question(table.name, table.ts, 0, table.key, table.schema, ranges, tuple(chosen))
+        return pa.Table.from_batches(asked.chosen_rows([self._batch]), asked.answer_schema)
+
+    async def repair(self, table, gone, live):
+        with pa.OSFile(gone) as removed, pa.OSFile(live) as written:
+            files = [pa.ipc.open_file(file).read_all() for file in (removed, written)]
+        self.repaired = files[0]["id"].to_pylist(), list(zip(*files[1].to_pydict().values(), strict=True))
+        return 5
+
+
+class Upstream:
+    """The rows of a side, as `Upstream` names them."""
+
+    def __init__(self, side):
+        self.rows = side.rows_of
+
+
+def compared(upstream, lake, **wish):
+    ours, theirs = Side(list(upstream.items())), Side(lake)
+    said = []
+    report = asyncio.run(Comparison(Upstream(ours), theirs, Table(), Wish(**wish), said.append).run())
+    assert said
+    return report, ours, theirs
+
+
+@settings(max_examples=60)
+@given(TABLES, TABLES, st.integers(0, 12))
+def test_what_is_told_is_true_and_complete_if_it_says_so(upstream, lake, most):
+    wrong = {key for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key)}
+    report, ours, _ = compared(upstream, list(lake.items()), budget=Budget(rows=most))
+    found = {each.key["id"] for each in report.differences}
+    assert report.equal == (not wrong)
+    assert (report.upstream_rows, report.lake_rows) == (len(upstream), len(lake))
+    assert found <= wrong
+    assert report.differing_rows == len(found) <= most
+    assert report.complete == (found == wrong)
+    assert report.complete or most < len(wrong)
+    assert ours.scans <= 3
+
+
+@settings(max_examples=40)
+@given(TABLES, TABLES, st.sets(st.integers(0, 30)))
+def test_a_repair_makes_the_lake_what_the_upstream_is(upstream, lake, doubled):
+    rows = [*lake.items(), *((key, lake[key]) for key in doubled & lake.keys())]
+    report, _, side = compared(upstream, rows, repair=True)
+    if report.equal:
+        assert side.repaired is None
+        return
+    gone, live = side.repaired
+    kept = [row for row in rows if row[0] not in gone]
+    assert sorted(kept + live) == sorted(upstream.items())
+    assert (report.repaired.removed, report.repaired.written, report.repaired.version) == (len(gone), len(live), 5)
+    dry, _, untouched = compared(upstream, rows, repair=True, dry_run=True)
+    assert untouched.repaired is None
+    assert (dry.repaired.removed, dry.repaired.written, dry.repaired.version) == (len(gone), len(live), None)
+
+
+def test_no_more_differences_are_told_than_asked_for_and_all_are_counted():
+    report, _, _ = compared({}, [(key, 0) for key in range(50)], limit=3)
+    assert (len(report.differences), report.differing_rows, report.complete) == (3, 50, True)
+
+
+def test_a_row_that_the_lake_has_very_often_is_counted_not_fetched():
+    report, _, _ = compared({1: 1, 2: 2}, [(1, 1)] * 300_000)
+    assert (report.lake_rows, report.complete) == (300_000, False)
+    assert [(each.key["id"], each.kind) for each in report.differences] == [(2, "only upstream")]
+    assert TWICE not in {each.kind for each in report.differences}
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected", "text"),
+    [
+        (50, 200, "t: 50 of 200 rows, 10 rows/s, 15 s to go"),
+        (50, 0, "t: 50 rows, 10 rows/s"),
+        (0, 9, "t: 0 rows, 0 rows/s"),
+    ],
+)
+def test_progress_tells_the_time_to_go_once_it_is_known(seen, expected, text):
+    assert told("t", seen, expected, 5.0) == text
