@@ -241,7 +241,7 @@ class SinkManager:
         """State and totals of this moment."""
         with self._changed:
             _, slowest = self._tables.slowest()
-            tables, barrier_ts = len(self._tables), self._tables.barrier_ts
+            tables, barrier_ts, sorted_ts = len(self._tables), self._tables.barrier_ts, self._tables.sorted_ts()
         return SinkStats(
             tables=tables,
             resolved_ts=self.resolved_ts(),
@@ -251,6 +251,7 @@ class SinkManager:
             used_bytes=self._quota.used_bytes,
             reads_staged=self._ranges.reads_staged,
             reads_sorter=self._ranges.reads_sorter,
+            sorted_ts=sorted_ts,
             slowest=slowest,
             failures=self._dispatcher.failures(),
         )

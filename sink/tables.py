@@ -170,6 +170,10 @@ class TableSinks:
             return self.one(span).checkpoint_ts
         return max(self._least(self._checkpoints, self._without_tables()), self.floor.standing.checkpoint_ts)
 
+    def sorted_ts(self) -> int:
+        """How far every table is sorted, whatever bounds what may be read; without tables as `resolved_ts`."""
+        return self._least(self._resolved, self._without_tables())
+
     def slowest(self) -> tuple[Span | None, Span | None]:
         """The tables with the least resolved_ts and the least checkpoint_ts."""
         resolved, checkpoint = self._resolved.least(), self._checkpoints.least()

@@ -95,14 +95,16 @@ class LocalProcessor:
         run = self._run
         if run is None:
             return ProcessorStats()
-        held = run.rows.sorter.stats()
+        held, sink = run.rows.sorter.stats(), run.sink.stats()
         return ProcessorStats(
             regions=sum(puller.regions for puller in self.table_pullers),
-            staged_bytes=run.sink.stats().used_bytes,
+            staged_bytes=sink.used_bytes,
             sorter_memory_bytes=held.memory_bytes,
             sorter_disk_bytes=held.disk_bytes,
             disk_error=held.disk_error,
             waiting=held.waiting,
+            pulled_ts=run.pulling.resolved_ts if run.pulling else 0,
+            sorted_ts=sink.sorted_ts,
         )
 
     def locations(self, span: Span) -> tuple[str, ...]:  # noqa: ARG002 - all tables are here

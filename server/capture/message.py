@@ -117,4 +117,6 @@ def _holding(feed: Feed) -> pb.Holding:
         sorter_disk_bytes=held.sorter_disk_bytes,
         disk_error=held.disk_error,
         waiting=held.waiting,
+        pulled_ts=held.pulled_ts,
+        sorted_ts=held.sorted_ts,
     )

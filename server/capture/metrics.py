@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from server.capture.changefeed import State
 from server.capture.feed import Feed
+from server.capture.stages import lags_s
 from storage.model.ts import physical_ms
 
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
@@ -49,6 +50,7 @@ class FeedCollector(Collector):
             for changefeed, shown in values:
                 family.add_metric([changefeed], shown[name])
             yield family
+        yield _stage_lags(feeds)
         states = GaugeMetricFamily(
             "tidemark_capture_changefeed_state", "1 for the state it is in", labels=["changefeed", "state"]
         )
@@ -56,6 +58,22 @@ class FeedCollector(Collector):
             for state in State:
                 states.add_metric([feed.id, state.value], float(state is feed.info.state))
         yield states
+
+
+def _stage_lags(feeds: Iterable[Feed]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "tidemark_capture_stage_lag_seconds",
+        "how far each stage is behind the one before it: upstream, puller, sorter, sink, reader",
+        labels=["changefeed", "stage"],
+    )
+    for feed in feeds:
+        processor = feed.processor
+        held = processor.stats()
+        positions = held.pulled_ts, held.sorted_ts, processor.resolved_ts, processor.checkpoint_ts
+        found = lags_s(time.time(), *positions)
+        for stage, lag_s in found.items():
+            family.add_metric([feed.id, stage], lag_s)
+    return family
 
 
 def _values(feed: Feed) -> dict[str, float]:

@@ -71,6 +71,10 @@ class ProcessorStats:
     """What the sorter's disk said when it last refused rows; empty while it takes them."""
     waiting: int = 0
     """Calls that wait until it takes rows."""
+    pulled_ts: int = 0
+    """How far all pullers are; 0: not known."""
+    sorted_ts: int = 0
+    """How far all tables are sorted; 0: not known."""
 
     def __add__(self, other: "ProcessorStats") -> "ProcessorStats":
         return ProcessorStats(
@@ -80,7 +84,13 @@ class ProcessorStats:
             self.sorter_disk_bytes + other.sorter_disk_bytes,
             self.disk_error or other.disk_error,
             self.waiting + other.waiting,
+            _least_known(self.pulled_ts, other.pulled_ts),
+            _least_known(self.sorted_ts, other.sorted_ts),
         )
+
+
+def _least_known(one: int, other: int) -> int:
+    return min(one, other) if one and other else one or other
 
 
 class Processor(Protocol):

@@ -48,6 +48,12 @@ class Pulling:
         return [puller for puller in parts if isinstance(puller, TablePuller)]
 
     @property
+    def resolved_ts(self) -> int:
+        """How far all of them are; 0 without any."""
+        pullers = [*(pulled.puller for pulled in list(self._pulled.values())), *self._others]
+        return min((puller.resolved_ts for puller in pullers), default=0)
+
+    @property
     def slowest_peers(self) -> list[Peer]:
         """Of each log that is merged of several, the one that the others wait for."""
         merging = (puller for puller in self._others if isinstance(puller, Merging))

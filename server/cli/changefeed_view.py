@@ -72,6 +72,8 @@ def _holding(holding: pb.Holding) -> dict[str, Any]:
         "sorter_disk_bytes": holding.sorter_disk_bytes,
         "disk_error": holding.disk_error,
         "waiting": holding.waiting,
+        "pulled_ts": holding.pulled_ts,
+        "sorted_ts": holding.sorted_ts,
     }
 
 

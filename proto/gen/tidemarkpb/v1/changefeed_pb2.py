@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidemarkpb/v1/changefeed.proto\x12\rtidemarkpb.v1\"5\n\x05Table\x12\x13\n\x0bschema_name\x18\x01 \x01(\t\x12\x17\n\x0ftable_info_json\x18\x02 \x01(\t\"\x96\x01\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x04 \x01(\x04\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.tidemarkpb.v1.TableState\x12\x11\n\tschema_ts\x18\x06 \x01(\x04\"d\n\x0cSchemaChange\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0e\n\x06tables\x18\x03 \x03(\t\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\t\x12\x11\n\ttruncated\x18\x05 \x03(\t\"\x8d\x01\n\x07Holding\x12\x0f\n\x07regions\x18\x01 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13sorter_memory_bytes\x18\x03 \x01(\x04\x12\x19\n\x11sorter_disk_bytes\x18\x04 \x01(\x04\x12\x12\n\ndisk_error\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\";\n\x0cRunningError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\"\xc2\x03\n\nChangefeed\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.tidemarkpb.v1.ChangefeedState\x12\x10\n\x08sink_uri\x18\x03 \x01(\t\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x11\n\ttarget_ts\x18\x05 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x06 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x07 \x01(\x04\x12\x13\n\x0b\x63reate_time\x18\x08 \x01(\t\x12*\n\x06tables\x18\t \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12*\n\x05\x65rror\x18\n \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\x12\x12\n\nsource_uri\x18\x0b \x01(\t\x12\x0e\n\x06\x66ilter\x18\x0c \x03(\t\x12\x16\n\x0eignored_tables\x18\r \x03(\t\x12\x33\n\x0eschema_changes\x18\x0e \x03(\x0b\x32\x1b.tidemarkpb.v1.SchemaChange\x12\'\n\x07holding\x18\x0f \x01(\x0b\x32\x16.tidemarkpb.v1.Holding\x12\x0f\n\x07\x63olumns\x18\x10 \x03(\t\"\xd8\x01\n\x17\x43reateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x12\n\nsource_uri\x18\x06 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x07 \x03(\t\x12\x1f\n\x17ignore_ineligible_table\x18\x08 \x01(\x08\x12\x0f\n\x07\x63olumns\x18\t \x03(\t\"I\n\x18\x43reateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"\x18\n\x16ListChangefeedsRequest\"I\n\x17ListChangefeedsResponse\x12.\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16QueryChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17QueryChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16PauseChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17PauseChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"F\n\x17ResumeChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17overwrite_checkpoint_ts\x18\x02 \x01(\x04\"I\n\x18ResumeChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"%\n\x17RemoveChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x18RemoveChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed*\xa9\x01\n\x0f\x43hangefeedState\x12 \n\x1c\x43HANGEFEED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43HANGEFEED_STATE_NORMAL\x10\x01\x12\x1c\n\x18\x43HANGEFEED_STATE_STOPPED\x10\x02\x12\x1c\n\x18\x43HANGEFEED_STATE_WARNING\x10\x03\x12\x1b\n\x17\x43HANGEFEED_STATE_FAILED\x10\x04*\x92\x01\n\nTableState\x12\x1b\n\x17TABLE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TABLE_STATE_REPLICATING\x10\x01\x12\x17\n\x13TABLE_STATE_STOPPED\x10\x02\x12\x16\n\x12TABLE_STATE_ENDING\x10\x03\x12\x19\n\x15TABLE_STATE_REPAIRING\x10\x04\x32\xe8\x04\n\x11\x43hangefeedService\x12\x63\n\x10\x43reateChangefeed\x12&.tidemarkpb.v1.CreateChangefeedRequest\x1a\'.tidemarkpb.v1.CreateChangefeedResponse\x12`\n\x0fListChangefeeds\x12%.tidemarkpb.v1.ListChangefeedsRequest\x1a&.tidemarkpb.v1.ListChangefeedsResponse\x12`\n\x0fQueryChangefeed\x12%.tidemarkpb.v1.QueryChangefeedRequest\x1a&.tidemarkpb.v1.QueryChangefeedResponse\x12`\n\x0fPauseChangefeed\x12%.tidemarkpb.v1.PauseChangefeedRequest\x1a&.tidemarkpb.v1.PauseChangefeedResponse\x12\x63\n\x10ResumeChangefeed\x12&.tidemarkpb.v1.ResumeChangefeedRequest\x1a\'.tidemarkpb.v1.ResumeChangefeedResponse\x12\x63\n\x10RemoveChangefeed\x12&.tidemarkpb.v1.RemoveChangefeedRequest\x1a\'.tidemarkpb.v1.RemoveChangefeedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidemarkpb/v1/changefeed.proto\x12\rtidemarkpb.v1\"5\n\x05Table\x12\x13\n\x0bschema_name\x18\x01 \x01(\t\x12\x17\n\x0ftable_info_json\x18\x02 \x01(\t\"\x96\x01\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x04 \x01(\x04\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.tidemarkpb.v1.TableState\x12\x11\n\tschema_ts\x18\x06 \x01(\x04\"d\n\x0cSchemaChange\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0e\n\x06tables\x18\x03 \x03(\t\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\t\x12\x11\n\ttruncated\x18\x05 \x03(\t\"\xb3\x01\n\x07Holding\x12\x0f\n\x07regions\x18\x01 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13sorter_memory_bytes\x18\x03 \x01(\x04\x12\x19\n\x11sorter_disk_bytes\x18\x04 \x01(\x04\x12\x12\n\ndisk_error\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x11\n\tpulled_ts\x18\x07 \x01(\x04\x12\x11\n\tsorted_ts\x18\x08 \x01(\x04\";\n\x0cRunningError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\"\xc2\x03\n\nChangefeed\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.tidemarkpb.v1.ChangefeedState\x12\x10\n\x08sink_uri\x18\x03 \x01(\t\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x11\n\ttarget_ts\x18\x05 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x06 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x07 \x01(\x04\x12\x13\n\x0b\x63reate_time\x18\x08 \x01(\t\x12*\n\x06tables\x18\t \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12*\n\x05\x65rror\x18\n \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\x12\x12\n\nsource_uri\x18\x0b \x01(\t\x12\x0e\n\x06\x66ilter\x18\x0c \x03(\t\x12\x16\n\x0eignored_tables\x18\r \x03(\t\x12\x33\n\x0eschema_changes\x18\x0e \x03(\x0b\x32\x1b.tidemarkpb.v1.SchemaChange\x12\'\n\x07holding\x18\x0f \x01(\x0b\x32\x16.tidemarkpb.v1.Holding\x12\x0f\n\x07\x63olumns\x18\x10 \x03(\t\"\xd8\x01\n\x17\x43reateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x12\n\nsource_uri\x18\x06 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x07 \x03(\t\x12\x1f\n\x17ignore_ineligible_table\x18\x08 \x01(\x08\x12\x0f\n\x07\x63olumns\x18\t \x03(\t\"I\n\x18\x43reateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"\x18\n\x16ListChangefeedsRequest\"I\n\x17ListChangefeedsResponse\x12.\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16QueryChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17QueryChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16PauseChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17PauseChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"F\n\x17ResumeChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17overwrite_checkpoint_ts\x18\x02 \x01(\x04\"I\n\x18ResumeChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"%\n\x17RemoveChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x18RemoveChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed*\xa9\x01\n\x0f\x43hangefeedState\x12 \n\x1c\x43HANGEFEED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43HANGEFEED_STATE_NORMAL\x10\x01\x12\x1c\n\x18\x43HANGEFEED_STATE_STOPPED\x10\x02\x12\x1c\n\x18\x43HANGEFEED_STATE_WARNING\x10\x03\x12\x1b\n\x17\x43HANGEFEED_STATE_FAILED\x10\x04*\x92\x01\n\nTableState\x12\x1b\n\x17TABLE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TABLE_STATE_REPLICATING\x10\x01\x12\x17\n\x13TABLE_STATE_STOPPED\x10\x02\x12\x16\n\x12TABLE_STATE_ENDING\x10\x03\x12\x19\n\x15TABLE_STATE_REPAIRING\x10\x04\x32\xe8\x04\n\x11\x43hangefeedService\x12\x63\n\x10\x43reateChangefeed\x12&.tidemarkpb.v1.CreateChangefeedRequest\x1a\'.tidemarkpb.v1.CreateChangefeedResponse\x12`\n\x0fListChangefeeds\x12%.tidemarkpb.v1.ListChangefeedsRequest\x1a&.tidemarkpb.v1.ListChangefeedsResponse\x12`\n\x0fQueryChangefeed\x12%.tidemarkpb.v1.QueryChangefeedRequest\x1a&.tidemarkpb.v1.QueryChangefeedResponse\x12`\n\x0fPauseChangefeed\x12%.tidemarkpb.v1.PauseChangefeedRequest\x1a&.tidemarkpb.v1.PauseChangefeedResponse\x12\x63\n\x10ResumeChangefeed\x12&.tidemarkpb.v1.ResumeChangefeedRequest\x1a\'.tidemarkpb.v1.ResumeChangefeedResponse\x12\x63\n\x10RemoveChangefeed\x12&.tidemarkpb.v1.RemoveChangefeedRequest\x1a\'.tidemarkpb.v1.RemoveChangefeedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemarkpb.v1.changefeed_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANGEFEEDSTATE']._serialized_start=1898
-  _globals['_CHANGEFEEDSTATE']._serialized_end=2067
-  _globals['_TABLESTATE']._serialized_start=2070
-  _globals['_TABLESTATE']._serialized_end=2216
+  _globals['_CHANGEFEEDSTATE']._serialized_start=1936
+  _globals['_CHANGEFEEDSTATE']._serialized_end=2105
+  _globals['_TABLESTATE']._serialized_start=2108
+  _globals['_TABLESTATE']._serialized_end=2254
   _globals['_TABLE']._serialized_start=49
   _globals['_TABLE']._serialized_end=102
   _globals['_TABLESTATUS']._serialized_start=105
@@ -42,35 +42,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEMACHANGE']._serialized_start=257
   _globals['_SCHEMACHANGE']._serialized_end=357
   _globals['_HOLDING']._serialized_start=360
-  _globals['_HOLDING']._serialized_end=501
-  _globals['_RUNNINGERROR']._serialized_start=503
-  _globals['_RUNNINGERROR']._serialized_end=562
-  _globals['_CHANGEFEED']._serialized_start=565
-  _globals['_CHANGEFEED']._serialized_end=1015
-  _globals['_CREATECHANGEFEEDREQUEST']._serialized_start=1018
-  _globals['_CREATECHANGEFEEDREQUEST']._serialized_end=1234
-  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_start=1236
-  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_end=1309
-  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_start=1311
-  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_end=1335
-  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_start=1337
-  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_end=1410
-  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_start=1412
-  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_end=1448
-  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_start=1450
-  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_end=1522
-  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_start=1524
-  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_end=1560
-  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_start=1562
-  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_end=1634
-  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_start=1636
-  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_end=1706
-  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_start=1708
-  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_end=1781
-  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_start=1783
-  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_end=1820
-  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_start=1822
-  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_end=1895
-  _globals['_CHANGEFEEDSERVICE']._serialized_start=2219
-  _globals['_CHANGEFEEDSERVICE']._serialized_end=2835
+  _globals['_HOLDING']._serialized_end=539
+  _globals['_RUNNINGERROR']._serialized_start=541
+  _globals['_RUNNINGERROR']._serialized_end=600
+  _globals['_CHANGEFEED']._serialized_start=603
+  _globals['_CHANGEFEED']._serialized_end=1053
+  _globals['_CREATECHANGEFEEDREQUEST']._serialized_start=1056
+  _globals['_CREATECHANGEFEEDREQUEST']._serialized_end=1272
+  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_start=1274
+  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_end=1347
+  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_start=1349
+  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_end=1373
+  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_start=1375
+  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_end=1448
+  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_start=1450
+  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_end=1486
+  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_start=1488
+  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_end=1560
+  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_start=1562
+  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_end=1598
+  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_start=1600
+  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_end=1672
+  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_start=1674
+  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_end=1744
+  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_start=1746
+  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_end=1819
+  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_start=1821
+  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_end=1858
+  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_start=1860
+  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_end=1933
+  _globals['_CHANGEFEEDSERVICE']._serialized_start=2257
+  _globals['_CHANGEFEEDSERVICE']._serialized_end=2873
 # @@protoc_insertion_point(module_scope)

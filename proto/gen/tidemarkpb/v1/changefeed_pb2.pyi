@@ -174,6 +174,8 @@ class Holding(_message.Message):
     SORTER_DISK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    PULLED_TS_FIELD_NUMBER: _builtins.int
+    SORTED_TS_FIELD_NUMBER: _builtins.int
     regions: _builtins.int
     staged_bytes: _builtins.int
     sorter_memory_bytes: _builtins.int
@@ -182,6 +184,9 @@ class Holding(_message.Message):
     """What the sorter's disk said when it last refused rows; empty while it takes them."""
     waiting: _builtins.int
     """How many calls wait until it does."""
+    pulled_ts: _builtins.int
+    """How far its pullers are, and how far all of its tables are sorted; 0: not known."""
+    sorted_ts: _builtins.int
     def __init__(
         self,
         *,
@@ -191,10 +196,12 @@ class Holding(_message.Message):
         sorter_disk_bytes: _builtins.int = ...,
         disk_error: _builtins.str = ...,
         waiting: _builtins.int = ...,
+        pulled_ts: _builtins.int = ...,
+        sorted_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_error", b"disk_error", "regions", b"regions", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_error", b"disk_error", "pulled_ts", b"pulled_ts", "regions", b"regions", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

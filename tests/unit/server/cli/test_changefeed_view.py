@@ -31,7 +31,14 @@ CHANGEFEED = pb.Changefeed(
         )
     ],
     schema_changes=[pb.SchemaChange(commit_ts=470615457568391170, query="DROP TABLE old", dropped=["shop.old"])],
-    holding=pb.Holding(regions=1, staged_bytes=2, disk_error="No space left on device", waiting=1),
+    holding=pb.Holding(
+        regions=1,
+        staged_bytes=2,
+        disk_error="No space left on device",
+        waiting=1,
+        pulled_ts=470615458987114500,
+        sorted_ts=470615458987114499,
+    ),
 )
 
 

@@ -1,0 +1,43 @@
+"""What a capture shows when it is scraped: names as Prometheus wants them, and the lag of each stage."""
+
+import re
+import time
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from server.capture.changefeed import State
+from server.capture.metrics import FeedCollector
+from server.capture.processor import ProcessorStats
+
+NAME = re.compile(r"tidemark_capture_[a-z_]+_(ts|seconds|bytes|count|total|refuses|state)")
+
+
+def ts_ago(seconds):
+    return int((time.time() - seconds) * 1000) << 18
+
+
+def feed():
+    stats = ProcessorStats(regions=2, pulled_ts=ts_ago(10), sorted_ts=ts_ago(30))
+    processor = SimpleNamespace(resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats)
+    info = SimpleNamespace(state=State.NORMAL)
+    return SimpleNamespace(id="bank", processor=processor, checkpoint_ts=ts_ago(100), info=info)
+
+
+def test_names_and_stages():
+    registry = CollectorRegistry()
+    registry.register(FeedCollector(lambda: [feed()]))
+    names = {line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE")}
+    assert [name for name in names if not NAME.fullmatch(name)] == []
+    lags = {
+        stage: round(
+            registry.get_sample_value("tidemark_capture_stage_lag_seconds", {"changefeed": "bank", "stage": stage}), -1
+        )
+        for stage in ("puller", "sorter", "sink", "reader")
+    }
+    assert lags == {"puller": 10, "sorter": 20, "sink": 30, "reader": 40}
+
+
+def test_stats_of_several_processes_are_as_far_as_the_slowest_that_tells():
+    total = sum((ProcessorStats(pulled_ts=7), ProcessorStats(pulled_ts=5, sorted_ts=3)), ProcessorStats())
+    assert (total.pulled_ts, total.sorted_ts) == (5, 3)
