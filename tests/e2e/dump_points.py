@@ -79,7 +79,7 @@ class Death:
     @staticmethod
     def _passed(listener: DumpListener, values: dict[str, object], commit_ts: int) -> str:
         del commit_ts
-        return "passed" if values["event_type"] == HIGH and listener.tables() else ""
+        return "passed" if values["event_type"] == HIGH and listener.rounds else ""
 
     def _added(self, rows: LogRows, batches: list[Any]) -> str:
         del rows
