@@ -157,6 +157,7 @@ def _output(answer: Any) -> Output:
         rows.append(
             {**_shown(dump, is_done=is_done), "table": "(all)", "state": dump.state, **dict.fromkeys(_NOT_OF_ALL, "")}
         )
+    head += f"\n{dump.waits_for}" if dump.waits_for else ""
     return Output(
         plain(dump) | {"status": [plain(each) for each in answer.status]}, shown=f"{head}\n{table(rows, _COLUMNS)}"
     )

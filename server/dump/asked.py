@@ -6,7 +6,7 @@ wildcards may match what comes later.
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from server.capture import keys
@@ -38,6 +38,8 @@ class Asked:
     """Tables that its filter takes, and that it leaves out."""
     awaited: tuple[str, ...] = ()
     """The filter of one that does not run: it may have stopped at the statement that brings a table."""
+    stands: str = ""
+    """Why it does not run."""
 
     @classmethod
     async def of(cls, meta: Meta, changefeed: str) -> Self:
@@ -51,8 +53,8 @@ class Asked:
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
         info = ChangefeedInfo.from_json(found.value)
         names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
-        scheme, awaited = info.source_uri.partition(":")[0], () if info.state.is_running else info.rules
-        return cls(changefeed, scheme, frozenset(names), info.ignored, awaited)
+        asked = cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
+        return asked if info.state.is_running else replace(asked, awaited=info.rules, stands=_stands(info))
 
     def check(self, job: Job) -> None:
         """Refuse names that no table has.
@@ -90,6 +92,11 @@ class Asked:
 
 def _exact(patterns: Iterable[str]) -> Iterable[str]:
     return (pattern for pattern in patterns if not _WILDCARD.search(pattern))
+
+
+def _stands(info: ChangefeedInfo) -> str:
+    why = f": [{info.error.code}] {info.error.message}" if info.error else ""
+    return f"the changefeed is {info.state.value}{why}; `tidemark cli changefeed resume -c {info.id}` lets it go on"
 
 
 def _left_out(name: str) -> str:

@@ -123,8 +123,10 @@ class DumpService:
         asked, records, job = await self._existing(changefeed)
         tables = await records.tables(job)
         others = asked.others(job, {each.name for each in tables})
+        if asked.stands:
+            tables = [replace(each, rows_per_s=0) for each in tables]
         return {
-            "dump": dump_message(changefeed, job, tables),
+            "dump": dump_message(changefeed, job, tables, asked.stands),
             "status": table_messages(changefeed, job, tables, others),
         }
 

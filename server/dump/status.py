@@ -23,8 +23,8 @@ def is_over(tables: Sequence[TableProgress]) -> bool:
     return bool(tables) and all(each.state.is_over for each in tables)
 
 
-def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress]) -> pb.Dump:
-    """The whole dump."""
+def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress], waits_for: str = "") -> pb.Dump:
+    """The whole dump; `waits_for` is why nothing goes on."""
     counted = [each for each in tables if each.state not in _LOST]
     done = sum(each.state is TableState.DONE for each in counted)
     rows, estimated = sum(each.rows for each in counted), _estimated(counted)
@@ -51,6 +51,7 @@ def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress]) -> 
         tables_known=len(tables),
         tables_done=done,
         tables_failed=failed,
+        waits_for="" if is_over(tables) else waits_for,
         verify=job.verify,
     )
 

@@ -159,6 +159,7 @@ class Dump(_message.Message):
     TABLES_DONE_FIELD_NUMBER: _builtins.int
     TABLES_FAILED_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     job_id: _builtins.str
     state: _builtins.str
@@ -180,6 +181,8 @@ class Dump(_message.Message):
     tables_done: _builtins.int
     tables_failed: _builtins.int
     verify: _builtins.bool
+    waits_for: _builtins.str
+    """why nothing goes on: the changefeed does not run"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -209,10 +212,11 @@ class Dump(_message.Message):
         tables_done: _builtins.int = ...,
         tables_failed: _builtins.int = ...,
         verify: _builtins.bool = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "eta_seconds", b"eta_seconds", "job_id", b"job_id", "parallel", b"parallel", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_per_second_max", b"rows_per_second_max", "rows_read", b"rows_read", "state", b"state", "tables", b"tables", "tables_done", b"tables_done", "tables_failed", b"tables_failed", "tables_known", b"tables_known", "verify", b"verify", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_per_second_max", b"bytes_per_second_max", "changefeed_id", b"changefeed_id", "eta_seconds", b"eta_seconds", "job_id", b"job_id", "parallel", b"parallel", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_per_second_max", b"rows_per_second_max", "rows_read", b"rows_read", "state", b"state", "tables", b"tables", "tables_done", b"tables_done", "tables_failed", b"tables_failed", "tables_known", b"tables_known", "verify", b"verify", "waits_for", b"waits_for", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

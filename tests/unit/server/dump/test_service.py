@@ -12,9 +12,9 @@ from tidemarkpb.v1 import dump_pb2 as pb
 from server.capture import keys
 from server.capture.catalog.history import SchemaChange, table_json
 from server.capture.catalog.records import head_put
-from server.capture.changefeed import ChangefeedInfo, State
+from server.capture.changefeed import ChangefeedInfo, RunningError, State
 from server.capture.errors import ChangefeedNotExistsError
-from server.cli.dump import PriorityError, WhereError, _condition, _priority
+from server.cli.dump import PriorityError, WhereError, _condition, _output, _priority
 from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import DumpRecords
 from server.dump.progress import Range, TableProgress, TableState
@@ -132,6 +132,27 @@ async def test_a_changefeed_that_stands_may_be_asked_for_tables_that_its_log_is_
         await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["crm.made"]), CONTEXT)
     answer = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.made"]), CONTEXT)
     assert [(each.table, each.state) for each in answer.status] == [("shop.made", "waiting")]
+
+
+async def test_while_the_changefeed_stands_the_status_says_why_and_makes_up_no_end(meta: EtcdMeta) -> None:
+    service, records = DumpService(meta), DumpRecords(meta, "shop")
+    begun = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    half = TableProgress("shop.t", 7, begun.dump.job_id, TableState.DUMPING, "", (Range(),), 50, 500, 1, 100, 11, 10)
+    await records.put_tables([half])
+    running = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+    assert (running.dump.waits_for, running.dump.eta_seconds, running.status[0].eta_seconds) == ("", 5, 5)
+    pair = await meta.get(keys.info("shop"))
+    assert pair is not None
+    failed = ChangefeedInfo.from_json(pair.value).moved_to(State.FAILED, RunningError("TM:ErrX", "no log", "now"))
+    await meta.put(keys.info("shop"), failed.to_json())
+    stands = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+    assert (stands.dump.state, stands.dump.eta_seconds, stands.status[0].rows_per_second) == ("running", -1, 0)
+    assert "failed: [TM:ErrX] no log; " in stands.dump.waits_for
+    assert "\nthe changefeed is failed" in (_output(stands).shown or "")
+    done = replace(half, state=TableState.DONE)
+    await records.put_tables([done])
+    over = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+    assert (over.dump.state, over.dump.waits_for) == ("finished", "")
 
 
 async def test_an_update_changes_what_it_names_and_the_dump_goes_on(meta: EtcdMeta) -> None:
