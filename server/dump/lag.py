@@ -16,8 +16,8 @@ GRACE_S: Final = 0.001
 """And so much on top of it, as less is nobody's trouble."""
 FAR_S: Final = 0.25
 """One round that lags so much more is enough."""
-EASE_MIN: Final = 1 / 8
-EASE_FIRST: Final = 1 / 2
+EASE_MIN = 1 / 8
+EASE_FIRST = 1 / 2
 QUIET_FIRST: Final = 5
 """Measured before anything is read."""
 QUIET_EVERY_S: Final = 1.0

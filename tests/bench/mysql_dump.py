@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from server.dump import chunk
+from server.dump import chunk, lag
 from server.dump.job import DumpRecords, Job
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.source import MySqlSource
@@ -201,12 +201,15 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--chunk-kib", type=int, default=0, help="what chunks aim at; 0: what is built in")
     parser.add_argument("--verify", action="store_true")
+    parser.add_argument("--full-pace", action="store_true", help="give no way to the log")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--beat-ms", type=float, default=10)
     parser.add_argument("--before-s", type=float, default=3.0, help="how long the lag is measured before each dump")
     arguments = parser.parse_args()
     if arguments.chunk_kib:
         chunk.TARGET_BYTES = arguments.chunk_kib << 10
+    if arguments.full_pace:
+        lag.EASE_MIN = lag.EASE_FIRST = 1.0
     with running_mariadb("--innodb-buffer-pool-size=256M") as server, tempfile.TemporaryDirectory() as directory:
         made, row = table_of(arguments)
         server.execute("CREATE DATABASE shop", made, "CREATE TABLE shop.beat (id INT PRIMARY KEY)")
@@ -216,7 +219,10 @@ def main() -> None:
             "ANALYZE TABLE orders",
         )
         found = asyncio.run(measured(server, Path(directory), arguments))
-    shown = {name: getattr(arguments, name) for name in ("columns", "row_bytes", "parallel", "chunk_kib", "verify")}
+    shown = {
+        name: getattr(arguments, name)
+        for name in ("columns", "row_bytes", "parallel", "chunk_kib", "verify", "full_pace")
+    }
     sys.stdout.write(json.dumps({"bench": "mysql_dump", **shown, "rounds": arguments.rounds, **found}) + "\n")
 
 
