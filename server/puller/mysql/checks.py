@@ -118,6 +118,13 @@ _WANTED: Final = (
         "SET GLOBAL binlog_checksum='CRC32'",
     ),
     (
+        "sync_binlog",
+        "1",
+        WARNING,
+        "after a crash of its machine the server may give GTIDs that were read to other transactions",
+        "SET GLOBAL sync_binlog=1",
+    ),
+    (
         "binlog_order_commits",
         "ON",
         FAILURE,

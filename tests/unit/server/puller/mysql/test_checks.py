@@ -51,6 +51,7 @@ def test_a_good_server_passes() -> None:
         ("binlog_order_commits", "OFF", FAILURE),
         ("gtid_strict_mode", "OFF", WARNING),
         ("binlog_checksum", "NONE", WARNING),
+        ("sync_binlog", "0", WARNING),
     ],
 )
 def test_each_setting_that_would_make_us_wrong_is_told_with_its_fix(variable: str, value: str, state: str) -> None:
