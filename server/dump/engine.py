@@ -20,7 +20,8 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from server.dump import metrics
-from server.dump.chunk import ChunkSize
+from server.dump.check import Check
+from server.dump.chunk import ChunkQuery, ChunkSize
 from server.dump.copying import DumpCopying
 from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
@@ -32,6 +33,7 @@ from server.dump.reader import Server, Taken
 from server.dump.window import HIGH, LOW
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
+from server.puller.table import SourceTable
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 T = TypeVar("T")
@@ -217,11 +219,18 @@ class DumpEngine:
         except (InvalidError, CorruptError) as err:
             self._fail(table_id, TableState.FAILED, str(err))
             return
-        self._paces[table_id] = Pace(version, query, ChunkSize())
+        self._begun(job, table, version, query)
         with self._listener.looking():
             dump = self._listener.dump(table_id)
             if dump is not None and dump.durable.state is TableState.WAITING:
                 dump.planned(ranges, rows)
+
+    def _begun(self, job: Job, table: SourceTable, version: int, query: ChunkQuery) -> Pace:
+        """A table is read in this version from here on."""
+        if job.verify and (columns := Check(query).unchecked):
+            _log.warning("columns not compared", changefeed=self._changefeed, table=table.name, columns=columns)
+        pace = self._paces[table.span.table_id] = Pace(version, query, ChunkSize())
+        return pace
 
     def _pick(self, job: Job) -> list[Pick]:
         """The next ranges: of each table one, then more of each."""
@@ -277,7 +286,7 @@ class DumpEngine:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:
                 query = await self._call(server.query, table, job.where.get(self._listener.name(pick.table_id), ""))
-                pace = self._paces[pick.table_id] = Pace(version, query, ChunkSize())
+                pace = self._begun(job, table, version, query)
             pace.begin(pick.epoch)
             taken = await self._call(self._read_by_one, job, server, pick, pace)
         except MySqlUnavailableError as err:
