@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from server.puller.mysql.commits import Commits, Runs, joined, size_of
 from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.errors import LogDamagedError, TornTransactionError, XaTooLargeError
+from server.puller.mysql.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.marks import (
     GTIDS,
     Gtid,
@@ -31,6 +31,7 @@ from server.puller.mysql.marks import (
     times_ms,
 )
 from server.puller.mysql.position import LogPosition, fold
+from server.puller.mysql.prepared import Prepared
 from server.puller.mysql.statement import Kind, Statement
 from storage.mysql.compressed import expand
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
@@ -38,7 +39,6 @@ from storage.mysql.event import Events, EventType
 from storage.mysql.gtid import MysqlGtidSet
 
 HELD_BYTES: Final = 64 << 20
-_XA_BYTES_MAX: Final = 512 << 20
 _RUN_MIN = 16
 
 
@@ -112,8 +112,7 @@ class Transactions:
         self._torn = torn
         self._held_bytes = held_bytes
         self._open: _Open | None = None
-        self._prepared: dict[str, list[Events]] = {}
-        self._prepared_bytes = 0
+        self._prepared = Prepared()
         self._runs = Runs()
 
     @property
@@ -217,16 +216,15 @@ class Transactions:
         elif kind is Kind.ROLLBACK:
             yield from self._end(events, mark, rows=False)
         elif kind is Kind.XA_COMMIT:
-            parts = self._prepared.pop(xid, None)
+            parts = self._prepared.pop(xid)
             if parts is None:
                 yield Unprepared(self._open.ts, xid)
-            self._prepared_bytes -= sum(map(size_of, parts or ()))
             self._open.parts = [*(parts or ()), *self._open.parts]
             yield from self._end(events, mark)
             yield from self._runs.flush()
             yield XaMoved(xid, waits=False)
         elif kind is Kind.XA_ROLLBACK:
-            self._prepared_bytes -= sum(map(size_of, self._prepared.pop(xid, [])))
+            self._prepared.pop(xid)
             yield from self._end(events, mark, rows=False)
         else:
             if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
@@ -263,14 +261,7 @@ class Transactions:
         if opened is None:
             raise LogDamagedError("the log prepares an XA transaction that has not begun")
         self._open = None
-        parts = [joined([*opened.parts, events[self._runs.close() : mark + 1]])]
-        self._prepared_bytes += sum(map(size_of, parts))
-        if self._prepared_bytes > _XA_BYTES_MAX:
-            raise XaTooLargeError(
-                f"prepared XA transactions hold more than {_XA_BYTES_MAX >> 20} MiB of rows: commit or roll back the "
-                "oldest (XA RECOVER on the server), then resume"
-            )
-        self._prepared[xid] = parts
+        self._prepared.put(xid, [joined([*opened.parts, events[self._runs.close() : mark + 1]])])
         self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
         yield from self._runs.flush()
         yield XaMoved(xid, waits=True)
