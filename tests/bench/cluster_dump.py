@@ -122,7 +122,7 @@ class Following:
         self._beats.arrived(end)
         for part in self._reader.ask("plan", start=self._at, end=end)["slices"]:
             if part["rows"] and part["table"] == "shop.orders":
-                self.rows += self._reader.read(self._at, end, "shop.orders").num_rows
+                self.rows += self._reader.read(self._at, end, part["table"], part["locations"][0]).num_rows
         self._reader.ask("ack", ts=end)
         self._at = end
 
@@ -138,9 +138,11 @@ def measured(cluster: Cluster, directory: Path, arguments: argparse.Namespace) -
     writing = threading.Thread(target=beats.run)
     writing.start()
     following = Following(cluster, beats, start_ts)
-    until = time.monotonic() + arguments.before_s
-    while time.monotonic() < until:
+    following.step()
+    began, cpu = time.monotonic(), cpu_s(cluster.capture.process.pid)
+    while time.monotonic() < began + arguments.before_s:
         following.step()
+    idle = (cpu_s(cluster.capture.process.pid) - cpu) / (time.monotonic() - began)
     before, began, cpu = beats.taken(), time.monotonic(), cpu_s(cluster.capture.process.pid)
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
         stub = DumpServiceStub(channel)
@@ -157,6 +159,7 @@ def measured(cluster: Cluster, directory: Path, arguments: argparse.Namespace) -
         "rows": following.rows,
         "rows_per_cpu_s": round(following.rows / used),
         "rows_per_s": round(following.rows / wall),
+        "cores_before": round(idle, 2),
         "chunks": status.chunks_done,
         "rows_estimated": status.rows_estimated,
         "lag_before": before,
