@@ -83,8 +83,10 @@ def main() -> int:
     step, cut, delay_ms, way, *arguments = sys.argv[1:]
     if way != "mirror":
         mirror.SMALL_ROWS = -1
-    if way == "tasks":
+    if way in ("merge", "tasks"):
         changes.FEW_ROWS = 0
+    if way == "tasks":
+        changes.HERE_BYTES = -1
     Death(step, int(cut), int(delay_ms) / 1000).plan()
     return job.main(arguments)
 

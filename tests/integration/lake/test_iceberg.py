@@ -51,13 +51,13 @@ def held(upstream, ts):
     return balances(list(upstream.accounts.state(ts).values()))
 
 
-@pytest.mark.parametrize("few_rows", [20_000, 0], ids=["written by the driver", "written by tasks"])
+@pytest.mark.parametrize("here_bytes", [1 << 20, -1], ids=["written by the driver", "written by tasks"])
 def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
-    spark, changefeed, captures, upstream, tmp_path, monkeypatch, few_rows
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
 ):
-    monkeypatch.setattr(changes, "FEW_ROWS", few_rows)
-    keep(spark, changefeed, captures, tmp_path, CUTS if few_rows else CUTS[:3])
-    end_ts = CUTS[-1] if few_rows else CUTS[2]
+    monkeypatch.setattr(changes, "HERE_BYTES", here_bytes)
+    keep(spark, changefeed, captures, tmp_path, CUTS if here_bytes > 0 else CUTS[:3])
+    end_ts = CUTS[-1] if here_bytes > 0 else CUTS[2]
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, end_ts)
     for ts in (150, end_ts):
         tables = as_of_cut(spark, f"iceberg://{tmp_path}", ts)

@@ -66,7 +66,7 @@ def main() -> int:
     if way != "mirror":
         mirror.SMALL_ROWS = -1
     if way == "merge":
-        changes.FEW_ROWS = 0
+        changes.FEW_ROWS, changes.HERE_BYTES = 0, -1
     Kill(step, int(batch)).follow()
     return job.main(arguments)
 

@@ -51,7 +51,7 @@ class ChangelogTarget:
         if not final.exists():
             staged = directory / f"_staged-{changes.end_ts}"
             shutil.rmtree(staged, ignore_errors=True)
-            if changes.few:
+            if changes.here:
                 _write(changes, staged)
             else:
                 changes.frame(self._spark).write.parquet(str(staged))
@@ -95,7 +95,7 @@ class ChangelogTarget:
 
 
 def _write(changes: Changes, directory: Path) -> None:
-    """A few rows need no Spark job."""
+    """What is here needs no Spark job."""
     directory.mkdir(parents=True)
     with (directory / "part-00000.parquet").open("wb") as file:
         pq.write_table(changes.arrow, file)

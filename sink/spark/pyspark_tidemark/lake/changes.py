@@ -1,4 +1,4 @@
-"""The row changes of one table in one cut, read on the driver when few, by the executors when many."""
+"""The row changes of one table in one cut, read on the driver unless they are large, else by the executors."""
 
 import dataclasses
 import json
@@ -19,7 +19,9 @@ from pyspark_tidemark.lake.schema import fitted
 
 DELETE, INSERT = "delete", "insert"
 FEW_ROWS = 20_000
-"""Up to here a cut's rows of one table go through the driver: starting Python workers costs more than reading them."""
+"""Up to here a cut's changes of one table are few: plans over them are not worth compiling."""
+HERE_BYTES = 32 << 20
+"""Up to here they go through the driver: executors cost a Python worker, and have to read twice to count."""
 _COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
 
 
@@ -51,8 +53,13 @@ class Changes:
 
     @property
     def few(self) -> bool:
-        """Whether the driver reads them."""
+        """Whether there are few of them."""
         return self.planned_rows <= FEW_ROWS
+
+    @property
+    def here(self) -> bool:
+        """Whether the driver reads them."""
+        return sum(part.size_bytes for part in self.slices) <= HERE_BYTES
 
     @property
     def spark_schema(self) -> StructType:
@@ -74,8 +81,8 @@ class Changes:
                     yield from fitted(pa.Table.from_batches([batch]), self.table.schema).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """All of them as a DataFrame, read when it runs: by tasks, or from this process if they are few."""
-        if self.few:
+        """All of them as a DataFrame, read when it runs: by tasks, or from this process."""
+        if self.here:
             return session.createDataFrame(self.arrow, schema=self.spark_schema).coalesce(1)
         reader = session.read.format("tidemark").options(**self.source_options)
         bounds = {"table": self.table.name, "startTs": str(self.start_ts), "endTs": str(self.end_ts)}
@@ -83,8 +90,8 @@ class Changes:
         return frame if self.read_schema is None else frame.select(*_fitted(frame.schema, self.spark_schema))
 
     def counted(self, session: SparkSession) -> Counted:
-        """Rows and checksum; many rows are read once more for it, by the executors."""
-        if self.few:
+        """Rows and checksum; what executors read, they read once more for it."""
+        if self.here:
             rows, total = checksum([self.arrow])
             return Counted(rows, hexadecimal(total))
         parts = self.frame(session).mapInArrow(_counted, from_arrow_schema(_COUNTED)).collect()

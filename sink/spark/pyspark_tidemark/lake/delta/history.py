@@ -20,7 +20,7 @@ class Append:
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut, also one without rows."""
-        rows = changes.arrow if changes.few else changes.frame(self._tables.session(changes.table.name))
+        rows = changes.arrow if changes.here else changes.frame(self._tables.session(changes.table.name))
         self._tables.write(changes, rows, mode="append", **PROPERTIES)
         return True
 

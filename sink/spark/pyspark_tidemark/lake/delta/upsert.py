@@ -27,7 +27,7 @@ class Upsert:
 
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: nothing can be there, so the rows that live on are appended."""
-        if changes.few:
+        if changes.here:
             empty = Mirror(lake_schema(changes.table).empty_table(), changes.table.key)
             mirror = empty.after(fold(changes.arrow, changes.table.key))
             return self._commit(changes, mirror.rows, mode="append", mirror=mirror, **PROPERTIES)
@@ -38,7 +38,7 @@ class Upsert:
     def apply(self, changes: Changes) -> bool:
         """Apply a later cut; returns whether the table has more files than before."""
         session = self._tables.session(changes.table.name)
-        if not changes.few:
+        if not changes.here:
             return self._merge(changes, fold_frame(changes.frame(session), changes.table.key))
         folded = fold(changes.arrow, changes.table.key)
         live = folded.live.select(lake_columns(changes.table))
@@ -50,7 +50,7 @@ class Upsert:
             return self._commit(changes, live, mode="append", mirror=after)
         if after is not None:
             return self._commit(changes, after.rows, mode="overwrite", mirror=after)
-        condition = _keys_of(folded, changes.table.key)
+        condition = _keys_of(folded, changes.table.key) if changes.few else None
         if condition is not None:
             return self._commit(changes, live, mode="overwrite", mirror=None, replaceWhere=condition)
         return self._merge(changes, session.createDataFrame(folded.last, changes.spark_schema))

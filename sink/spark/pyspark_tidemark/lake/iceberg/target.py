@@ -139,7 +139,7 @@ class IcebergTarget:
             self._catalog.commit(table, written, self._key(changes.table), changes.end_ts)
 
     def _written(self, changes: Changes, layout: Any) -> list[Written]:
-        if not changes.few:
+        if not changes.here:
             frame = changes.frame(self._spark)
             if self._mode == APPEND:
                 return self._run(frame, rows_by_task(layout))
