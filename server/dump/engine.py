@@ -25,8 +25,8 @@ from server.dump.chunk import ChunkQuery, ChunkSize
 from server.dump.copying import DumpCopying
 from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
-from server.dump.lag import LagGuard
 from server.dump.listener import DumpListener, fresh
+from server.dump.marks import Marks
 from server.dump.pace import Pace, Paid, Pick
 from server.dump.progress import TableDump, TableState
 from server.dump.reader import Server, Taken
@@ -42,8 +42,6 @@ _SWITCH_S: Final = 0.0005
 """How long a thread that reads chunks may keep that of the log from going on; for the whole process, and for good."""
 _LOOK_S: Final = 0.2
 _IDLE_S: Final = 0.3
-_QUIET_S: Final = 1.0
-"""More lag than this, while nothing is read, is not waited for."""
 _PAUSE_S: Final = (0.2, 5.0)
 _ATTEMPTS: Final = 3
 _THREADS_MAX: Final = PARALLEL_MAX + 1
@@ -65,7 +63,7 @@ class DumpEngine:
         self._server: Server | None = None
         self._paces: dict[int, Pace] = {}
         self._keeper = ProgressKeeper(changefeed, records, listener)
-        self._guard = LagGuard()
+        self._marks = Marks(listener, self._commit, self._wait)
         self._looked_at = 0.0
         self._paid = Paid()
         self.copying = DumpCopying(changefeed, listener, self._keeper)
@@ -118,12 +116,12 @@ class DumpEngine:
         picks = self._pick(job)
         if not picks:
             return False
-        if not await self._looked_at_lag():
+        if not await self._marks.looked():
             return False
         began = time.monotonic()
         rows, size = await self._round(job, picks)
         ended = time.monotonic()
-        self._paid = Paid(began, rows, size, ended + self._guard.rest_s(ended - began))
+        self._paid = Paid(began, rows, size, ended + self._marks.guard.rest_s(ended - began))
         return True
 
     async def _wanted(self) -> Job | None:
@@ -133,38 +131,6 @@ class DumpEngine:
             self._looked_at, found = now, await self._records.job()
             return found
         return self._job
-
-    async def _looked_at_lag(self) -> bool:
-        """What rounds lag, and now and then what is usual; False: the log must pass the rounds first."""
-        for lag_s in self._listener.lags().values():
-            self._guard.busy(lag_s)
-            metrics.LAG_SECONDS.observe(lag_s)
-        metrics.EASE.set(self._guard.ease)
-        while self._guard.quiet_wanted(time.monotonic()):
-            if self._listener.rounds:
-                return False
-            probe, began = uuid.uuid4().hex, time.monotonic()
-            await self._write(probe, LOW)
-            while not (found := self._listener.lags()) and time.monotonic() < began + _QUIET_S:
-                await self._wait(_QUIET_S)
-            self._guard.quiet(found.get(probe, _QUIET_S), time.monotonic())
-            self._listener.forget(probe)
-        return True
-
-    async def _write(self, unique_identifier: str, kind: int) -> None:
-        """Write a watermark whose lag is looked at."""
-        server = await self._connected()
-
-        def write() -> None:
-            server.write(unique_identifier, kind)
-            self._listener.written(unique_identifier)
-
-        self._listener.expect(unique_identifier)
-        try:
-            await self._call(write)
-        except TidemarkError:
-            self._listener.forget(unique_identifier)
-            raise
 
     async def _taken_up(self, job: Job | None) -> Job | None:
         """See to the job as it is now, and to tables that are new; None: there is nothing to do for it yet."""
@@ -235,7 +201,7 @@ class DumpEngine:
     def _pick(self, job: Job) -> list[Pick]:
         """The next ranges: of each table one, then more of each."""
         picks: list[Pick] = []
-        most = self._guard.parallel(job.parallel)
+        most = self._marks.guard.parallel(job.parallel)
         with self._listener.looking():
             dumping = {dump.durable.table_id: dump for dump in job.foremost(self._listener.all_dumps())}
             taken: dict[int, frozenset[int]] = {}
@@ -257,7 +223,7 @@ class DumpEngine:
         self._listener.begin(low, high, [pick.table_id for pick in picks])
         try:
             with metrics.ROUND_SECONDS.time():
-                await self._write(low, LOW)
+                await self._marks.write(low, LOW)
                 xa_prepared = await self._call(server.xa_prepared)
                 found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
                 taken = [each for each in found if isinstance(each, Taken)]
@@ -265,7 +231,7 @@ class DumpEngine:
                 for each in found:
                     if isinstance(each, MySqlUnavailableError):
                         raise each
-                await self._write(high, HIGH)
+                await self._marks.write(high, HIGH)
         except TidemarkError:
             self._listener.forget(low)
             self._listener.give_up(high, [each.chunk for each in taken])
@@ -300,7 +266,7 @@ class DumpEngine:
 
     def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> Taken:
         reader, ahead = server.reader(), (pick.place, pick.part, pick.epoch)
-        limit = job.step(self._guard.rows(pace.size.rows))
+        limit = job.step(self._marks.guard.rows(pace.size.rows))
         try:
             return reader.read(pick.table_id, pace.version, pace.query, *ahead, limit, verify=job.verify)
         finally:
@@ -329,6 +295,16 @@ class DumpEngine:
                     dump.moved_to(dump.durable.state, error)
 
     # The server
+
+    async def _commit(self, unique_identifier: str, kind: int) -> None:
+        """Write a watermark; the listener is told at once, as the log may be ahead of this loop."""
+        server = await self._connected()
+
+        def write() -> None:
+            server.write(unique_identifier, kind)
+            self._listener.written(unique_identifier)
+
+        await self._call(write)
 
     async def _connected(self) -> Server:
         if self._server is None:
