@@ -83,6 +83,7 @@ class MariaDb:
             f"--user={_user()}",
             f"--datadir={self.directory / 'data'}",
             f"--socket={self.directory / 's'}",
+            f"--tmpdir={self.directory}",  # a server that starts removes temporary tables that it finds, of others, too
             f"--pid-file={self.directory / 'pid'}",
             f"--log-error={self.log}",
             "--bind-address=127.0.0.1",

@@ -14,7 +14,7 @@ from storage.tidb.record import encode_record
 from tests.integration.capture.processes import COMMAND, running_cluster
 from tests.integration.spark.cluster import changefeed, flight, write
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 NAME = "bank.accounts"
 COUNT = 500
 
@@ -33,7 +33,7 @@ def lake(cluster, tmp_path_factory):
         first = reader.wait_resolved(write(cluster, accounts(0, COUNT)))
         second = reader.wait_resolved(cluster.now())
         asked = [flight(cluster), str(start_ts), str(first), f"{root}/bank/accounts"]
-        subprocess.run([sys.executable, "-m", "tests.integration.verify.edited", *asked], check=True, timeout=200)
+        subprocess.run([sys.executable, "-m", "tests.integration.verify.edited", *asked], check=True, timeout=500)
         cut = CutRecord("shop", start_ts, first, 0, "2026-01-01T00:00:00+00:00", (TableCut(NAME, COUNT, 0),))
         commit(root, cut)
         commit(root, dataclasses.replace(cut, start_ts=first, end_ts=second, tables=(TableCut(NAME, 4, 4),)))
@@ -56,7 +56,7 @@ def commit(root, cut):
 def verify(cluster, *arguments):
     """Exit status, the document, and what was told beside it."""
     flags = ["cli", "--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "--json", "verify"]
-    done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=500, check=False)
     return done.returncode, json.loads(done.stdout or "null"), done.stderr
 
 
