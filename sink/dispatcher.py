@@ -12,6 +12,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import structlog
@@ -32,6 +33,7 @@ _STOP: Final = None
 _TASKS_IN_QUOTA: Final = 8  # a small quota must do for more than one task, too
 _TASK_RANGE: Final = compose(30 * 60 * 1000)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
 _log = structlog.get_logger(__name__)
+
 
 Upper = Callable[[TableSink], int]
 
@@ -86,7 +88,7 @@ class Dispatcher:
         """Begin to stage a table."""
         with self._wanted:
             self._tables[table.span] = table
-            self._heap.admit(Progress(Position(table.start_ts + 1, 0), table.span, table.version))
+            self._heap.admit(Progress(_begin(table.start_ts), table.span, table.version))
             self._wanted.notify()
 
     def remove_table(self, span: Span) -> None:
@@ -231,3 +233,9 @@ class Dispatcher:
     def _forget_failure(self, span: Span) -> None:
         if self._failures.pop(span, None) is not None:
             metrics.FAILED_TABLES.dec()
+
+
+@lru_cache(maxsize=1)
+def _begin(start_ts: int) -> Position:
+    """Where tables that were added there begin: one object for all."""
+    return Position(start_ts + 1, 0)

@@ -1,6 +1,5 @@
 """How the rows of one span are mounted: a table's mounts, each in force above the DDL that gave it. Pure."""
 
-import bisect
 from dataclasses import dataclass
 
 from sink.errors import RangeCrossesDdlError
@@ -27,33 +26,44 @@ class Mounting:
         return self.before
 
 
+@dataclass(frozen=True, slots=True)
+class _Since:
+    """What is in force above `ts`, and what was before."""
+
+    ts: int
+    mounting: Mounting
+    before: "_Since | None" = None
+
+
 class Mounts:
     """One writer at a time; readers in other threads see all of a change or nothing of it."""
 
-    __slots__ = ("_known", "_table_id")
+    __slots__ = ("_newest", "_table_id")
 
     def __init__(self, table_id: int, start_ts: int, mounting: Mounting) -> None:
         self._table_id = table_id
-        self._known: tuple[tuple[int, ...], tuple[Mounting, ...]] = ((start_ts,), (mounting.checked(table_id),))
+        self._newest = _Since(start_ts, mounting)  # there are as many of these as tables, most with one schema
 
     def change(self, ts: int, mounting: Mounting) -> bool:
         """Rows above `ts` are mounted otherwise; False: that is known already."""
-        starts, mountings = self._known
-        if ts <= starts[-1]:
+        if ts <= self._newest.ts:
             return False
-        self._known = (*starts, ts), (*mountings, mounting.checked(self._table_id))
+        self._newest = _Since(ts, mounting, self._newest)
         return True
 
     def above(self, ts: int) -> Mounting:
-        """For the rows right above `ts`."""
-        starts, mountings = self._known
-        return mountings[max(bisect.bisect_right(starts, ts) - 1, 0)]
+        """For the rows right above `ts`; every batch is counted."""
+        since = self._newest
+        while since.ts > ts and since.before is not None:
+            since = since.before
+        return since.mounting.checked(self._table_id)
 
     def next_change(self, ts: int) -> int:
         """The first DDL above `ts`; MAX_TS: none is known."""
-        starts, _ = self._known
-        at = max(bisect.bisect_right(starts, ts), 1)
-        return starts[at] if at < len(starts) else MAX_TS
+        since, found = self._newest, MAX_TS
+        while since.before is not None and since.ts > ts:
+            since, found = since.before, since.ts
+        return found
 
     def check_range(self, start_ts: int, end_ts: int) -> None:
         """Refuse a range whose rows have two schemas.
@@ -67,10 +77,16 @@ class Mounts:
 
     def forget(self, ts: int) -> None:
         """No range below `ts` is asked for any more."""
-        starts, mountings = self._known
-        if len(starts) > 1 and starts[1] <= ts:
-            at = bisect.bisect_right(starts, ts) - 1
-            self._known = starts[at:], mountings[at:]
+        if self._newest.before is not None:
+            self._newest = _without(self._newest, ts)
+
+
+def _without(since: _Since, ts: int) -> _Since:
+    if since.before is None:
+        return since
+    if since.ts <= ts:
+        return _Since(since.ts, since.mounting)
+    return _Since(since.ts, since.mounting, _without(since.before, ts))
 
 
 def crosses(what: str, start_ts: int, end_ts: int, ddl_ts: int) -> RangeCrossesDdlError:

@@ -15,31 +15,29 @@ class Slowest(Generic[Key]):
     """Keys with their timestamps; the caller serialises the calls."""
 
     def __init__(self) -> None:
-        self._ts: dict[Key, tuple[int, int]] = {}  # with the serial number of the key's entry in the heap
-        self._heap: list[tuple[int, int, Key]] = []
+        self._ts: dict[Key, int] = {}
+        self._heap: list[
+            tuple[int, int, Key]
+        ] = []  # an entry of each key, at or below its timestamp; serials for order
         self._serials = itertools.count()
 
     def __len__(self) -> int:
         return len(self._ts)
 
     def add(self, key: Key, ts: int) -> None:
-        """Begin with a key anew."""
-        serial = next(self._serials)
-        self._ts[key] = ts, serial
-        heapq.heappush(self._heap, (ts, serial, key))
+        """Begin with a key anew; what is left of an earlier time is dropped when it comes up."""
+        self._ts[key] = ts
+        heapq.heappush(self._heap, (ts, next(self._serials), key))
+        self._tidy()
 
     def remove(self, key: Key) -> None:
         """Forget a key; one that is not there is no error."""
         self._ts.pop(key, None)
-        if len(self._heap) > 2 * len(self._ts):
-            self._heap = [(ts, serial, key) for key, (ts, serial) in self._ts.items()]
-            heapq.heapify(self._heap)
+        self._tidy()
 
     def move(self, key: Key, ts: int) -> None:
         """The key's timestamp, which is there, is at least `ts`."""
-        before, serial = self._ts[key]
-        if ts > before:
-            self._ts[key] = ts, serial
+        self._ts[key] = max(self._ts[key], ts)
 
     def least(self) -> tuple[int, Key] | None:
         """The least timestamp and whose it is."""
@@ -47,10 +45,15 @@ class Slowest(Generic[Key]):
         while heap:
             ts, serial, key = heap[0]
             now = self._ts.get(key)
-            if now is None or now[1] != serial:
+            if now is None:
                 heapq.heappop(heap)
-            elif now[0] != ts:
-                heapq.heapreplace(heap, (now[0], serial, key))
+            elif now != ts:
+                heapq.heapreplace(heap, (now, serial, key))
             else:
                 return ts, key
         return None
+
+    def _tidy(self) -> None:
+        if len(self._heap) > 2 * len(self._ts):
+            self._heap = [(ts, next(self._serials), key) for key, ts in self._ts.items()]
+            heapq.heapify(self._heap)
