@@ -33,7 +33,7 @@ def dump(cluster: Cluster, verb: str, *more: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_dump_survives_pauses_and_kills_and_the_reader_has_every_row(tmp_path: Path) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
         server.execute(

@@ -9,7 +9,7 @@ from tests.integration.mysql.test_capture import Lake
 from tests.mariadb import running_mariadb
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_dump_and_log_agree_on_the_columns_that_are_taken(tmp_path: Path) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
         server.execute(
