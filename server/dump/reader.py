@@ -98,9 +98,10 @@ class Server:
 
     def _matching(self, query: ChunkQuery, rows: int) -> int:
         """About how many rows the condition takes, as the server's optimizer thinks; of a refused one all."""
-        explain = "EXPLAIN EXTENDED" if self._session.flavor.is_mariadb else "EXPLAIN"
         with self._asking, suppress(InvalidError):
-            told = self._session.named(f"{explain} SELECT 1 {query.of(after=False, until=False)}")[0]
+            told = self._session.named(f"{self._session.flavor.explain} SELECT 1 {query.of(after=False, until=False)}")[
+                0
+            ]
             return int(float(told["rows"] or 0) * float(told.get("filtered") or 100) / 100)
         return rows
 

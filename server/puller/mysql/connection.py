@@ -37,6 +37,11 @@ class Flavor:
         return "mariadb" in self.version.lower()
 
     @property
+    def explain(self) -> str:
+        """EXPLAIN with rows and the share that a condition takes by name; MySQL 9 answers plain EXPLAIN with a text."""
+        return "EXPLAIN EXTENDED" if self.is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
+
+    @property
     def number(self) -> tuple[int, int]:
         """Major and minor version; (0, 0) if they cannot be read."""
         parts = self.version.removeprefix("5.5.5-").split(".")

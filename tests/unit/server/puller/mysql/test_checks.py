@@ -123,6 +123,12 @@ def test_a_type_nobody_knows_has_no_column() -> None:
     assert column_of(row, {}) is None
 
 
+def test_explain_gives_columns_by_name_everywhere() -> None:
+    """MySQL 9.7 was seen to answer plain EXPLAIN with one column of text, which a dump with a WHERE ended at."""
+    assert Flavor("9.7.4").explain == "EXPLAIN FORMAT=TRADITIONAL"
+    assert Flavor("10.11.19-MariaDB-log").explain == "EXPLAIN EXTENDED"
+
+
 def test_several_domains_are_read_from_one_server_only() -> None:
     """Between domains each server has its own order, so another one would give rows other commit_ts."""
     one, two = (MySqlOptions.of(SourceUri.parse(f"mysql://u@{hosts}")) for hosts in ("a", "a,b"))
