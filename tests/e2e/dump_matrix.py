@@ -240,8 +240,9 @@ def run(runs: int, first_seed: int, directory: Path) -> dict[str, Any]:
             if found.counts:
                 totals.failed.append(seed)
                 print("\n".join([f"seed {seed}:", *found.samples]), file=sys.stderr, flush=True)
-            took = round(time.monotonic() - run_began, 1)
-            print(json.dumps({"seed": seed, "rows": found.rows, "brought": found.brought, "seconds": took}), flush=True)
+            took, kills = round(time.monotonic() - run_began, 1), house.capture.killed.total()
+            shown = {"seed": seed, "rows": found.rows, "brought": found.brought, "kills": kills, "seconds": took}
+            print(json.dumps(shown), flush=True)
         killed = house.capture.killed
     commands = totals.commands
     return {
