@@ -53,8 +53,8 @@ def test_a_dump_survives_pauses_and_kills_and_the_reader_has_every_row(tmp_path:
         writer = threading.Thread(target=churn, args=(server, stop))
         writer.start()
         try:
-            assert dump(cluster, "dumpstart", "--rows-per-second", "4000")["state"] == "running"
-            assert dump(cluster, "dumpstart", "--rows-per-second", "4000")["state"] == "running", "asked for twice"
+            assert dump(cluster, "dumpstart", "--rows-per-second", "4000", "--verify")["state"] == "running"
+            assert dump(cluster, "dumpstart", "--verify", "--rows-per-second", "4000")["verify"], "asked for twice"
             for share in (0.2, 0.5):
                 lake.follow(lambda tables, share=share: len(tables.get("shop.orders", {})) > share * ROWS)
                 if share == 0.5:
@@ -78,3 +78,6 @@ def test_a_dump_survives_pauses_and_kills_and_the_reader_has_every_row(tmp_path:
         assert {each["state"] for each in status.values()} == {"done"}
         assert status["shop.orders"]["rows_done"] > ROWS // 2
         assert status["shop.orders"]["progress_percent"] == 100
+        for each in status.values():
+            assert each["chunks_verified"] == each["chunks_done"] > 0
+            assert each["chunks_repaired"] == 0

@@ -98,6 +98,8 @@ async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
     for name in ("tikv", "pumped"):
         with pytest.raises(DumpUnsupportedError, match="no SQL"):
             await service.StartDump(pb.StartDumpRequest(changefeed_id=name, where={"shop.t": "id > 1"}), CONTEXT)
+        with pytest.raises(DumpUnsupportedError, match="sums no rows"):
+            await service.StartDump(pb.StartDumpRequest(changefeed_id=name, verify=True), CONTEXT)
     with pytest.raises(DumpInvalidError, match="at most 16"):
         await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", parallel=17), CONTEXT)
     with pytest.raises(DumpNotFoundError, match="dumpstart"):
