@@ -11,13 +11,13 @@ from typing import Final
 import pyarrow as pa
 
 from server.capture.changefeed import ChangefeedInfo
+from server.dump.window import inserts
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
-from storage.model.event import INSERT, raw_batch
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 
@@ -54,17 +54,12 @@ class StoreUpstream:
             span = table_span(table_id)
             key, full = span.start_key, True
             while full:
-                pairs = await snapshot.scan(key, span.end_key, _PAGE_ROWS)
-                full = len(pairs) == _PAGE_ROWS
-                if pairs:
-                    key = pairs[-1][0] + b"\0"
-                    yield await asyncio.to_thread(_mounted, table, pairs)
-
-
-def _mounted(table: Table, pairs: list[tuple[bytes, bytes]]) -> pa.RecordBatch:
-    keys, values = zip(*pairs, strict=True)
-    count = len(pairs)
-    return table.mounted(raw_batch([2] * count, [1] * count, [INSERT] * count, keys, values, [None] * count))
+                keys, values = await snapshot.scan_columns(key, span.end_key, _PAGE_ROWS)
+                full = len(keys) == _PAGE_ROWS
+                if keys:
+                    key = keys[-1] + b"\0"
+                    rows = inserts(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), table.ts)
+                    yield await asyncio.to_thread(table.mounted, rows)
 
 
 @asynccontextmanager
