@@ -65,11 +65,10 @@ _CODECS: Final = {
     "koi8u": "koi8_u",
     "ujis": "euc_jp",
     "sjis": "shift_jis",
-    "eucjpms": "euc_jp",
-    "euckr": "euc_kr",
+    "euckr": "cp949",
     "hebrew": "iso8859_8",
     "greek": "iso8859_7",
-    "tis620": "cp874",
+    "tis620": "iso8859_11",
     "macce": "mac_latin2",
     "macroman": "mac_roman",
     "ucs2": "utf_16_be",
@@ -77,6 +76,15 @@ _CODECS: Final = {
     "utf16le": "utf_16_le",
     "utf32": "utf_32_be",
 }
+_OTHERWISE: Final = {
+    "sjis": {0xFF3C: "\\"},
+    "ujis": {0xFF3C: "\\"},
+    "koi8u": {0x2219: "\u2022"},
+    "hebrew": {0xAF: "\u203e"},
+    "greek": {0x2018: "\u02bd", 0x2019: "\u02bc"},
+    "cp866": {0x2116: "\u207f", 0xA4: "\xb2"},
+}
+"""Characters that the servers map otherwise than Python: its character, theirs."""
 _PYTHON_TOO: Final = frozenset(
     {"big5", "cp850", "cp852", "cp866", "cp932", "cp1250", "cp1251", "cp1256", "cp1257", "gb2312", "gbk", "gb18030"}
 )
@@ -96,7 +104,7 @@ def charset_of(collation: int) -> str | None:
 
 
 def codec_of(charset: str) -> str | None:
-    """What Python calls the character set; None if it has no such codec (dec8, hp8, swe7, armscii8, …)."""
+    """What Python calls the character set; None if it has no such codec (dec8, hp8, swe7, armscii8, eucjpms, …)."""
     if charset in UTF8:
         return "utf_8"
     return charset if charset in _PYTHON_TOO else _CODECS.get(charset)
@@ -106,7 +114,8 @@ def decode_text(charset: str, data: bytes) -> str:
     """The characters of `data`, U+FFFD for bad bytes; MySQL's latin1 is cp1252 with its five holes filled."""
     if charset == "latin1":
         return _latin1(data)
-    return data.decode(codec_of(charset) or "latin_1", errors="replace")
+    text = data.decode(codec_of(charset) or "latin_1", errors="replace")
+    return text.translate(_OTHERWISE[charset]) if charset in _OTHERWISE else text
 
 
 def _latin1(data: bytes) -> str:
