@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.dump.chunk import quoted, selected
+from server.dump.mysql.chunk import quoted, selected
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.options import MySqlOptions

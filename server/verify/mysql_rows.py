@@ -5,7 +5,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from server.dump.statement import Statement
+from server.dump.mysql.statement import Statement
 from server.puller.mysql.connection import Session
 
 _SNAPSHOT: Final = (

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.capture.changefeed import ChangefeedInfo
-from server.dump.chunk import quoted, selected
-from server.dump.reader import keys_of
-from server.dump.window import inserts
+from server.dump.mysql.chunk import quoted, selected
+from server.dump.mysql.reader import keys_of
 from server.puller.mysql.anchors import prefix
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.lookahead import log_end
@@ -32,6 +31,7 @@ from server.verify.errors import VerifyHistoryError
 from server.verify.mysql_log import read_before
 from server.verify.mysql_rows import begin_snapshot, pieces
 from storage.meta.meta import Meta
+from storage.model.event import inserts
 from storage.mysql.schema import Table as Columns
 
 

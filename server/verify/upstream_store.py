@@ -11,13 +11,13 @@ from typing import Final
 import pyarrow as pa
 
 from server.capture.changefeed import ChangefeedInfo
-from server.dump.window import inserts
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
+from storage.model.event import inserts
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 DELETE: Final = 1
@@ -66,5 +67,19 @@ def raw_batch(
         pa.array(key, pa.binary()),
         pa.array(value, pa.binary()),
         pa.array(old_value, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def inserts(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:
+    """Rows as inserts at one commit_ts, which nothing else has."""
+    count = len(keys)
+    columns = [
+        pa.array(np.full(count, commit_ts, np.uint64)),
+        pa.array(np.full(count, commit_ts - 1, np.uint64)),
+        pa.array(np.full(count, INSERT, np.uint8)),
+        keys,
+        values,
+        pa.nulls(count, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from server.dump import chunk, lag
 from server.dump.job import DumpRecords, Job
+from server.dump.mysql import chunk, lag
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.source import MySqlSource
 from server.puller.table import SourceTable

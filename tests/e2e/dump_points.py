@@ -25,11 +25,11 @@ from typing import Any
 from server.capture.catalog.catalog import FeedCatalog
 from server.capture.records import Records
 from server.cli import capture
-from server.dump.chunk import ChunkSize
 from server.dump.job import DumpRecords
-from server.dump.listener import DumpListener
-from server.dump.reader import ChunkReader, Server
-from server.dump.window import HIGH
+from server.dump.mysql.chunk import ChunkSize
+from server.dump.mysql.listener import DumpListener
+from server.dump.mysql.reader import ChunkReader, Server
+from server.dump.mysql.window import HIGH
 from server.puller.mysql.puller import LogPuller
 from server.puller.mysql.rows import LogRows
 

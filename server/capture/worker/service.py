@@ -13,7 +13,7 @@ from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
 from server.capture.worker.dumping import round_read
 from server.capture.worker.host import Host, Hosted
-from server.dump.cluster_chunks import Dumpable, LocalChunks
+from server.dump.cluster.chunks import Dumpable, LocalChunks
 from sink.errors import TableNotFoundError
 from storage.model.span import Span
 from storage.tidb.key import table_span

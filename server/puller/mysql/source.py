@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from server.dump.engine import DumpEngine
 from server.dump.job import DumpRecords
-from server.dump.listener import DumpListener
+from server.dump.mysql.engine import DumpEngine
+from server.dump.mysql.listener import DumpListener
 from server.dump.puller import DumpingPuller
 from server.puller.mysql.anchors import Anchors
 from server.puller.mysql.catalogue import read_definitions

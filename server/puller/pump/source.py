@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from server.dump.cluster import ClusterDump
-from server.dump.cluster_chunks import LocalChunks
-from server.dump.cluster_store import ClusterStore
-from server.dump.cluster_survey import Surveyor
-from server.dump.held_log import HeldLogCatalog, HeldLogRows
+from server.dump.cluster.chunks import LocalChunks
+from server.dump.cluster.engine import ClusterDump
+from server.dump.cluster.held_log import HeldLogCatalog, HeldLogRows
+from server.dump.cluster.store import ClusterStore
+from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import DumpingPuller
 from server.puller.pump.puller import Feed, PumpPuller

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from server.dump.cluster import ClusterDump
-from server.dump.cluster_chunks import Chunks, LocalChunks
-from server.dump.cluster_store import ClusterStore
-from server.dump.cluster_survey import Surveyor
-from server.dump.held import HeldPuller, HeldRows, HeldTables
+from server.dump.cluster.chunks import Chunks, LocalChunks
+from server.dump.cluster.engine import ClusterDump
+from server.dump.cluster.held import HeldPuller, HeldRows, HeldTables
+from server.dump.cluster.store import ClusterStore
+from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from server.dump.check import Check
-from server.dump.check_value import canonical
-from server.dump.chunk import ChunkQuery, last_row, quoted
+from server.dump.mysql.check import Check
+from server.dump.mysql.check_value import canonical
+from server.dump.mysql.chunk import ChunkQuery, last_row, quoted
+from server.dump.mysql.reader import keys_of
+from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
-from server.dump.reader import keys_of
-from server.dump.statement import Statement
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.options import MySqlOptions

@@ -11,9 +11,9 @@ import pytest
 
 from server.capture import keys
 from server.capture.changefeed import status_json
-from server.dump import watermark
-from server.dump.engine import DumpEngine
 from server.dump.job import DumpRecords, Job
+from server.dump.mysql import watermark
+from server.dump.mysql.engine import DumpEngine
 from server.dump.progress import TableProgress, TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import INSERT

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from server.dump.mysql.reader import ChunkReader
 from server.dump.progress import TableState
-from server.dump.reader import ChunkReader
 from storage.meta.client import EtcdMeta
 from tests.integration.dump.test_dump import start, until
 from tests.integration.mysql.replica import Feed, following

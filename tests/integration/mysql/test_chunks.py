@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from server.dump.chunk import ChunkQuery, last_row, split_ranges
+from server.dump.mysql.chunk import ChunkQuery, last_row, split_ranges
+from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
-from server.dump.statement import Statement
-from server.dump.window import inserts
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.options import MySqlOptions
 from server.puller.uri import SourceUri
 from sink.mysql_mounter import MysqlMounter
+from storage.model.event import inserts
 from tests.mariadb import MariaDb
 
 KEYS = {

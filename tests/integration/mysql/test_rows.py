@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from server.dump.statement import Statement
+from server.dump.mysql.statement import Statement
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.options import MySqlOptions
 from server.puller.uri import SourceUri

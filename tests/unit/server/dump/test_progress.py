@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.check import Check
-from server.dump.chunk import ChunkQuery, ChunkSize, integer, split_ranges
 from server.dump.job import Job, parse_progress
+from server.dump.mysql.check import Check
+from server.dump.mysql.chunk import ChunkQuery, ChunkSize, integer, split_ranges
 from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
 from storage.model.errors import CorruptError
 from storage.mysql.schema import Column, Table

@@ -10,7 +10,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.worker.dumping import WorkerChunks, round_read
 from server.capture.worker.host import Host
 from server.capture.worker.mirror import Mirror
-from server.dump.cluster_chunks import Page, PageRead, RoundRead
+from server.dump.cluster.chunks import Page, PageRead, RoundRead
 from server.dump.errors import TableAwayError
 from storage.model.span import Span
 

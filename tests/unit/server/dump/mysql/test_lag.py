@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.lag import EASE_FIRST, EASE_MIN, QUIET_EVERY_S, QUIET_FIRST, LagGuard, Lags
+from server.dump.mysql.lag import EASE_FIRST, EASE_MIN, QUIET_EVERY_S, QUIET_FIRST, LagGuard, Lags
 
 LAGS = st.floats(0, 100)
 

@@ -6,7 +6,7 @@
 The factor is there as CRC-32 alone is linear: its exclusive-or stays the same when two rows swap values of one column.
 A chunk is read, then its range is summed, both between the two watermarks of its window. Equal totals: it is right.
 Else digests are asked for row by row, which gives the keys that differ, and what the log changed in the window tells
-which of them may: any other key had one and the same row all the time (`server.dump.window`). Nothing waits for quiet.
+which of them may: any other key had one and the same row all the time (`window.py`). Nothing waits for quiet.
 Pure.
 """
 
@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from server.dump.check_value import Canonical, canonical, crc32s
-from server.dump.chunk import UNSIGNED, ChunkQuery, quoted, selected
+from server.dump.mysql.check_value import Canonical, canonical, crc32s
+from server.dump.mysql.chunk import UNSIGNED, ChunkQuery, quoted, selected
 from server.dump.progress import Cell, Cursor, Range
 from storage.model.errors import CorruptError
 from storage.mysql.arrow import arrow_columns

@@ -5,7 +5,7 @@ watermarks. At most `ROUNDS_MAX` rounds wait for the log to pass them, so the lo
 Invariants:
 1. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`).
 2. A table that cannot be read stops, with what the server said; the others go on. None is left out silently.
-It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it (`server.dump.lag`).
+It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it (`server.dump.mysql.lag`).
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from server.dump import metrics
-from server.dump.check import Check
-from server.dump.chunk import ChunkQuery, ChunkSize
-from server.dump.copying import DumpCopying
 from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
-from server.dump.listener import DumpListener, fresh
-from server.dump.marks import Marks
-from server.dump.pace import Pace, Paid, Pick
+from server.dump.mysql.check import Check
+from server.dump.mysql.chunk import ChunkQuery, ChunkSize
+from server.dump.mysql.copying import DumpCopying
+from server.dump.mysql.listener import DumpListener, fresh
+from server.dump.mysql.marks import Marks
+from server.dump.mysql.pace import Pace, Paid, Pick
+from server.dump.mysql.reader import Server, Taken
+from server.dump.mysql.window import HIGH, LOW
 from server.dump.progress import TableDump, TableState
-from server.dump.reader import Server, Taken
-from server.dump.window import HIGH, LOW
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
 from server.puller.table import SourceTable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.cluster_plan import (
+from server.dump.cluster.plan import (
     RANGES_MAX,
     Extent,
     KeyRange,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from server.dump.chunk import ChunkQuery, ChunkSize
 from server.dump.job import Job
+from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.progress import Range
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.check import FACTOR, Digests, Doubt, DumpChunkDiffersError, Repairs, unexplained
-from server.dump.check_value import canonical, crc32s
+from server.dump.mysql.check import FACTOR, Digests, Doubt, DumpChunkDiffersError, Repairs, unexplained
+from server.dump.mysql.check_value import canonical, crc32s
+from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
 from server.dump.progress import Cell, Range, Read
-from server.dump.window import HIGH, LOW, Chunk, Windows
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from server.dump import metrics
-from server.dump.lag import LagGuard
-from server.dump.listener import DumpListener
-from server.dump.window import LOW
+from server.dump.mysql.lag import LagGuard
+from server.dump.mysql.listener import DumpListener
+from server.dump.mysql.window import LOW
 from storage.model.errors import TidemarkError
 
 _QUIET_S: Final = 1.0

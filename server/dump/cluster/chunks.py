@@ -13,13 +13,13 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from server.dump.cluster_store import ClusterStore
+from server.dump.cluster.held import Held, HeldTables
+from server.dump.cluster.store import ClusterStore
 from server.dump.errors import TableAwayError
-from server.dump.held import Held, HeldTables
 from server.dump.puller import Dump
-from server.dump.window import inserts
 from server.puller.table import SourceTable
 from storage.model.errors import TidemarkError
+from storage.model.event import inserts
 from storage.tasks import together
 
 KeysOf: TypeAlias = Callable[[SourceTable, pa.Array], pa.Array]

@@ -13,12 +13,13 @@ import pytest
 
 from server.capture import keys
 from server.capture.changefeed import status_json
-from server.dump import cluster, keeper
-from server.dump.cluster import EVERY_TABLE, ClusterDump
-from server.dump.cluster_chunks import LocalChunks
-from server.dump.cluster_survey import SMALL_ROWS, Surveyor
+from server.dump import keeper
+from server.dump.cluster import engine
+from server.dump.cluster.chunks import LocalChunks
+from server.dump.cluster.engine import EVERY_TABLE, ClusterDump
+from server.dump.cluster.held import HeldRows, HeldTables
+from server.dump.cluster.survey import SMALL_ROWS, Surveyor
 from server.dump.errors import ChunkLostError
-from server.dump.held import HeldRows, HeldTables
 from server.dump.job import PAUSED, DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
 from server.puller.table import SourceTable
@@ -122,7 +123,7 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    monkeypatch.setattr(cluster, "_IDLE_S", 0.02)
+    monkeypatch.setattr(engine, "_IDLE_S", 0.02)
     monkeypatch.setattr(keeper, "_SETTLE_S", 0.02)
     with ThreadPoolExecutor(2) as executor:
         async with EmbeddedEtcd.open(tmp_path) as etcd:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from server.dump.held_log import HeldLogCatalog, HeldLogRows
+from server.dump.cluster.held_log import HeldLogCatalog, HeldLogRows
 from server.puller.source import TableChange
 from storage.model.span import Span
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pyarrow as pa
 
-from server.dump.held import HeldRows, HeldTables
+from server.dump.cluster.held import HeldRows, HeldTables
 from server.puller.source import Catalog, Rows, TableChange
 from server.puller.table import SourceTable, TableRecord
 from storage.model.span import Span

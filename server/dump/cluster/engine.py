@@ -1,6 +1,6 @@
 """The dump of tables of the cluster itself: chunks are snapshots at a timestamp of their own, so no windows are needed.
 
-A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`server.dump.held`), and comes
+A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`held.py`), and comes
 as inserts at commit_ts S. The feed brings what is at or below S in front of it, and what is above S behind it.
 Invariants:
 1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is read again.
@@ -19,10 +19,10 @@ from typing import Final
 import structlog
 
 from server.dump import metrics
-from server.dump.cluster_chunks import Chunks, Page, Pulled, RoundRead
-from server.dump.cluster_pace import least_s
-from server.dump.cluster_plan import cursor_of
-from server.dump.cluster_survey import Surveyed, Surveyor
+from server.dump.cluster.chunks import Chunks, Page, Pulled, RoundRead
+from server.dump.cluster.pace import least_s
+from server.dump.cluster.plan import cursor_of
+from server.dump.cluster.survey import Surveyed, Surveyor
 from server.dump.job import RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.progress import Read, TableDump, TableProgress, TableState

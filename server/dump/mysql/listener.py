@@ -12,11 +12,11 @@ import pyarrow as pa
 import structlog
 
 from server.dump import metrics
-from server.dump.check import DumpChunkDiffersError, Repairs
 from server.dump.job import Job
-from server.dump.lag import Lags
+from server.dump.mysql.check import DumpChunkDiffersError, Repairs
+from server.dump.mysql.lag import Lags
+from server.dump.mysql.window import Chunk, Closed, Windows
 from server.dump.progress import TableDump, TableProgress, TableState
-from server.dump.window import Chunk, Closed, Windows
 from server.puller.source import TableChange
 from server.puller.table import SourceTable
 from storage.model.span import Span

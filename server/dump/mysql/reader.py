@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from server.dump import watermark
-from server.dump.check import Check, Doubt
-from server.dump.chunk import ChunkQuery, last_row, quoted, split_ranges
+from server.dump.mysql import watermark
+from server.dump.mysql.check import Check, Doubt
+from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
+from server.dump.mysql.statement import Statement
+from server.dump.mysql.window import Chunk
 from server.dump.progress import Range, Read
-from server.dump.statement import Statement
-from server.dump.window import Chunk
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions

@@ -12,7 +12,7 @@ import structlog
 
 from server.dump.job import Job
 from server.dump.keeper import ProgressKeeper
-from server.dump.listener import DumpListener
+from server.dump.mysql.listener import DumpListener
 
 _log = structlog.get_logger(__name__)
 

@@ -20,13 +20,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from server.dump.check import Doubt, unexplained
+from server.dump.mysql.check import Doubt, unexplained
 from server.dump.progress import Read
-from storage.model.event import INSERT, RAW_SCHEMA
+from storage.model.event import inserts
 
 LOW: Final = 1
 HIGH: Final = 2
@@ -158,17 +157,3 @@ class Windows:
             return Closed(chunk, inserts(chunk.keys, chunk.values, commit_ts))
         kept = pc.invert(pc.is_in(chunk.keys, value_set=pa.concat_arrays(changed)))
         return Closed(chunk, inserts(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts))
-
-
-def inserts(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:
-    """Rows as inserts at one commit_ts, which nothing else has."""
-    count = len(keys)
-    columns = [
-        pa.array(np.full(count, commit_ts, np.uint64)),
-        pa.array(np.full(count, commit_ts - 1, np.uint64)),
-        pa.array(np.full(count, INSERT, np.uint8)),
-        keys,
-        values,
-        pa.nulls(count, pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)

@@ -1,8 +1,8 @@
 """Watermarks whose lag is looked at: what comes late, or never, and what comes with the lag of somebody else."""
 
-from server.dump.lag import QUIET_FIRST
-from server.dump.listener import DumpListener
-from server.dump.marks import Marks
+from server.dump.mysql.lag import QUIET_FIRST
+from server.dump.mysql.listener import DumpListener
+from server.dump.mysql.marks import Marks
 from server.puller.mysql.errors import MySqlUnavailableError
 
 Values = dict[str, object]

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
 from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
-from server.dump.window import HIGH, LOW, Chunk, Windows
 from storage.model.event import DELETE
 
 TABLE = 7

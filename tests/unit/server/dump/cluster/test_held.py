@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.held import HeldRows, HeldTables, HoldLateError
-from server.dump.window import inserts
+from server.dump.cluster.held import HeldRows, HeldTables, HoldLateError
 from storage.model.errors import ClosedError
+from storage.model.event import inserts
 from storage.model.span import Span
 
 SPAN = Span(7, b"a", b"b")

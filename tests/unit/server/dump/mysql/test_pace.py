@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.job import Job
-from server.dump.pace import Paid
+from server.dump.mysql.pace import Paid
 
 ROUNDS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**9), st.floats(0, 100)), max_size=20)
 

@@ -8,9 +8,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from server.dump.cluster_chunks import Page, PageRead, Pulled
-from server.dump.cluster_pace import ChunkPace
-from server.dump.cluster_plan import Extent, KeyRange, KeyScale, Outlook, key_ranges, planned_ranges
+from server.dump.cluster.chunks import Page, PageRead, Pulled
+from server.dump.cluster.pace import ChunkPace
+from server.dump.cluster.plan import Extent, KeyRange, KeyScale, Outlook, key_ranges, planned_ranges
 from server.dump.progress import Range, TableDump, TableState
 from server.puller.table import SourceTable
 from storage.model.span import Span
@@ -23,7 +23,7 @@ _AT_A_TIME: Final = 8
 
 
 class Store(Protocol):
-    """How keys lie; see `server.dump.cluster_store`. Every read raises TidemarkError."""
+    """How keys lie; see `server.dump.cluster.store`. Every read raises TidemarkError."""
 
     async def now(self) -> int:
         """A new timestamp."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server.dump.copying import DumpCopying
 from server.dump.job import DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
-from server.dump.listener import DumpListener
+from server.dump.mysql.copying import DumpCopying
+from server.dump.mysql.listener import DumpListener
 from server.dump.progress import Cell, Range, TableDump, TableProgress, TableState
 from server.puller.mysql.source import mysql_table
 from server.puller.table import SourceTable, TableRecord
