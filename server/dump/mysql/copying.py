@@ -1,5 +1,6 @@
 """What the log asks of a dump: rows that no event brings, of partitions that come and go, or tables renamed to be ours.
 
+And a key of other columns, or in another order, by which nobody can tell any more what was read before.
 Invariants:
 1. What a table is set back to is durable before its change is in force at the target: no crash leaves rows out.
 2. A table whose dump is done is not begun anew by itself: emptying it at the target is somebody's decision.
@@ -43,5 +44,5 @@ class DumpCopying:
         if self._job is None or not self._listener.begin_anew(names, self._job):
             return False
         await self._keeper.settle()
-        _log.warning("rows moved beside the log: dumped anew", changefeed=self._changefeed, tables=sorted(names))
+        _log.warning("tables are dumped anew", changefeed=self._changefeed, tables=sorted(names))
         return True

@@ -17,6 +17,7 @@ from server.dump.mysql.check import DumpChunkDiffersError, Repairs
 from server.dump.mysql.lag import Lags
 from server.dump.mysql.window import Chunk, Closed, Windows
 from server.dump.progress import TableDump, TableProgress, TableState
+from server.puller.mysql.tables import same_keys
 from server.puller.source import TableChange
 from server.puller.table import SourceTable
 from storage.model.span import Span
@@ -77,7 +78,7 @@ class DumpListener:
             for table_id, table in brought.items():
                 self._windows.table_changed(table_id)
                 before = self._tables.get(table_id)
-                if before is None or before.mounter.key_columns != table.mounter.key_columns:
+                if before is None or not same_keys(before, table):
                     self._restart(table_id)
             for table_id, before in list(self._tables.items()):
                 if table_id in brought:
@@ -95,7 +96,7 @@ class DumpListener:
         self.on_news()
 
     def begin_anew(self, names: Collection[str], job: Job) -> bool:
-        """Tables that are emptied at the target; False, and nothing has changed: one of them is not being dumped."""
+        """What was read of these tables does not count; False, and nothing has changed: one is not being dumped."""
         with self._lock:
             here = {table_id: table for table_id, table in self._tables.items() if table.name in names}
             dumps = {table_id: self._dumps.get(table_id) for table_id in here}

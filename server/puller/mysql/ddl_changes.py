@@ -11,7 +11,7 @@ from server.puller.mysql.held import with_held
 from server.puller.mysql.listener import Copying, LogListener
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind, TableName
-from server.puller.mysql.tables import Effect, Tables, name_of, new_id, record_of, told_by_log
+from server.puller.mysql.tables import Effect, Tables, name_of, new_id, record_of, same_keys, told_by_log
 from server.puller.mysql.transactions import Stated
 from server.puller.source import Catalog, TableChange
 from server.puller.table import SourceTable, TableRecord
@@ -120,7 +120,7 @@ class DdlChanges:
         other: Definition | None = None,
     ) -> TableRecord | None:
         """The new record of a table; None where nothing changes, or the table is gone before it has any row."""
-        known = next((table for table in self._tables.by_name.values() if table.span.table_id == table_id), None)
+        known = self._tables.by_id(table_id)
         if found is None and known is None:
             return None
         if isinstance(found, TableMap):
@@ -148,12 +148,22 @@ class DdlChanges:
     async def _change(self, change: TableChange, dropped: Sequence[TableName]) -> None:
         if not (change.tables or change.dropped or change.truncated):
             return
+        await self._copy_rekeyed(change.tables)
         await self._catalog.change(change)
         self._tables.apply(change.tables, dropped)
         self._rows.tables_changed()
         self._rows.ignored -= set(map(name_of, change.tables))
         if self._listener is not None:
             self._listener.changed_schema(change)
+
+    async def _copy_rekeyed(self, tables: Sequence[SourceTable]) -> None:
+        """Where a key is in another order, the last one that was copied tells nothing of what is still to be."""
+        if self._copying is None:
+            return
+        for table in tables:
+            before = self._tables.by_id(table.span.table_id)
+            if before is not None and not same_keys(before, table):
+                await self._copying.copies_anew([before.name])
 
 
 def _rows_moved(names: Collection[str], stated: Stated) -> RowsMovedError:

@@ -50,7 +50,7 @@ class Copying(Protocol):
         ...
 
     async def copies_anew(self, names: Collection[str]) -> bool:
-        """Begin these tables anew, which are emptied at the target; durable when it returns.
+        """Begin these tables anew: nothing that was copied of them counts; durable when it returns.
 
         False, and nothing has changed: one of them is not being copied.
 

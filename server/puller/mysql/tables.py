@@ -17,8 +17,9 @@ from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
 from server.puller.table import SourceTable, TableRecord
-from storage.mysql.schema import Table
+from storage.mysql.schema import Column, Table
 from storage.mysql.table_map import TableMap
+from storage.mysql.types import INTEGERS, STRINGS, Type
 
 _NEW: Final = -1
 _ID_BITS = 48
@@ -49,6 +50,10 @@ class Tables:
 
     def __init__(self, tables: Iterable[SourceTable]) -> None:
         self.by_name: dict[TableName, SourceTable] = {name_of(table): table for table in tables}
+
+    def by_id(self, table_id: int) -> SourceTable | None:
+        """One of them, whatever its name."""
+        return next((table for table in self.by_name.values() if table.span.table_id == table_id), None)
 
     def effect(self, statement: Statement, wants: Wants) -> Effect:
         """What a DDL does to them."""
@@ -165,6 +170,23 @@ class _Moves:
 def name_of(table: SourceTable) -> TableName:
     """Schema and table."""
     return table.record.schema_name, table.record.table_name
+
+
+def same_keys(one: SourceTable, other: SourceTable) -> bool:
+    """Whether both versions of a table have the same columns as their key, with values in the same order."""
+    mine, its = (Table.parse(each.record.table_info) for each in (one, other))
+    return _ordered_by(mine) == _ordered_by(its)
+
+
+def _ordered_by(table: Table) -> Sequence[tuple[str, Column | Type | int]]:
+    return [(column.name, _order(column)) for column in map(table.columns.__getitem__, table.key_places)]
+
+
+def _order(column: Column) -> Column | Type | int:
+    """What is equal of two columns whose values are in the same order; of texts the collation."""
+    if column.type in INTEGERS:
+        return Type.LONGLONG
+    return column.collation if column.type in STRINGS else column
 
 
 def new_id(commit_ts: int, name: TableName) -> int:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
 from tests.integration.dump.test_dump import over, start, until
@@ -57,3 +59,34 @@ async def test_unique_and_composite_keys_make_whole_dumps_under_churn(mariadb: M
         for name in KEYS:
             wanted = set(mariadb.execute(f"SELECT a, b, free, version FROM {database}.{name}"))
             await feed.until(lambda name=name, wanted=wanted: held(feed, f"{database}.{name}") == wanted)
+
+
+ALTERED = {
+    "another type": ("id INT", "MODIFY id VARCHAR(20)"),
+    "another collation": (
+        "id VARCHAR(20) COLLATE utf8mb4_bin",
+        "CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+    ),
+    "another column": ("id VARCHAR(20), other INT DEFAULT 0", "DROP PRIMARY KEY, ADD PRIMARY KEY (other, id)"),
+}
+
+
+@pytest.mark.parametrize("case", ALTERED)
+async def test_a_key_in_another_order_leaves_out_no_row_that_was_still_to_be_read(
+    mariadb: MariaDb, meta: EtcdMeta, case: str
+) -> None:
+    columns, altered = ALTERED[case]
+    database = mariadb.database()
+    ids = [f"{'ABCabc'[number % 6]}{number}" for number in range(ROWS)] if "VARCHAR" in columns else range(ROWS)
+    mariadb.execute(
+        f"CREATE TABLE {database}.t ({columns}, PRIMARY KEY (id)) DEFAULT CHARSET utf8mb4",
+        f"INSERT INTO {database}.t (id) VALUES {', '.join(f'({each!r})' for each in ids)}",
+    )
+    name = f"{database}.t"
+    async with following(mariadb.uri, meta, name) as feed:
+        await start(meta, rows_per_s=1200, parallel=1)
+        await until(meta, feed, lambda found: name in found and found[name].chunks > 0)
+        mariadb.execute(f"ALTER TABLE {name} {altered}")
+        await until(meta, feed, lambda found: found[name].state is TableState.DONE)
+        span = next(iter(feed.target.versions))
+        assert {str(row["id"]) for row in feed.target.changes_of(span)} == set(map(str, ids))

@@ -10,7 +10,7 @@ from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.lookahead import Lookahead, Sought, is_before
 from server.puller.mysql.source import mysql_table
 from server.puller.mysql.statement import TableName
-from server.puller.mysql.tables import Tables, name_of, new_id, record_of
+from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
 from server.puller.table import SourceTable, TableIneligibleError
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
@@ -158,3 +158,27 @@ def test_places_of_a_log_are_ordered_by_the_number_of_their_file() -> None:
     assert is_before(("binlog.999999", 5), ("binlog.1000000", 4))
     assert is_before(("binlog.000002", 4), ("binlog.000002", 5))
     assert not is_before(("binlog.000002", 5), ("binlog.000002", 5))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        (Column(name="k", type=Type.LONG), Column(name="k", type=Type.LONGLONG, unsigned=True), True),
+        (Column(name="k", type=Type.LONG), Column(name="k", type=Type.VARCHAR, meta=80, collation=45), False),
+        (
+            Column(name="k", type=Type.VARCHAR, meta=80, collation=45),
+            Column(name="k", type=Type.BLOB, meta=2, collation=45),
+            True,
+        ),
+        (
+            Column(name="k", type=Type.VARCHAR, meta=80, collation=45),
+            Column(name="k", type=Type.VARCHAR, meta=80, collation=46),
+            False,
+        ),
+        (Column(name="k", type=Type.ENUM, elems=("a", "b")), Column(name="k", type=Type.ENUM, elems=("b", "a")), False),
+        (Column(name="k", type=Type.LONG), Column(name="other", type=Type.LONG), False),
+    ],
+)
+def test_keys_are_the_same_where_their_values_are_in_the_same_order(before: Column, after: Column, same: bool) -> None:
+    versions = [mysql_table(record_of(Definition(("s", "t"), (each,), (each.name,)), 1)) for each in (before, after)]
+    assert same_keys(*versions) == same
