@@ -37,6 +37,8 @@ class Mirror:
             message.sorter_disk_bytes,
             message.disk_error,
             message.waiting,
+            message.pulled_ts,
+            message.sorted_ts,
         )
 
     def acknowledged(self, checkpoint_ts: int) -> None:

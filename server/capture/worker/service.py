@@ -172,6 +172,8 @@ class _Told:
             sorter_disk_bytes=held.sorter_disk_bytes,
             disk_error=held.disk_error,
             waiting=held.waiting,
+            pulled_ts=held.pulled_ts,
+            sorted_ts=held.sorted_ts,
             ends=_ends(hosted),
         )
 

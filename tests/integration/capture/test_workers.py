@@ -14,6 +14,7 @@ from tidemarkpb.v1 import capture_pb2
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
+from server.capture.stages import STAGES
 from storage.tidb.record import encode_record
 from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Reader, running_cluster
@@ -163,6 +164,8 @@ def test_metrics_and_blockers_of_all_workers_are_the_captures(cluster, feed):
     assert sum(taken) >= len(feed.expected) * len(TABLES)
     assert all(taken)
     assert len([line for line in lines if line.startswith("# TYPE tidemark_sorter_rows_in_total ")]) == 1
+    lags = [line for line in lines if line.startswith("tidemark_capture_stage_lag_seconds{")]
+    assert len(lags) == len(STAGES), "two stages are the workers' own"
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
         answer = CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest(limit=10))
     [blocked] = answer.changefeeds

@@ -189,6 +189,8 @@ class ShareProgress(_message.Message):
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    PULLED_TS_FIELD_NUMBER: _builtins.int
+    SORTED_TS_FIELD_NUMBER: _builtins.int
     resolved_ts: _builtins.int
     """The least of all tables of the share."""
     checkpoint_ts: _builtins.int
@@ -203,6 +205,9 @@ class ShareProgress(_message.Message):
     """How many pullers of tables have ended in the worker's share, as of these positions or later: what a dump has added
     above the checkpoint may be lost whenever it grows.
     """
+    pulled_ts: _builtins.int
+    """How far all pullers of the share are, and how far all its tables are sorted; 0: not known. Both may go back."""
+    sorted_ts: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.TableStatus]: ...
     def __init__(
@@ -218,10 +223,12 @@ class ShareProgress(_message.Message):
         disk_error: _builtins.str = ...,
         waiting: _builtins.int = ...,
         ends: _builtins.int = ...,
+        pulled_ts: _builtins.int = ...,
+        sorted_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

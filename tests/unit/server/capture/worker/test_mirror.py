@@ -25,3 +25,11 @@ def test_a_message_that_an_acknowledgement_overtook_moves_nothing_back():
     assert (mirror.resolved_ts, mirror.checkpoint_ts) == (150, 130)
     assert (mirror.table(7), mirror.table(8)) == ((150, 120), (140, 100))
     assert mirror.stats.regions == 2
+
+
+def test_how_far_a_share_is_pulled_and_sorted_is_as_told_last():
+    mirror = Mirror(100)
+    assert (mirror.stats.pulled_ts, mirror.stats.sorted_ts) == (0, 0)
+    mirror.absorb(worker_pb2.ShareProgress(pulled_ts=160, sorted_ts=150))
+    mirror.absorb(worker_pb2.ShareProgress(pulled_ts=155, sorted_ts=151))
+    assert (mirror.stats.pulled_ts, mirror.stats.sorted_ts) == (155, 151)
