@@ -28,7 +28,7 @@ class Ledger:
     """The sums of one table; the caller serialises the calls.
 
     Each part of a bucket is three numbers, (last commit_ts, rows, digest), ascending: there may be as many ledgers as
-    tables.
+    tables. Whether there is any, `len`, may be asked at any time: it is never 0 in between.
     """
 
     __slots__ = ("_parts", "_start_ts", "_table_id", "shift")
@@ -111,20 +111,16 @@ class Ledger:
         parts = [(self._end(part), self._sum(part)) for part in range(len(self))]
         borders = {end for end, _ in parts if end == self._last_ts(end >> self.shift)}
         self.shift += 1
-        self._parts, carried = array("Q"), Checksum()
+        wide, carried = array("Q"), Checksum()
         for (end, checksum), (following, _) in zip(parts, [*parts[1:], (-1, None)], strict=True):
             carried += checksum
             bucket = end >> self.shift
-            if following >> self.shift != bucket:
-                self._append(self._last_ts(bucket), carried)
-            elif end not in borders:
-                self._append(end, carried)
-            else:
+            is_last = following >> self.shift != bucket
+            if end in borders and not is_last:
                 continue
+            wide.extend((self._last_ts(bucket) if is_last else end, carried.rows, carried.digest))
             carried = Checksum()
-
-    def _append(self, end: int, checksum: Checksum) -> None:
-        self._parts.extend((end, checksum.rows, checksum.digest))
+        self._parts = wide
 
     def _after(self, ts: int) -> int:
         """The number of the first part that ends above `ts`."""

@@ -1,12 +1,15 @@
 """Rows that are lost, doubled or changed between `add` and `fetch` are noticed, whatever ranges are read."""
 
+import sys
 from collections import Counter
+from types import FrameType
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sorter import ledger
 from sorter.checksum import Checksum, by_bucket
 from sorter.errors import RowsLostError
 from sorter.ledger import BUCKET_SHIFT, Ledger
@@ -148,3 +151,23 @@ def test_what_lies_under_a_null_does_not_count() -> None:
     validity = pa.py_buffer(bytes([0b10]))
     odd = pa.Array.from_buffers(pa.binary(), 2, [validity, offsets, pa.py_buffer(b"junkv")])
     assert by_bucket(clean.set_column(4, clean.schema.field(4), odd), BUCKET_SHIFT) == by_bucket(clean, BUCKET_SHIFT)
+
+
+def test_a_ledger_with_rows_looks_empty_at_no_step() -> None:
+    """Whether a table has rows is asked without its lock."""
+    book, lengths = Ledger(7, 0), []
+    book.add(batch_of([(1, 0, 1, b"", None, None)]))
+
+    def look(frame: FrameType, *_: object) -> object:
+        if frame.f_code.co_filename == ledger.__file__:
+            lengths.append(len(book))
+        return look
+
+    tracing = sys.gettrace()
+    sys.settrace(look)
+    try:
+        book.add(batch_of([(number * SECOND, 0, 1, b"", None, None) for number in range(1, 200)]))
+    finally:
+        sys.settrace(tracing)
+    assert book.shift > BUCKET_SHIFT
+    assert min(lengths) > 0
