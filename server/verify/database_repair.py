@@ -20,6 +20,10 @@ _REMOVE: Final = {
     "postgresql": "DELETE FROM {table} t USING {staged} s WHERE {same}",
     "mysql": "DELETE t FROM {table} t JOIN {staged} s ON {same}",
 }
+_UNSTAGE: Final = {
+    "postgresql": f"DROP TABLE {STAGED}",
+    "mysql": f"DROP TEMPORARY TABLE {STAGED}",  # without that word the server commits first
+}
 
 
 def repair(uri: TargetUri, changefeed: str, asked: Question, gone: Any, live: Any) -> int:
@@ -41,7 +45,7 @@ def repair(uri: TargetUri, changefeed: str, asked: Question, gone: Any, live: An
                 same = " AND ".join(f"t.{database.quoted(each)} = s.{database.quoted(each)}" for each in asked.key)
                 _stage(cursor, database, gone, asked.key)
                 cursor.execute(_REMOVE[uri.format].format(table=name, staged=STAGED, same=same))
-                cursor.execute(f"DROP TABLE {STAGED}")
+                cursor.execute(_UNSTAGE[uri.format])
                 _stage(cursor, database, rows, asked.key)
                 columns = ", ".join(map(database.quoted, rows.schema.names))
                 cursor.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {STAGED}")  # noqa: S608 - quoted
