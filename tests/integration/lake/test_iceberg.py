@@ -1,11 +1,14 @@
 """Iceberg tables without Iceberg's Spark connector: read back by Iceberg's own reader, and by ours at any cut."""
 
+from types import SimpleNamespace
+
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.iceberg import maintenance
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.kept import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -80,18 +83,52 @@ def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(spark, changef
 
 def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(spark, changefeed, captures, upstream, tmp_path):
     target = keep(spark, changefeed, captures, tmp_path, CUTS[:5])
-    maintenance = target._maintenance
-    finished = maintenance._replacement
+    running = target._maintenance
+    finished = running._replacement
 
     def late(name, start, snapshot, paths):
         keep(spark, changefeed, captures, tmp_path, CUTS[5:])
         return finished(name, start, snapshot, paths)
 
-    maintenance._replacement = late
-    maintenance.rewrite("bank.accounts")
+    running._replacement = late
+    running.rewrite("bank.accounts")
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
     meta = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
     assert target.position(meta) == CUTS[-1]
+
+
+def test_snapshots_of_a_cut_that_is_not_in_the_manifest_yet_are_kept(spark, changefeed, captures, upstream, tmp_path):
+    target = keep(spark, changefeed, captures, tmp_path, CUTS)
+    table = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
+    told = target.version(table)
+    target._maintenance.rewrite("bank.accounts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maintenance, "_EXPIRE_EVERY_COMMITS", 1)
+        target._maintenance.expire("bank.accounts", SimpleNamespace(versions=lambda _: frozenset()))
+    left = {int(found.snapshotId()) for found in target._catalog.load("bank.accounts").snapshots()}
+    assert left == {told, target.version(table)}
+    tables = as_of_cut(spark, f"iceberg://{tmp_path}")
+    assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(upstream, CUTS[-1])
+
+
+def test_a_job_that_was_overtaken_while_it_wrote_commits_nothing(spark, changefeed, captures, upstream, tmp_path):
+    late = keep(spark, changefeed, captures, tmp_path, CUTS[:1])
+    meta = changefeed.describe(0).tables["bank.accounts"]
+    slices = tuple(changefeed.plan(CUTS[0], CUTS[1], ["bank.accounts"]))
+    options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
+    cut = changes.Changes(meta, CUTS[0], CUTS[1], slices, changefeed, options)
+    write, load, loads = late._written, late._catalog.load, []
+
+    def overtaken(*arguments):
+        keep(spark, changefeed, captures, tmp_path, CUTS[1:2])
+        return write(*arguments)
+
+    late._written = overtaken
+    late._catalog.load = lambda name: (loads.append(name), load(name))[1]
+    with pytest.raises(SourceError, match="ErrTargetBusy"):
+        late.apply(cut)
+    assert loads == ["bank.accounts"], "once, and the fence is fresh nevertheless"
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[1])
 
 
 def test_a_changelog_holds_every_change_once(spark, changefeed, captures, upstream, tmp_path):

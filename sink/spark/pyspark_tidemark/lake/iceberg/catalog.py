@@ -33,8 +33,12 @@ class Catalog:
 
     def load(self, name: str) -> Any:
         """Iceberg's table object, current; None if there is none."""
-        found = self._name(name)
-        return self._java.loadTable(found) if self._java.tableExists(found) else None
+        try:
+            return self._java.loadTable(self._name(name))
+        except Py4JJavaError as err:
+            if "NoSuchTableException" not in str(err.java_exception):
+                raise
+            return None
 
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
         """A table without rows, marked as this changefeed's."""
@@ -67,6 +71,17 @@ class Catalog:
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
         return None
+
+    def newest_cut(self, table: Any) -> set[int]:
+        """The snapshots of the cut that the current one holds, rewrites of it included."""
+        found: set[int] = set()
+        snapshot = table.currentSnapshot()
+        cut = snapshot.summary().get(CUT)
+        while snapshot is not None and snapshot.summary().get(CUT) == cut:
+            found.add(int(snapshot.snapshotId()))
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        return found
 
     def layout(self, table: Any, key: Sequence[str]) -> Layout:
         """What is needed to write files of a table."""

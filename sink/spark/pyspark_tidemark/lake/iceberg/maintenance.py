@@ -79,7 +79,7 @@ class Maintenance:
         if self._deletes.get(name, 0):
             self.rewrite(name)
         self._commits[name] = self._deletes[name] = 0
-        self.expire(name, kept.versions(name))
+        self.expire(name, kept)
         self._not_before = time.monotonic() + _REST * (time.monotonic() - began)
         return self.health(name)
 
@@ -108,14 +108,16 @@ class Maintenance:
                 update.addFile(self._catalog.data_file(table, path))
             self._catalog.fenced(update, self._catalog.position(table, name) or 0)
 
-    def expire(self, name: str, needed: frozenset[int]) -> None:
-        """Forget the snapshots that no kept cut shows, with the files that only they need."""
+    def expire(self, name: str, kept: Kept) -> None:
+        """Forget the snapshots that no kept cut shows, with the files that only they need.
+
+        Those of the newest cut stay: other tables may still be written, and only then it is kept.
+        """
         with self._committing:
             table = self._catalog.load(name)
-            current = table.currentSnapshot().snapshotId()
             old = [int(found.snapshotId()) for found in table.snapshots()]
-            kept = needed & set(old[-MOST_SNAPSHOTS:]) | {current}
-            gone = [found for found in old if found not in kept]
+            shown = kept.versions(name) & set(old[-MOST_SNAPSHOTS:]) | self._catalog.newest_cut(table)
+            gone = [found for found in old if found not in shown]
             if len(gone) < _EXPIRE_EVERY_COMMITS:
                 return
             update = table.expireSnapshots()

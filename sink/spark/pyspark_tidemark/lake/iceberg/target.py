@@ -56,21 +56,15 @@ class IcebergTarget:
 
     def create(self, changes: Changes) -> Applied:
         """Make the table, unless a crash left it without a snapshot, and apply its first cut."""
-        if self._catalog.load(changes.table.name) is None:
-            self._catalog.create(changes.table.name, lake_schema(changes.table, self._mode), self._key(changes.table))
-        return self.apply(changes)
+        name = changes.table.name
+        table = self._catalog.load(name)
+        if table is None:
+            table = self._catalog.create(name, lake_schema(changes.table, self._mode), self._key(changes.table))
+        return self._apply(table, changes)
 
     def apply(self, changes: Changes) -> Applied:
         """Write the files, then commit them; a cut without rows is a snapshot, too, where the table has none yet."""
-        name, key = changes.table.name, self._key(changes.table)
-        table = self._catalog.load(name)
-        layout = self._catalog.layout(table, key)
-        written = self._written(changes, layout)
-        if written or table.currentSnapshot() is None:
-            self._commit(changes, written)
-            self._maintenance.committed(name, deletes=any(file.deletes for file in written))
-        counted = changes.counted(self._spark)
-        return Applied(counted.rows, self.version(changes.table), counted.checksum)
+        return self._apply(self._catalog.load(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """One metadata commit with all steps, then a snapshot with the new schema; added columns with values apart."""
@@ -129,10 +123,18 @@ class IcebergTarget:
     def _key(self, table: TableMeta) -> tuple[str, ...]:
         return () if self._mode == APPEND else table.key
 
-    def _commit(self, changes: Changes, written: list[Written]) -> None:
+    def _apply(self, table: Any, changes: Changes) -> Applied:
+        written = self._written(changes, self._catalog.layout(table, self._key(changes.table)))
+        if written or table.currentSnapshot() is None:
+            self._commit(table, changes, written)
+            self._maintenance.committed(changes.table.name, deletes=any(file.deletes for file in written))
+        counted = changes.counted(self._spark)
+        return Applied(counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum)
+
+    def _commit(self, table: Any, changes: Changes, written: list[Written]) -> None:
         name = changes.table.name
         with self._committing:
-            table = self._catalog.load(name)
+            table.refresh()  # reads no more than names, unless somebody has committed since it was loaded
             position = self._catalog.position(table, name)
             if position is not None and position >= changes.end_ts:
                 raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
