@@ -22,6 +22,8 @@ FEW_ROWS = 20_000
 """Up to here a cut's changes of one table are few: plans over them are not worth compiling."""
 HERE_BYTES = 32 << 20
 """Up to here they go through the driver: executors cost a Python worker, and have to read twice to count."""
+_CELL_BYTES = 8
+"""What a column takes in memory at least, in Arrow and in Spark, where captures count a byte or two, as for nulls."""
 _COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
 
 
@@ -58,8 +60,9 @@ class Changes:
 
     @property
     def here(self) -> bool:
-        """Whether the driver reads them."""
-        return sum(part.size_bytes for part in self.slices) <= HERE_BYTES
+        """Whether the driver reads them; as one task's data they are also less than the 128 MiB that Spark allows."""
+        told = sum(part.size_bytes for part in self.slices)
+        return max(told, self.planned_rows * len(self.table.schema) * _CELL_BYTES) <= HERE_BYTES
 
     @property
     def spark_schema(self) -> StructType:

@@ -4,7 +4,7 @@ Each row becomes text (every column's text or a mark for null, joined), the text
 bytes in an odd base modulo 2^64, mixed. The checksum is the sum of these numbers, so parts can be added up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SEPARATOR, _NULL = b"\x1f", b"\x00\x1e"
 _CHUNK_ROWS = 8192
+_CHUNK_BYTES = 1 << 18  # of text; each byte is a few 64-bit numbers for a moment
 _MASK = (1 << 64) - 1
 
 
@@ -40,7 +41,16 @@ def _sum(batch: Any) -> int:
     )  # fmt: skip
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
-    return int(np.add.reduce(_mixed(_polynomials(texts)), dtype=np.uint64))
+    return sum(int(np.add.reduce(_mixed(_polynomials(part)), dtype=np.uint64)) for part in _parts(texts))
+
+
+def _parts(texts: Any) -> Iterator[Any]:
+    """All texts, in slices of at most `_CHUNK_BYTES` or of one text."""
+    offsets, start = _offsets(texts), 0
+    while start < len(texts):
+        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _CHUNK_BYTES, "right")) - 1)
+        yield texts.slice(start, end - start)
+        start = end
 
 
 def _text(column: Any) -> Any:
@@ -51,14 +61,18 @@ def _text(column: Any) -> Any:
 
 def _polynomials(texts: Any) -> Any:
     """For each text the sum of (byte + 1) * base^position, by one running sum over all bytes."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    offsets = offsets.astype(np.int64)
+    offsets = _offsets(texts)
     data = texts.buffers()[2]
     raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.empty(0, np.uint8)
     powers = _powers(_BASE, len(raw))
     running = np.concatenate([np.zeros(1, np.uint64), np.cumsum((raw.astype(np.uint64) + np.uint64(1)) * powers)])
     starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
     return (running[ends] - running[starts]) * _powers(_INVERSE, len(raw) + 1)[starts]
+
+
+def _offsets(texts: Any) -> Any:
+    found = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    return found.astype(np.int64)
 
 
 def _powers(base: Any, count: int) -> Any:

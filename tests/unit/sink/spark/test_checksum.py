@@ -3,8 +3,10 @@
 from decimal import Decimal
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark_tidemark.lake import checksum as module
 from pyspark_tidemark.lake.checksum import checksum
 
 SCHEMA = pa.schema(
@@ -36,6 +38,30 @@ def test_order_and_batches_do_not_matter(rows, chance, at):
     parts = [pa.RecordBatch.from_pylist(part, schema=SCHEMA) for part in (mixed[:at], mixed[at:])]
     whole = pa.concat_tables([pa.Table.from_batches(parts)]).slice(0, len(rows))
     assert of(rows) == checksum(parts) == checksum([whole])
+
+
+@given(ROWS, st.integers(1, 100))
+def test_it_is_the_same_however_many_bytes_are_looked_at_together(rows, chunk_bytes):
+    whole = of(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK_BYTES", chunk_bytes)
+        assert of(rows) == whole
+
+
+def test_wide_rows_take_little_memory_at_a_time(monkeypatch):
+    sizes = []
+    polynomials = module._polynomials
+
+    def seen(texts):
+        sizes.append(sum(map(len, texts.to_pylist())))
+        return polynomials(texts)
+
+    monkeypatch.setattr(module, "_polynomials", seen)
+    rows = [
+        {"a": number, "s": "x" * size, "b": b"", "d": None, "t": None} for number, size in enumerate([9, 99_999] * 9)
+    ]
+    assert of(rows)[0] == len(rows)
+    assert max(sizes) <= module._CHUNK_BYTES < sum(sizes)
 
 
 @given(ROWS, ROWS)

@@ -65,16 +65,18 @@ class Upsert:
         name = changes.table.name
         columns = [quoted(column) for column in lake_columns(changes.table)]
         match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in changes.table.key)
+        statement = (
+            f"MERGE INTO {self._tables.sql_name(name)} t "  # noqa: S608 - quoted
+            f"USING changes s ON {match} "
+            f"WHEN MATCHED AND s._commit_ts > t._commit_ts AND s._op = '{DELETE}' THEN DELETE "
+            f"WHEN MATCHED AND s._commit_ts > t._commit_ts THEN UPDATE SET "
+            f"{', '.join(f'{column} = s.{column}' for column in columns)} "
+            f"WHEN NOT MATCHED AND s._op <> '{DELETE}' THEN INSERT ({', '.join(columns)}) "
+            f"VALUES ({', '.join(f's.{column}' for column in columns)})"
+        )
         with self._tables.fenced(changes) as session:
-            session.sql(
-                f"MERGE INTO {self._tables.sql_name(name)} t "  # noqa: S608 - quoted
-                f"USING changes s ON {match} "
-                f"WHEN MATCHED AND s._commit_ts > t._commit_ts AND s._op = '{DELETE}' THEN DELETE "
-                f"WHEN MATCHED AND s._commit_ts > t._commit_ts THEN UPDATE SET "
-                f"{', '.join(f'{column} = s.{column}' for column in columns)} "
-                f"WHEN NOT MATCHED AND s._op <> '{DELETE}' THEN INSERT ({', '.join(columns)}) "
-                f"VALUES ({', '.join(f's.{column}' for column in columns)})"
-            )
+            session.sql(statement)
+            session.catalog.dropTempView("changes")  # it may hold the rows
         self._keep(name, None)
         return True
 

@@ -1,0 +1,41 @@
+"""Which changes of a cut the driver reads itself."""
+
+import pyarrow as pa
+import pytest
+from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.lake.changes import FEW_ROWS, HERE_BYTES, Changes
+from pyspark_tidemark.options import parse
+
+CHANGEFEED = Changefeed(parse({"endpoint": "grpc://127.0.0.1:1", "changefeed": "bank", "cuts": "true"}))
+
+
+def planned(*slices, columns=8):
+    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(columns)])
+    parts = tuple(Slice("bank.accounts", (), b"{}", rows, size) for rows, size in slices)
+    return Changes(TableMeta("bank.accounts", ("c0",), schema), 0, 9, parts, CHANGEFEED, {})
+
+
+@pytest.mark.parametrize(
+    ("slices", "here"),
+    [
+        ((), True),
+        (((1, HERE_BYTES),), True),
+        (((1, HERE_BYTES + 1),), False),
+        (((1, HERE_BYTES - 1), (1, 1)), True),
+        (((1, HERE_BYTES), (1, 1)), False),
+    ],
+)
+def test_the_driver_reads_up_to_so_many_bytes_of_a_table(slices, here):
+    assert planned(*slices).here is here
+
+
+def test_columns_that_the_store_holds_in_a_byte_count_as_in_memory():
+    assert planned((100_000, 1 << 20), columns=8).here
+    assert not planned((100_000, 1 << 20), columns=100).here, "80 MB in memory"
+    assert not planned((1 << 20, 0), columns=8).here, "a capture that tells no bytes"
+
+
+def test_many_small_rows_are_read_here_but_are_not_few():
+    changes = planned((FEW_ROWS + 1, 1 << 20))
+    assert changes.here
+    assert not changes.few
