@@ -40,5 +40,6 @@ def test_the_page_can_be_pasted(spark, captures, upstream, tmp_path, capsys):
     assert names["seen"][-1].query_s == 0
     assert names["seen"][-1].end_ts == upstream.end_ts
     assert f"{len(upstream.accounts.rows)} changes" in capsys.readouterr().out
+    assert names["kept"].where("_table = 'bank.accounts'").count() == len(upstream.accounts.rows)
     assert names["tables"]["bank.accounts"].count() == len(living)
     assert captures.acks == []
