@@ -1,7 +1,7 @@
 """The sorted block: a checked header of 64 bytes and one Arrow IPC message. Pure; docs/format/sorter.md.
 
-Blocks are aligned to 64 bytes, so that a mapped block is used where it lies. Rows of many small tables share a block,
-which has a directory of them between header and message: `sorter/shared_block.py`.
+Everything before the message fills multiples of 64 bytes, so that a block is used where it was read to. Rows of many
+small tables share a block, which has a directory of them between header and message: `sorter/shared_block.py`.
 """
 
 import struct

@@ -167,7 +167,7 @@ class Sorter:
         """Rows within `[lower, upper]`, sorted by (commit_ts, start_ts, op, key), without duplicates.
 
         A transaction may cross the borders of batches. The range is fixed when this returns; cleaning does not
-        disturb it. The batches may be mapped from files: drop them when done.
+        disturb it.
 
         Raises:
             NotResolvedError: `upper` is above the resolved_ts.

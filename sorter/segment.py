@@ -1,12 +1,13 @@
 """Append-only segment files that hold the blocks of all tables. A segment is unlinked when its last block is dead.
 
 The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at start. A file is open
-while it is written to, and while somebody reads it; blocks are mapped only while somebody holds their rows. So a
-backlog of any size costs neither memory nor open files. A reader may finish after the file has been unlinked.
+while it is written to, and while a block is read. So a backlog of any size costs neither memory nor open files. A
+reader may finish after the file has been unlinked. Blocks are read, not mapped: a mapping keeps a descriptor, and the
+space of its whole file, as long as anybody holds a row of it; it ends the process where the disk fails; and it costs
+more CPU.
 """
 
 import contextlib
-import mmap
 import os
 import threading
 import weakref
@@ -19,8 +20,6 @@ import pyarrow as pa
 from sorter.block import ALIGNMENT
 from sorter.errors import SorterDiskError
 
-_PAGE: Final = mmap.ALLOCATIONGRANULARITY
-_MAP_ABOVE_BYTES: Final = 64 << 10
 _SUFFIX: Final = ".segment"
 _SPARSE_SHARE: Final = 4
 
@@ -87,20 +86,13 @@ class Segment:
         return self.live_bytes * _SPARSE_SHARE <= self.size
 
     def read(self, pointer: Pointer) -> pa.Buffer:
-        """The block's bytes, fewer when the file ends before; they stay valid as long as any slice of them lives.
+        """The block's bytes, fewer when the file ends before.
 
         Raises:
             OSError: the disk does not give them.
         """
-        file = self._opened()
-        size = os.fstat(file.fd).st_size
-        if pointer.length < _MAP_ABOVE_BYTES or size < pointer.offset + pointer.length:
-            return pa.py_buffer(os.pread(file.fd, pointer.length, pointer.offset))
-        start = pointer.offset // _PAGE * _PAGE
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        length = pointer.offset + pointer.length - start
-        mapped = mmap.mmap(file.fd, length, flags=flags, prot=mmap.PROT_READ, offset=start)
-        return pa.py_buffer(mapped).slice(pointer.offset - start)
+        file, data = self._opened(), pa.allocate_buffer(pointer.length)
+        return data.slice(0, os.preadv(file.fd, [data], pointer.offset))
 
     def seal(self) -> None:
         """Nothing more is written: who reads opens the file for that time."""

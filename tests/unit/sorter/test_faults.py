@@ -292,6 +292,18 @@ def test_a_backlog_of_many_segments_keeps_no_files_open(tmp_path: Path) -> None:
     sorter.close()
 
 
+def test_rows_that_are_held_keep_no_files_open(tmp_path: Path) -> None:
+    sorter = opened(tmp_path, block_bytes=128 << 10, segment_bytes=1)
+    for ts in range(1, 41):
+        sorter.add(SPAN, raw_batch([ts], [0], [INSERT], [b"k"], [bytes(256 << 10)], [None]))
+        sorter.resolve(SPAN, ts)
+    before = open_files()
+    held = list(sorter.fetch(SPAN, Position(1, 0), Position.fence(40)))
+    assert len(held) == 40
+    assert open_files() < before + 10
+    sorter.close()
+
+
 KILLED = """
 import sys, time
 from pathlib import Path
