@@ -62,6 +62,7 @@ class History:
                 f"WHEN NOT MATCHED AND s._ends IS NULL THEN INSERT ({', '.join(names)}) "
                 f"VALUES ({', '.join(f's.{column}' for column in names)})"
             )
+            session.catalog.dropTempView("changes")  # it may hold the rows
         return True
 
     @staticmethod
