@@ -77,16 +77,15 @@ class Mounts:
 
     def forget(self, ts: int) -> None:
         """No range below `ts` is asked for any more."""
-        if self._newest.before is not None:
-            self._newest = _without(self._newest, ts)
-
-
-def _without(since: _Since, ts: int) -> _Since:
-    if since.before is None:
-        return since
-    if since.ts <= ts:
-        return _Since(since.ts, since.mounting)
-    return _Since(since.ts, since.mounting, _without(since.before, ts))
+        kept, since = [], self._newest
+        while since.before is not None and since.ts > ts:
+            kept.append(since)
+            since = since.before
+        if since.before is not None:
+            since = _Since(since.ts, since.mounting)
+            for later in reversed(kept):
+                since = _Since(later.ts, later.mounting, since)
+            self._newest = since
 
 
 def crosses(what: str, start_ts: int, end_ts: int, ddl_ts: int) -> RangeCrossesDdlError:
