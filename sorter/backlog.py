@@ -144,8 +144,7 @@ class Backlog:
             SorterDiskError: the disk does not take them; those that remain are where they were.
         """
         for entry in entries:
-            first_ts = entry.meta.min_commit_ts
-            if entry in self.index.scan(first_ts, first_ts):
+            if self.index.has(entry):
                 with contextlib.suppress(BlockCorruptError):  # who fetches it is told
                     self._store.move(self.index, entry)
 

@@ -32,9 +32,13 @@ class Compaction:
         finally:
             self._running.release()
 
+    def stop(self) -> None:
+        """Wait for one that runs; there is none any more."""
+        self._running.acquire()
+
 
 def _empty(store: BlockStore, sparse: frozenset[int], tables: dict[int, Table]) -> None:
-    for unique_id, entries in store.entries_in(sparse).items():
+    for unique_id, entries in store.entries_in(sparse):
         table = tables.get(unique_id)
         if table is not None:  # else it was removed meanwhile
             table.move(entries)

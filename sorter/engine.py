@@ -102,9 +102,9 @@ class Sorter:
         with self._lock:
             self._check_open()
             table = self._tables.pop(span, None)
-            self._spiller.forget(span)
         if table is not None:
             table.remove()
+            self._spiller.forget(table)
             metrics.TABLES.dec()
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
@@ -244,6 +244,7 @@ class Sorter:
         self._disk.close()
         for table in tables:
             table.remove()
+        self._compaction.stop()
         metrics.TABLES.dec(len(tables))
         for store in self._stores:
             store.close()

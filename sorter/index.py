@@ -109,6 +109,15 @@ class TableIndex:
         found = self._read(max(lower_ts - self.widest, 0), upper_ts)
         return [entry for entry in found if entry.meta.max_commit_ts > self.dead_ts]
 
+    def has(self, entry: Entry) -> bool:
+        """Whether a block is still alive, and where it was.
+
+        Raises:
+            CorruptError: the index cannot be read.
+        """
+        key, value = encode_entry(entry)
+        return entry.meta.max_commit_ts > self.dead_ts and self._database.scan(key, key + b"\0") == [(key, value)]
+
     def delete_up_to(self, commit_ts: int) -> list[Entry]:
         """Forget the blocks that have no row above `commit_ts`; returns them.
 

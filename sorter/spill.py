@@ -9,7 +9,6 @@ from typing import Final
 from sorter.stats import Counters
 from sorter.store import BlockStore
 from sorter.table import Table
-from storage.model.span import Span
 
 _MOST_RUN_BYTES: Final = 32 << 20
 _SMALL_SHARE: Final = 8
@@ -26,7 +25,7 @@ class Spiller:
         self._small_bytes = block_bytes // _SMALL_SHARE
         self._shared_bytes = block_bytes // _SHARED_SHARE
         self._spilling = threading.Lock()
-        self._in_memory: dict[Span, Table] = {}  # those with rows in memory, and some that had
+        self._in_memory: dict[Table, None] = {}  # those with rows in memory, and some that had
 
     @property
     def is_short(self) -> bool:
@@ -35,11 +34,11 @@ class Spiller:
 
     def has_rows(self, table: Table) -> None:
         """A table got rows."""
-        self._in_memory[table.span] = table
+        self._in_memory[table] = None
 
-    def forget(self, span: Span) -> None:
+    def forget(self, table: Table) -> None:
         """A table left."""
-        self._in_memory.pop(span, None)
+        self._in_memory.pop(table, None)
 
     def spill(self) -> None:
         """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here.
@@ -73,14 +72,14 @@ class Spiller:
 
         None is spared for long: a table that takes no part grows until it is among the largest.
         """
-        return sorted(self._in_memory.copy().values(), key=lambda table: table.memory_bytes, reverse=True)
+        return sorted(self._in_memory.copy(), key=lambda table: table.memory_bytes, reverse=True)
 
     def _wrote(self, tables: Sequence[Table]) -> None:
         for table in tables:
             if not table.memory_bytes:
-                self._in_memory.pop(table.span, None)
+                self._in_memory.pop(table, None)
                 if table.memory_bytes:  # rows came meanwhile
-                    self._in_memory[table.span] = table
+                    self._in_memory[table] = None
 
 
 def share(store: BlockStore, tables: Sequence[Table]) -> None:

@@ -136,18 +136,16 @@ class BlockStore:
         sparse = self._segments.sparse()
         return sparse if len(sparse) >= _SPARSE_SEGMENTS else frozenset()
 
-    def entries_in(self, segments: frozenset[int]) -> dict[int, list[Entry]]:
-        """The live blocks of these segments, by unique id of their tables.
+    def entries_in(self, segments: frozenset[int]) -> Iterator[tuple[int, list[Entry]]]:
+        """The blocks of these segments, with the unique id of their table; table by table, as the index is walked.
 
         Raises:
             CorruptError: the index cannot be read.
         """
-        found: dict[int, list[Entry]] = {}
-        for key, value in self._database.walk():
-            entry = decode_entry(key, value)
-            if entry.pointer.segment in segments:
-                found.setdefault(entry.meta.unique_id, []).append(entry)
-        return found
+        entries = (decode_entry(key, value) for key, value in self._database.walk())
+        found = (entry for entry in entries if entry.pointer.segment in segments)
+        for unique_id, those in itertools.groupby(found, key=lambda entry: entry.meta.unique_id):
+            yield unique_id, list(those)
 
     def move(self, index: TableIndex, entry: Entry) -> None:
         """Write a block, or a table's share of one, to another segment.
