@@ -59,7 +59,7 @@ class Table:
         return pa.schema([pa.field(each.name, each.type) for each in own])
 
     def mounted(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows, given as inserts of RAW_SCHEMA, in the table's own columns."""
+        """Rows, given as RAW_SCHEMA, in the table's own columns."""
         return self.source.mounter.mount(raw).select(self.schema.names)
 
 

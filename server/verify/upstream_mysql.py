@@ -31,7 +31,7 @@ from server.verify.errors import VerifyHistoryError
 from server.verify.mysql_log import read_before
 from server.verify.mysql_rows import begin_snapshot, pieces
 from storage.meta.meta import Meta
-from storage.model.event import inserts
+from storage.model.event import snapshot_rows
 from storage.mysql.schema import Table as Columns
 
 
@@ -84,7 +84,7 @@ def _unchanged(table: Table, columns: Columns, rows: pa.Array, changed: pa.Array
 
 
 def _mounted(table: Table, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
-    return table.mounted(inserts(keys, values, table.ts))
+    return table.mounted(snapshot_rows(keys, values, table.ts))
 
 
 async def _anchor(meta: Meta, changefeed: str, ts: int) -> Anchor:

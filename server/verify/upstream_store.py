@@ -4,6 +4,7 @@ Changefeeds of the cluster's change feed and those of its pumps both replicate w
 """
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -17,7 +18,7 @@ from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
-from storage.model.event import inserts
+from storage.model.event import snapshot_rows
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 
@@ -44,7 +45,8 @@ class StoreUpstream:
         Raises:
             VerifyHistoryError: it is gone.
         """
-        async with held(pd, f"tidemark-verify-{info.id}", min(table.ts for table in tables)):
+        service = f"tidemark-verify-{info.id}-{uuid.uuid4().hex[:8]}"  # others may verify it, too
+        async with held(pd, service, min(table.ts for table in tables)):
             yield cls(pd, kv)
 
     async def rows(self, table: Table) -> AsyncIterator[pa.RecordBatch]:
@@ -58,7 +60,7 @@ class StoreUpstream:
                 full = len(keys) == _PAGE_ROWS
                 if keys:
                     key = keys[-1] + b"\0"
-                    rows = inserts(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), table.ts)
+                    rows = snapshot_rows(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), table.ts)
                     yield await asyncio.to_thread(table.mounted, rows)
 
 

@@ -71,13 +71,16 @@ def raw_batch(
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
 
-def inserts(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:
-    """Rows as inserts at one commit_ts, which nothing else has."""
+def snapshot_rows(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:
+    """Rows as they are at one commit_ts, which nothing else has.
+
+    Updates of which is not told what was before: whoever gets an insert may rely on it that its key was not there.
+    """
     count = len(keys)
     columns = [
         pa.array(np.full(count, commit_ts, np.uint64)),
         pa.array(np.full(count, commit_ts - 1, np.uint64)),
-        pa.array(np.full(count, INSERT, np.uint8)),
+        pa.array(np.full(count, UPDATE, np.uint8)),
         keys,
         values,
         pa.nulls(count, pa.binary()),

@@ -14,7 +14,7 @@ from storage.model.span import Span
 
 
 class WorkerChunks:
-    """Implements `server.dump.cluster_chunks.Chunks` over the shares that run, on the event loop.
+    """Implements `server.dump.cluster.chunks.Chunks` over the shares that run, on the event loop.
 
     A share tells how often a puller of it has ended. If another one did, too much is read again, never too little.
     """

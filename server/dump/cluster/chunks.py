@@ -19,7 +19,7 @@ from server.dump.errors import TableAwayError
 from server.dump.puller import Dump
 from server.puller.table import SourceTable
 from storage.model.errors import TidemarkError
-from storage.model.event import inserts
+from storage.model.event import snapshot_rows
 from storage.tasks import together
 
 KeysOf: TypeAlias = Callable[[SourceTable, pa.Array], pa.Array]
@@ -151,4 +151,4 @@ class LocalChunks:
         count, size = len(keys), keys.nbytes + values.nbytes
         last = keys[-1].as_py() if count else b""
         read = PageRead(count, size, last, count < page.limit, time.monotonic() - began)
-        return read, inserts(self._keys_of(table, keys), values, ts)
+        return read, snapshot_rows(self._keys_of(table, keys), values, ts)

@@ -1,7 +1,7 @@
 """The dump of tables of the cluster itself: chunks are snapshots at a timestamp of their own, so no windows are needed.
 
 A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`held.py`), and comes
-as inserts at commit_ts S. The feed brings what is at or below S in front of it, and what is above S behind it.
+as updates at commit_ts S. The feed brings what is at or below S in front of it, and what is above S behind it.
 Invariants:
 1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is read again.
 2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`); when it is pulled

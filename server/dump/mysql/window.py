@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from server.dump.mysql.check import Doubt, unexplained
 from server.dump.progress import Read
-from storage.model.event import inserts
+from storage.model.event import snapshot_rows
 
 LOW: Final = 1
 HIGH: Final = 2
@@ -154,6 +154,6 @@ class Windows:
         if differing is not None:
             return Closed(chunk, None, differing)
         if not changed:
-            return Closed(chunk, inserts(chunk.keys, chunk.values, commit_ts))
+            return Closed(chunk, snapshot_rows(chunk.keys, chunk.values, commit_ts))
         kept = pc.invert(pc.is_in(chunk.keys, value_set=pa.concat_arrays(changed)))
-        return Closed(chunk, inserts(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts))
+        return Closed(chunk, snapshot_rows(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts))

@@ -61,7 +61,7 @@ class TidbSource:
 
     @property
     def chunks(self) -> LocalChunks:
-        """See `server.dump.cluster_chunks.Dumpable`."""
+        """See `server.dump.cluster.chunks.Dumpable`."""
         return LocalChunks(self._held, self._store)
 
     def dump(self, chunks: Chunks) -> Dump | None:

@@ -14,7 +14,7 @@ from server.puller.mysql.definition import Definition
 from server.puller.mysql.options import MySqlOptions
 from server.puller.uri import SourceUri
 from sink.mysql_mounter import MysqlMounter
-from storage.model.event import inserts
+from storage.model.event import snapshot_rows
 from tests.mariadb import MariaDb
 
 KEYS = {
@@ -101,10 +101,10 @@ def test_composite_keys_are_walked_within_both_ends_and_a_condition(mariadb: Mar
     mounter = MysqlMounter(query.table, database)
     ordered = [n for _, _, _, n in sorted(values, key=lambda row: (row[1], row[0], row[2])) if n != 13]
     rows = walked(session, query, Range(), 4)
-    assert mounter.mount(inserts(rows, rows, 5))["d e"].to_pylist() == ordered
+    assert mounter.mount(snapshot_rows(rows, rows, 5))["d e"].to_pylist() == ordered
     first, middle = query.cursor(rows[3].as_py()), query.cursor(rows[15].as_py())
     part = walked(session, query, Range(first, middle), 5)
-    assert mounter.mount(inserts(part, part, 5))["d e"].to_pylist() == ordered[4:16]
+    assert mounter.mount(snapshot_rows(part, part, 5))["d e"].to_pylist() == ordered[4:16]
 
 
 def test_ranges_of_an_integer_key_make_up_the_whole(mariadb: MariaDb, session: Session) -> None:
@@ -116,5 +116,5 @@ def test_ranges_of_an_integer_key_make_up_the_whole(mariadb: MariaDb, session: S
     ranges = split_ranges(query.table.columns[0], 0, (1 << 64) - 1, 4)
     assert len(ranges) == 4
     rows = pa.concat_arrays([walked(session, query, part, 2) for part in ranges])
-    found = MysqlMounter(query.table, database).mount(inserts(rows, rows, 5))["id"].to_pylist()
+    found = MysqlMounter(query.table, database).mount(snapshot_rows(rows, rows, 5))["id"].to_pylist()
     assert [int(number) for number in found] == numbers

@@ -73,3 +73,15 @@ def test_known_keys_are_exactly_those_the_lake_held_before(history, cut_ts):
     folded = fold(pa.Table.from_pylist(after, schema=SCHEMA), KEY)
     touched = {(row["a"], row["b"]) for row in after}
     assert {(row["a"], row["b"]) for row in folded.known.to_pylist()} == touched & held.keys()
+
+
+@given(HISTORIES, st.integers(0, 12), st.sets(st.integers(0, 5)))
+def test_rows_that_a_dump_brings_again_are_there_once_whether_the_lake_had_them_or_not(history, cut_ts, told):
+    rows = changes_of(history)
+    before = [row for row in rows if row["_commit_ts"] <= cut_ts]
+    held = replayed(before)
+    lake = pa.Table.from_pylist(list(held.values()), schema=pa.schema([SCHEMA.field(name) for name in COLUMNS]))
+    envelope = {"_op": "update", "_commit_ts": 99, "_start_ts": 98, "_seq": 0}
+    chunk = [{**envelope, "a": key, "b": f"k{key}", "v": -key} for key in told]
+    folded = fold(pa.Table.from_pylist(chunk, schema=SCHEMA), KEY)
+    assert by_key(Mirror(lake, KEY).after(folded).rows) == replayed(chunk, held.values())

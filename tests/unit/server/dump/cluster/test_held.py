@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.dump.cluster.held import HeldRows, HeldTables, HoldLateError
 from storage.model.errors import ClosedError
-from storage.model.event import inserts
+from storage.model.event import snapshot_rows
 from storage.model.span import Span
 
 SPAN = Span(7, b"a", b"b")
@@ -39,7 +39,7 @@ class Sorter:
 
 
 def chunk(ts: int) -> pa.RecordBatch:
-    return inserts(pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary()), ts)
+    return snapshot_rows(pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary()), ts)
 
 
 STEPS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["chunk", "give up", "refused"])), max_size=40)
