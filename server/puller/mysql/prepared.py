@@ -20,11 +20,12 @@ class Prepared:
         return len(self._parts)
 
     def put(self, xid: str, parts: list[Events]) -> None:
-        """A transaction is prepared.
+        """A transaction is prepared; of one that is told again, the last counts.
 
         Raises:
             XaTooLargeError: there is no room for its rows.
         """
+        self.pop(xid)
         self._bytes += sum(map(size_of, parts))
         if self._bytes > _BYTES_MAX:
             raise XaTooLargeError(
