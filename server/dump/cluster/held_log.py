@@ -36,18 +36,17 @@ class HeldLogRows:
 
     def change(self, change: TableChange) -> None:
         """A schema change has come in force."""
-        now = {held.table.span: held.table for held in self.held.all().values()}
+        now = {held.table.span: held for held in self.held.all().values()}
+        brought = {table.span: table for table in change.tables}
         gone = {*change.dropped, *(table.name for table in change.tables)}
-        after = {span: table for span, table in now.items() if table.name not in gone}
-        after |= {table.span: table for table in change.tables}
-        for span in now.keys() - after.keys():
-            self.held.end(span)
-            del self._by_span[span]
-        for span, table in after.items():
-            if span not in now:
-                self._begin(table, change.commit_ts)
-            else:
-                self.held.all()[span.table_id].table = table
+        for span, held in now.items():
+            if span in brought:
+                held.table = brought[span]
+            elif held.table.name in gone:
+                self.held.end(span)
+                del self._by_span[span]
+        for span in brought.keys() - now.keys():
+            self._begin(brought[span], change.commit_ts)
 
     def _begin(self, table: SourceTable, start_ts: int) -> None:
         rows = self._by_span[table.span] = HeldRows(table.span, start_ts, self._rows)
