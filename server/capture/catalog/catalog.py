@@ -105,7 +105,9 @@ class FeedCatalog:
         record = self._terms.columns.of(table)
         if record.selected is not None or not self._terms.columns.texts:
             return record
-        before = next((each for each in self.tables if each.span.table_id == table.span.table_id), None)
+        in_force = self.tables
+        same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
+        before = same or next((each for each in in_force if each.name == table.name), None)  # TiDB's TRUNCATE: a new id
         return record if before is None or before.record.selected is None else record.selecting(before.record.selected)
 
     async def change(self, change: TableChange) -> None:

@@ -113,6 +113,9 @@ async def test_a_renamed_table_keeps_what_is_taken_of_it_unless_a_rule_is_about_
     again = catalog.table(record("moved", (*NAMES, "added")))
     assert again is not None
     assert again.mounter.schema.names[4:] == ["id", "name"]
+    truncated = catalog.table(TableRecord("shop", {**record("moved").table_info, "id": 9}))
+    assert truncated is not None
+    assert truncated.record.selected == ["name"], "TiDB's TRUNCATE gives a table another id"
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.lists(st.tuples(*[st.integers(0, 255)] * len(NAMES)), max_size=5))
