@@ -20,6 +20,7 @@ from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_text
 from server.verify.catalog import Table
 from server.verify.difference import Budget, Difference, Found, affordable, differences, differing, divided
 from server.verify.lake import Lake
+from server.verify.question import key_columns
 from server.verify.upstream import Upstream
 
 Progress = Callable[[str], None]
@@ -150,7 +151,7 @@ class Comparison:
         live = pa.Table.from_batches(
             [part.filter(pc.is_in(key_texts(part, key), wanted)) for part in ours], self._table.schema
         )
-        gone = theirs.filter(pc.is_in(theirs["key"], wanted)).select(list(key)).group_by(key).aggregate([])
+        gone = key_columns(theirs.filter(pc.is_in(theirs["key"], wanted)), key).group_by(list(key)).aggregate([])
         if self._wish.dry_run:
             return Repaired(len(gone), len(live))
         with tempfile.TemporaryDirectory(prefix="tidemark-repair-") as directory:

@@ -17,7 +17,7 @@ from server.verify.catalog import LakeCut, Table
 from server.verify.errors import VerifyLakeError
 
 _LINE_BYTES = 64 << 20
-"""The sums of 2^20 ranges in hexadecimal."""
+"""The sums of 2^20 ranges in base64 have half of it."""
 _DRAIN_S = 20.0
 
 
@@ -51,7 +51,7 @@ class Lake:
         return leaves
 
     async def rows(self, table: Table, ranges: Ranges, chosen: Sequence[int]) -> pa.Table:
-        """The rows of some ranges: `key` and `row` as text, and the key's columns."""
+        """The rows of some ranges, of `Question.answer_schema`."""
         answer = await self._ask("rows", **_of(table), **_within(ranges), chosen=list(chosen))
         with pa.OSFile(answer["file"]) as file:
             return pa.ipc.open_file(file).read_all()

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, versions_at
 from pyspark_tidemark.lake.fold import fold_frame
 from pyspark_tidemark.lake.mode import APPEND, SCD2, VALID_FROM, VALID_TO
@@ -11,7 +10,7 @@ from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.target import TargetUri, table_path
 
-from server.verify.question import Question
+from server.verify.question import Question, check_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,7 @@ class LakeTable:
         if version is None:
             return None
         found = self._current(table_frame(spark, self.uri, self.cuts, self.asked.name, version))
-        missing = [name for name in self.asked.schema.names if name not in found.columns]
-        if missing:
-            raise SourceError(
-                "ErrVerifyColumns", f"table {self.asked.name} has no column {', '.join(missing)} in the lake"
-            )
+        check_columns(self.asked.name, self.asked.schema.names, found.columns)
         return found.select(*[quoted(name) for name in self.asked.schema.names])
 
     def _current(self, stored: DataFrame) -> DataFrame:

@@ -13,6 +13,7 @@ from server.puller.mysql.connection import log_in
 from server.puller.mysql.options import MySqlOptions
 from server.puller.uri import Address
 from server.verify.mysql_rows import begin_snapshot, pieces
+from server.verify.question import check_columns
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.schema import Table
 
@@ -51,6 +52,7 @@ class MySqlReader:
         schema_name, _, name = table.partition(".")
         definition = read_definitions(self._session, [(schema_name, name)])[schema_name, name]
         known = {column.name: column for column in definition.columns}
+        check_columns(table, schema.names, known)
         columns = tuple(known[each] for each in schema.names)
         shape = Table(1, name, columns, ())
         for rows in pieces(self._session, query.replace("{columns}", ", ".join(map(selected, columns)))):

@@ -1,14 +1,16 @@
 """What the command asks its lake process about one table, and the mapping of its batches to answers. Pure."""
 
 import base64
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
+from pyspark_tidemark.errors import SourceError
 
+_TEXTS: Final = (pa.field("key", pa.string()), pa.field("row", pa.string()))
 Work = Callable[[Iterable[Any]], Iterator[Any]]
 
 
@@ -36,8 +38,9 @@ class Question:
 
     @property
     def answer_schema(self) -> Any:
-        """Of the rows that `chosen_rows` gives."""
-        return pa.schema([("key", pa.string()), ("row", pa.string()), *map(self.schema.field, self.key)])
+        """Of the rows that `chosen_rows` gives; the key's columns have numbers: a table's may be called `key`, too."""
+        own = [self.schema.field(name).with_name(str(place)) for place, name in enumerate(self.key)]
+        return pa.schema([*_TEXTS, *own])
 
     def summed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The sums of a part of the table, as one row."""
@@ -55,3 +58,19 @@ class Question:
             rows, keys = rows.filter(mask), keys.filter(mask)
             columns = [keys, row_texts(rows), *(rows[name] for name in self.key)]
             yield pa.RecordBatch.from_arrays(columns, schema=self.answer_schema)
+
+
+def key_columns(rows: Any, key: Sequence[str]) -> Any:
+    """The key's columns, by their names, of a pyarrow.Table of `Question.answer_schema`."""
+    return rows.select(range(len(_TEXTS), rows.num_columns)).rename_columns(list(key))
+
+
+def check_columns(table: str, wanted: Iterable[str], there: Container[str]) -> None:
+    """See that a lake's table has the upstream's columns.
+
+    Raises:
+        SourceError: ErrVerifyColumns, it has not.
+    """
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise SourceError("ErrVerifyColumns", f"table {table} has no column {', '.join(missing)} in the lake")

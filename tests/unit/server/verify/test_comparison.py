@@ -54,7 +54,7 @@ class Side:
     async def repair(self, table, gone, live):
         with pa.OSFile(gone) as removed, pa.OSFile(live) as written:
             files = [pa.ipc.open_file(file).read_all() for file in (removed, written)]
-        self.repaired = files[0]["id"].to_pylist(), list(zip(*files[1].to_pydict().values(), strict=True))
+        self.repaired = files[0][0].to_pylist(), list(zip(*files[1].to_pydict().values(), strict=True))
         return 5
 
 
@@ -127,3 +127,14 @@ def test_a_row_that_the_lake_has_very_often_is_counted_not_fetched():
 )
 def test_progress_tells_the_time_to_go_once_it_is_known(seen, expected, text):
     assert told("t", seen, expected, 5.0) == text
+
+
+@pytest.mark.parametrize("names", [("key", "row"), ("row", "key"), ("0", "1")])
+def test_a_table_may_have_columns_that_are_called_as_those_of_an_answer(names):
+    ours, theirs = Side([(1, 1), (2, 2)]), Side([(1, 1), (2, 0), (3, 3)])
+    for side in (ours, theirs):
+        side._batch = side._batch.rename_columns(list(names))
+    table = Table(key=(names[0],), schema=ours._batch.schema)
+    report = asyncio.run(Comparison(Upstream(ours), theirs, table, Wish(repair=True), lambda _: None).run())
+    assert [each.key for each in report.differences] == [{names[0]: 2}, {names[0]: 3}]
+    assert (sorted(theirs.repaired[0]), theirs.repaired[1]) == ([2, 3], [(2, 2)])
