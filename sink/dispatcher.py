@@ -34,7 +34,6 @@ _TASKS_IN_QUOTA: Final = 8  # a small quota must do for more than one task, too
 _TASK_RANGE: Final = compose(30 * 60 * 1000)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
 _log = structlog.get_logger(__name__)
 
-
 Upper = Callable[[TableSink], int]
 
 

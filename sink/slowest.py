@@ -16,10 +16,8 @@ class Slowest(Generic[Key]):
 
     def __init__(self) -> None:
         self._ts: dict[Key, int] = {}
-        self._heap: list[
-            tuple[int, int, Key]
-        ] = []  # an entry of each key, at or below its timestamp; serials for order
-        self._serials = itertools.count()
+        self._heap: list[tuple[int, int, Key]] = []  # of each key an entry at or below its timestamp
+        self._serials = itertools.count()  # of entries with one timestamp the first comes up first
 
     def __len__(self) -> int:
         return len(self._ts)
