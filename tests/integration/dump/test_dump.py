@@ -13,7 +13,7 @@ from server.capture import keys
 from server.capture.changefeed import status_json
 from server.dump.job import DumpRecords, Job
 from server.dump.mysql import watermark
-from server.dump.mysql.engine import DumpEngine
+from server.dump.mysql.marks import Marks
 from server.dump.progress import TableProgress, TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import UPDATE
@@ -274,11 +274,11 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
 ) -> None:
     """MYSQL.md §6 (a): semi-sync AFTER_SYNC holds commits that are logged; a low watermark that is read is wrong."""
 
-    async def looked(engine: DumpEngine) -> bool:
-        del engine
+    async def looked(marks: Marks) -> bool:
+        del marks
         return True  # a probe of the lag in front of the first round would wait, too
 
-    monkeypatch.setattr(DumpEngine, "_looked_at_lag", looked)
+    monkeypatch.setattr(Marks, "looked", looked)
     flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=60000")
     with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
         server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF", "CREATE DATABASE shop", *watermark.CREATE)
