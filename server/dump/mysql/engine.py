@@ -12,23 +12,23 @@ import asyncio
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import structlog
 
 from server.dump import metrics
-from server.dump.job import PARALLEL_MAX, RUNNING, DumpRecords, Job
+from server.dump.job import RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.check import Check
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.mysql.copying import DumpCopying
 from server.dump.mysql.listener import DumpListener, fresh
 from server.dump.mysql.marks import Marks
-from server.dump.mysql.pace import Pace, Paid, Pick
+from server.dump.mysql.pace import Pace, Paid, Pick, picked
 from server.dump.mysql.reader import Server, Taken
+from server.dump.mysql.threads import ServerThreads
 from server.dump.mysql.window import HIGH, LOW
 from server.dump.progress import TableDump, TableState
 from server.puller.mysql.errors import MySqlUnavailableError
@@ -36,7 +36,6 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.table import SourceTable
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
-T = TypeVar("T")
 ROUNDS_MAX: Final = 2
 _SWITCH_S: Final = 0.0005
 """How long a thread that reads chunks may keep that of the log from going on; for the whole process, and for good."""
@@ -44,7 +43,6 @@ _LOOK_S: Final = 0.2
 _IDLE_S: Final = 0.3
 _PAUSE_S: Final = (0.2, 5.0)
 _ATTEMPTS: Final = 3
-_THREADS_MAX: Final = PARALLEL_MAX + 1
 _PLANS_MAX: Final = 64
 """Tables looked at between two rounds."""
 
@@ -56,11 +54,9 @@ class DumpEngine:
 
     def __init__(self, changefeed: str, options: MySqlOptions, records: DumpRecords, listener: DumpListener) -> None:
         self._changefeed = changefeed
-        self._options = options
         self._records = records
         self._listener = listener
         self._job: Job | None = None
-        self._server: Server | None = None
         self._paces: dict[int, Pace] = {}
         self._keeper = ProgressKeeper(changefeed, records, listener)
         self._marks = Marks(listener, self._commit, self._wait)
@@ -68,7 +64,7 @@ class DumpEngine:
         self._paid = Paid()
         self.copying = DumpCopying(changefeed, listener, self._keeper)
         self._news = asyncio.Event()
-        self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
+        self._threads = ServerThreads(changefeed, options)
 
     async def run(self) -> None:
         """Look after the job until cancelled."""
@@ -85,8 +81,7 @@ class DumpEngine:
                 tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
         finally:
             self._listener.on_news = lambda: None
-            self._hang_up()
-            self._threads.shutdown(wait=False)
+            self._threads.close()
 
     async def _rounds(self) -> None:
         pause_s = _PAUSE_S[0]
@@ -96,7 +91,7 @@ class DumpEngine:
             except TidemarkError as err:
                 _log.warning("dump waits", changefeed=self._changefeed, code=err.code, error=err.message)
                 self._note(str(err))
-                self._hang_up()
+                self._threads.hang_up()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S[1])
                 continue
@@ -113,10 +108,9 @@ class DumpEngine:
         if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, _IDLE_S))  # then the job may be another one
             return True
-        picks = self._pick(job)
-        if not picks:
-            return False
-        if not await self._marks.looked():
+        with self._listener.looking():
+            picks = picked(job.foremost(self._listener.all_dumps()), self._marks.guard.parallel(job.parallel))
+        if not picks or not await self._marks.looked():
             return False
         began = time.monotonic()
         rows, size = await self._round(job, picks)
@@ -177,9 +171,9 @@ class DumpEngine:
             return
         table, version = known
         where = job.where.get(self._listener.name(table_id), "")
-        server = await self._connected()  # if that is refused, it is no fault of the table
+        server = await self._threads.connected()  # if that is refused, it is no fault of the table
         try:
-            query, ranges, rows = await self._call(server.plan, table, where, job.parallel)
+            query, ranges, rows = await self._threads.call(server.plan, table, where, job.parallel)
         except MySqlUnavailableError:
             raise
         except (InvalidError, CorruptError) as err:
@@ -198,33 +192,16 @@ class DumpEngine:
         pace = self._paces[table.span.table_id] = Pace(version, query, ChunkSize())
         return pace
 
-    def _pick(self, job: Job) -> list[Pick]:
-        """The next ranges: of each table one, then more of each."""
-        picks: list[Pick] = []
-        most = self._marks.guard.parallel(job.parallel)
-        with self._listener.looking():
-            dumping = {dump.durable.table_id: dump for dump in job.foremost(self._listener.all_dumps())}
-            taken: dict[int, frozenset[int]] = {}
-            while dumping and len(picks) < most:
-                for table_id, dump in list(dumping.items()):
-                    place = dump.next_range(taken.get(table_id, frozenset()))
-                    if place is None or len(picks) == most:
-                        dumping.pop(table_id)
-                        continue
-                    taken[table_id] = taken.get(table_id, frozenset()) | {place}
-                    picks.append(Pick(table_id, place, *dump.ahead(place)))
-        return picks
-
     async def _round(self, job: Job, picks: Sequence[Pick]) -> tuple[int, int]:
         """Returns how many rows and bytes were read."""
         low, high = uuid.uuid4().hex, uuid.uuid4().hex
-        server = await self._connected()
+        server = await self._threads.connected()
         taken: list[Taken] = []
         self._listener.begin(low, high, [pick.table_id for pick in picks])
         try:
             with metrics.ROUND_SECONDS.time():
                 await self._marks.write(low, LOW)
-                xa_prepared = await self._call(server.xa_prepared)
+                xa_prepared = await self._threads.call(server.xa_prepared)
                 found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
                 taken = [each for each in found if isinstance(each, Taken)]
                 self._listener.fill(high, [each.chunk for each in taken], xa_prepared)
@@ -251,10 +228,12 @@ class DumpEngine:
         try:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:
-                query = await self._call(server.query, table, job.where.get(self._listener.name(pick.table_id), ""))
+                query = await self._threads.call(
+                    server.query, table, job.where.get(self._listener.name(pick.table_id), "")
+                )
                 pace = self._begun(job, table, version, query)
             pace.begin(pick.epoch)
-            taken = await self._call(self._read_by_one, job, server, pick, pace)
+            taken = await self._threads.call(self._read_by_one, job, server, pick, pace)
         except MySqlUnavailableError as err:
             return err
         except (InvalidError, CorruptError) as err:
@@ -294,30 +273,15 @@ class DumpEngine:
                 if not dump.durable.state.is_over and dump.durable.error != error:
                     dump.moved_to(dump.durable.state, error)
 
-    # The server
-
     async def _commit(self, unique_identifier: str, kind: int) -> None:
         """Write a watermark; the listener is told at once, as the log may be ahead of this loop."""
-        server = await self._connected()
+        server = await self._threads.connected()
 
         def write() -> None:
             server.write(unique_identifier, kind)
             self._listener.written(unique_identifier)
 
-        await self._call(write)
-
-    async def _connected(self) -> Server:
-        if self._server is None:
-            self._server = await self._call(Server, self._changefeed, self._options)
-        return self._server
-
-    def _hang_up(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        await self._threads.call(write)
 
     async def _wait(self, seconds: float) -> None:
         """For news of the log, at most so long."""

@@ -1,10 +1,11 @@
 """What is read next of a table, and in what steps. Pure."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from server.dump.job import Job
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
-from server.dump.progress import Range
+from server.dump.progress import Range, TableDump
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,22 @@ class Pick:
     place: int
     part: Range
     epoch: int
+
+
+def picked(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
+    """The next ranges, so many at most: of each table one, then more of each."""
+    picks: list[Pick] = []
+    dumping = {dump.durable.table_id: dump for dump in dumps}
+    taken: dict[int, frozenset[int]] = {}
+    while dumping and len(picks) < most:
+        for table_id, dump in list(dumping.items()):
+            place = dump.next_range(taken.get(table_id, frozenset()))
+            if place is None or len(picks) == most:
+                dumping.pop(table_id)
+                continue
+            taken[table_id] = taken.get(table_id, frozenset()) | {place}
+            picks.append(Pick(table_id, place, *dump.ahead(place)))
+    return picks
 
 
 @dataclass(slots=True)
