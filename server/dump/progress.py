@@ -178,27 +178,33 @@ class TableDump:
 
     def read(self, chunk: Read) -> None:
         """A chunk was read; the next one begins behind it. One of an older epoch is forgotten."""
-        if chunk.epoch == self._ranges[chunk.place].epoch:
+        reading = self._reading(chunk)
+        if reading is not None:
             self._ahead[chunk.place] = _moved(self._ahead[chunk.place], chunk)
-            self._ranges[chunk.place].rows_ahead += chunk.rows
+            reading.rows_ahead += chunk.rows
 
     def closed(self, chunk: Read, commit_ts: int) -> bool:
         """Its window has closed; returns whether its rows count: not if it was set back meanwhile."""
-        reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
-        if reading is None or chunk.epoch != reading.epoch:
+        reading = self._reading(chunk)
+        if reading is None:
             return False
         reading.unsettled.append((commit_ts, chunk))
         return True
 
     def again(self, chunk: Read) -> bool:
         """It must be read again, and what was read behind it; returns whether it was not set back before."""
+        reading = self._reading(chunk)
+        if reading is None:
+            return False
+        reading.epoch += 1
+        reading.rows_ahead = sum(each.rows for _, each in reading.unsettled)
+        self._ahead[chunk.place] = reading.closed or reading.at
+        return True
+
+    def _reading(self, chunk: Read) -> _Reading | None:
+        """The range of a chunk, as it was when that was read; None: it was set back, or planned anew."""
         reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
-        if reading is not None and chunk.epoch == reading.epoch:
-            reading.epoch += 1
-            reading.rows_ahead = sum(each.rows for _, each in reading.unsettled)
-            self._ahead[chunk.place] = reading.closed or reading.at
-            return True
-        return False
+        return reading if reading is not None and reading.epoch == chunk.epoch else None
 
     def settle(self, checkpoint_ts: int) -> bool:
         """Everything up to `checkpoint_ts` is at the target for good; returns whether `durable` has moved."""
@@ -217,10 +223,8 @@ class TableDump:
                     high_ts=max(self.durable.high_ts, commit_ts),
                     ranges=(*self.durable.ranges[:place], reading.at, *self.durable.ranges[place + 1 :]),
                 )
-        rows_read, estimated = (
-            self.durable.rows + sum(each.rows_ahead for each in self._ranges),
-            self._estimated(before),
-        )
+        rows_read = self.durable.rows + sum(each.rows_ahead for each in self._ranges)
+        estimated = self._estimated(before)
         if (rows_read, estimated) != (self.durable.rows_read, self.durable.rows_estimated):
             self.durable = replace(self.durable, rows_read=rows_read, rows_estimated=estimated)
         if self.durable.state is TableState.DUMPING and all(each.done for each in self.durable.ranges):

@@ -110,6 +110,17 @@ def test_rows_read_are_less_again_when_a_chunk_is_read_again() -> None:
     assert begun_again.durable.rows_read == 0, "what a process had ahead goes with it"
 
 
+def test_a_chunk_of_a_range_that_is_gone_when_it_has_been_read_counts_nowhere() -> None:
+    dump = TableDump(TableProgress("s.t", 1, "j", ranges=(Range(), Range())))
+    chunk = Read(1, dump.ahead(1)[1], (integer(5),), ends=False, rows=5, bytes=50)
+    dump.restart(1)
+    dump.read(chunk)
+    assert not dump.closed(chunk, 10)
+    assert not dump.again(chunk)
+    dump.settle(20)
+    assert (dump.durable.rows, dump.durable.rows_read, dump.ahead(0)[0]) == (0, 0, Range())
+
+
 def test_a_chunk_that_is_read_again_takes_those_behind_it_along() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
     dump.planned((Range(),), 4)
