@@ -97,7 +97,9 @@ async def test_the_target_equals_the_source_whatever_comes_between_a_chunk_and_i
         once_after_a_read(monkeypatch, happen)
         await start(meta)
         name = f"{database}.t"
-        await until(meta, feed, lambda found: happened.is_set() and found[name].state is TableState.DONE)
+        await until(
+            meta, feed, lambda found: happened.is_set() and name in found and found[name].state is TableState.DONE
+        )
         mariadb.execute(*after, "SELECT 1", database=database)
         wanted = dict(mariadb.execute("SELECT id, version FROM t", database=database))
         await feed.until(lambda: held(feed, name) == wanted)

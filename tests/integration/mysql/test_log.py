@@ -171,7 +171,7 @@ async def test_no_xa_transaction_is_prepared_before_the_start_and_committed_afte
     def look(session: Session) -> frozenset[str]:
         found = prepared(session)
         if next(looks) == 0:
-            assert found == {"61,"}, "it is prepared when the place is taken"
+            assert "61," in found, "it is prepared when the place is taken"
             mariadb.execute("INSERT INTO t VALUES (10, 1)", "XA COMMIT 'a'", database=name)
         return found
 
