@@ -20,8 +20,12 @@ from pyspark_tidemark.lake.schema import fitted
 DELETE, INSERT = "delete", "insert"
 FEW_ROWS = 20_000
 """Up to here a cut's changes of one table are few: plans over them are not worth compiling."""
-HERE_BYTES = 32 << 20
-"""Up to here they go through the driver: executors cost a Python worker, and have to read twice to count."""
+HERE_BYTES = 8 << 20
+"""Up to here they go through the driver: executors cost a Python worker, and have to read twice to count.
+
+Several tables are written at a time, and their rows are in the JVM, too, when Delta merges them, whose
+heap has 1 GiB by default.
+"""
 _CELL_BYTES = 8
 """What a column takes in memory at least, in Arrow and in Spark, where captures count a byte or two, as for nulls."""
 _COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
