@@ -3,8 +3,10 @@
 import asyncio
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pymysql
 import pytest
 
 from server.puller.mysql.connection import log_in
@@ -126,14 +128,13 @@ async def test_a_start_in_the_past_of_which_nothing_is_known_begins_with_the_old
 
 async def test_a_transaction_that_the_server_never_ended_is_never_seen(meta: EtcdMeta) -> None:
     """The server dies while it writes a transaction into its log; InnoDB rolls it back, the log's end is torn."""
-    with running_mariadb("--innodb-flush-log-at-trx-commit=1") as server:
+    with running_mariadb() as server:
         server.execute(
             "CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)", "INSERT INTO a.t VALUES (1, 1)"
         )
         async with following(server.uri, meta, "a.*") as feed:
             tables = all_tables(feed)
-        server.execute("INSERT INTO a.t VALUES (2, 2)")
-        server.kill()
+        _die_before_commit(server, "INSERT INTO a.t VALUES (2, 2)")
         log = server.directory / "data" / "binlog.000001"
         log.write_bytes(log.read_bytes()[:-31])  # the XID event, and with it the end of the transaction
         server.start()
@@ -141,6 +142,24 @@ async def test_a_transaction_that_the_server_never_ended_is_never_seen(meta: Etc
         async with following(server.uri, meta, "a.*", start_ts=feed.start_ts, tables=tables) as again:
             rows = await again.seen("a.t", 1)
     assert [(row["id"],) for row in rows] == [row for row in there if row != (1,)] == [(3,)]
+
+
+def _die_before_commit(server: MariaDb, statement: str) -> None:
+    """Kill the server when a transaction is in its log, but not committed: it waits for a replica that is not there."""
+    server.execute(
+        "SET GLOBAL rpl_semi_sync_master_wait_point = 'AFTER_SYNC'",
+        "SET GLOBAL rpl_semi_sync_master_timeout = 600000",
+        "SET GLOBAL rpl_semi_sync_master_enabled = ON",
+    )
+
+    with ThreadPoolExecutor(1) as thread:
+        dying = thread.submit(server.execute, statement)
+        deadline = time.monotonic() + 60
+        while not server.execute("SELECT id FROM information_schema.processlist WHERE state LIKE '%semi-sync ACK%'"):
+            assert time.monotonic() < deadline
+        server.kill()
+        with pytest.raises(pymysql.OperationalError):
+            dying.result()
 
 
 async def test_wrong_credentials_and_missing_privileges_are_named(
