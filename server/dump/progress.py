@@ -203,8 +203,11 @@ class TableDump:
 
     def _reading(self, chunk: Read) -> _Reading | None:
         """The range of a chunk, as it was when that was read; None: it was set back, or planned anew."""
-        reading = self._ranges[chunk.place] if chunk.place < len(self._ranges) else None
-        return reading if reading is not None and reading.epoch == chunk.epoch else None
+        return self._ranges[chunk.place] if self.is_now(chunk.place, chunk.epoch) else None
+
+    def is_now(self, place: int, epoch: int) -> bool:
+        """Whether what `ahead` told at that epoch of a range still is so."""
+        return place < len(self._ranges) and self._ranges[place].epoch == epoch
 
     def settle(self, checkpoint_ts: int) -> bool:
         """Everything up to `checkpoint_ts` is at the target for good; returns whether `durable` has moved."""

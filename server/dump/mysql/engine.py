@@ -38,7 +38,7 @@ from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 ROUNDS_MAX: Final = 2
 _SWITCH_S: Final = 0.0005
-"""How long a thread that reads chunks may keep that of the log from going on; for the whole process, and for good."""
+"""How long a thread that reads chunks may keep that of the log waiting: in the whole process, from its first dump."""
 _LOOK_S: Final = 0.2
 _IDLE_S: Final = 0.3
 _PAUSE_S: Final = (0.2, 5.0)
@@ -69,7 +69,6 @@ class DumpEngine:
     async def run(self) -> None:
         """Look after the job until cancelled."""
         loop = asyncio.get_running_loop()
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
 
         def wake() -> None:
             loop.call_soon_threadsafe(self._news.set)
@@ -110,7 +109,10 @@ class DumpEngine:
             return True
         with self._listener.looking():
             picks = picked(job.foremost(self._listener.all_dumps()), self._marks.guard.parallel(job.parallel))
-        if not picks or not await self._marks.looked():
+        if not picks:
+            return False
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+        if not await self._marks.looked():
             return False
         began = time.monotonic()
         rows, size = await self._round(job, picks)
@@ -221,7 +223,7 @@ class DumpEngine:
 
     async def _read(self, job: Job, server: Server, pick: Pick) -> Taken | TidemarkError | None:
         """One chunk of a round; None or an error: there is none."""
-        known = self._listener.known(pick.table_id)
+        known = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
         if known is None:
             return None
         table, version = known

@@ -177,6 +177,14 @@ class DumpListener:
             table = self._tables.get(table_id)
             return (table, self._windows.version(table_id)) if table is not None else None
 
+    def known_at(self, table_id: int, place: int, epoch: int) -> tuple[SourceTable, int] | None:
+        """The same for a chunk of a range; None if that was set back since, too: its cursor may be of another key."""
+        with self._lock:
+            dump, table = self._dumps.get(table_id), self._tables.get(table_id)
+            if dump is None or table is None or not dump.is_now(place, epoch):
+                return None
+            return table, self._windows.version(table_id)
+
     def begin(self, low: str, high: str, tables: Sequence[int]) -> None:
         """See `Windows.begin`."""
         with self._lock:

@@ -82,3 +82,14 @@ async def test_new_tables_are_copied_if_the_job_takes_them_and_the_answer_waits_
     assert not await copying.copies(["s.x", "other.y"])
     copying.taken_up(None)
     assert not await copying.copies(["s.x"])
+
+
+def test_a_range_that_was_set_back_is_not_read_with_the_cursor_it_had() -> None:
+    listener = DumpListener("shop", [table("a", 1)])
+    dump = TableDump(progress("a", 1, TableState.DUMPING))
+    listener.take_up({1: dump})
+    _, epoch = dump.ahead(0)
+    assert listener.known_at(1, 0, epoch) == listener.known(1) is not None
+    assert listener.begin_anew(["s.a"], JOB)
+    assert listener.known_at(1, 0, epoch) is None
+    assert listener.known_at(1, 0, dump.ahead(0)[1]) == listener.known(1)
