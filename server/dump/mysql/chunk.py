@@ -33,7 +33,7 @@ _BOUND_AS: Final = {
     Type.STRING: _BLOB,
     Type.BIT: _LONGLONG | UNSIGNED,
 }
-_ROWS_MIN, _ROWS_MAX = 64, 65_536
+_ROWS_FIRST, _ROWS_MAX = 64, 65_536  # rows of 16 MiB exist, and how large they are is known when they are read
 _TARGET_S = 0.25
 TARGET_BYTES = 512 << 10
 
@@ -97,18 +97,19 @@ class ChunkQuery:
 class ChunkSize:
     """How many rows to ask for: as many as take about `_TARGET_S` and `TARGET_BYTES`, changed by a factor of two."""
 
-    rows: int = 1024
+    rows: int = _ROWS_FIRST
 
     def took(self, rows: int, size_bytes: int, seconds: float) -> None:
         """A chunk of so many rows took so long."""
         if rows == 0:
             return
-        wanted = min(rows * _TARGET_S / max(seconds, 1e-4), rows * TARGET_BYTES / max(size_bytes, 1))
-        self.rows = int(min(max(wanted, self.rows / 2, _ROWS_MIN), self.rows * 2, _ROWS_MAX))
+        in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)  # a slow server gets no easier with few rows
+        wanted = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
+        self.rows = int(min(max(wanted, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 
     def halve(self) -> None:
         """A chunk was lost: to too many keys in its window, or to a fault."""
-        self.rows = max(self.rows // 2, _ROWS_MIN)
+        self.rows = max(self.rows // 2, 1)
 
 
 def split_ranges(column: Column, least: int, most: int, parts: int) -> tuple[Range, ...]:

@@ -180,5 +180,13 @@ def test_chunk_sizes_stay_within_their_bounds_and_move_by_a_factor_of_two(took: 
     for rows, size_bytes, seconds in took:
         before = size.rows
         size.took(rows, size_bytes, seconds)
-        assert 64 <= size.rows <= 65536
+        assert 1 <= size.rows <= 65536
         assert before // 2 <= size.rows <= before * 2
+
+
+def test_chunks_of_huge_rows_have_one_and_those_of_slow_servers_no_less_than_at_first() -> None:
+    huge, slow = ChunkSize(), ChunkSize()
+    for _ in range(20):
+        huge.took(huge.rows, huge.rows << 24, 0.01)
+        slow.took(slow.rows, slow.rows * 100, 60.0)
+    assert (huge.rows, slow.rows) == (1, 64)
