@@ -46,23 +46,27 @@ class Retention:
         self._meta = meta
         self._ended: dict[str, int] = {}
         """The second in which the file after a file begins; of the last one that was asked for."""
+        self._told = ""
 
     async def run(self) -> None:
-        """Look from time to time, until cancelled or the server does not tell."""
+        """Look from time to time, until cancelled; what keeps a server from telling is said once."""
         try:
             while True:
-                try:
-                    anchor = await self._needed()
-                    if anchor is not None:
-                        self._show(await asyncio.to_thread(self.left, anchor))
-                except UnavailableError:
-                    pass  # who reads the log says so
+                await self._look()
                 await asyncio.sleep(EVERY_S)
-        except TidemarkError as err:
-            _log.warning("how long the log is kept is not known", changefeed=self._changefeed, error=err.message)
         finally:
             for gauge in (metrics.UNTIL_PURGE, metrics.RETENTION):
                 gauge.remove(self._changefeed)
+
+    async def _look(self) -> None:
+        try:
+            anchor = await self._needed()
+            if anchor is not None:
+                self._show(await asyncio.to_thread(self.left, anchor))
+        except TidemarkError as err:
+            if not isinstance(err, UnavailableError) and err.message != self._told:  # who reads the log says the former
+                self._told = err.message
+                _log.warning("how long the log is kept is not known", changefeed=self._changefeed, error=err.message)
 
     def left(self, anchor: Anchor) -> Left:
         """For how long the log behind an anchor is kept; blocks.
