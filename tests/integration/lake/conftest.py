@@ -1,8 +1,6 @@
 """Databases, an upstream with a history, and its captures."""
 
 import itertools
-import os
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,22 +19,6 @@ _names = itertools.count(1)
 def postgres() -> Iterator[PostgreSql]:
     with running_postgres() as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory):
-    """One Spark for all lake formats."""
-    from pyspark_tidemark.jars import JARS, default_directory, present
-    from pyspark_tidemark.lake.session import open_session
-
-    os.environ["TZ"] = "UTC"  # collect() gives timestamps in the local zone
-    time.tzset()
-    jars = ",".join(str(jar) for lake in JARS for jar in present(default_directory(), lake))
-    directory = tmp_path_factory.mktemp("spark")
-    extra = {"spark.jars": jars}
-    session = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra=extra)
-    yield session
-    session.stop()
 
 
 @pytest.fixture

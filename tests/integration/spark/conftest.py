@@ -1,9 +1,5 @@
 """One upstream, one oracle server a test, and one Spark session for all of them."""
 
-import os
-import time
-from pathlib import Path
-
 import pytest
 
 from tests.integration.capture.processes import running_cluster
@@ -29,15 +25,3 @@ def captures(upstream):
 def cluster(tmp_path_factory):
     with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory):
-    from pyspark_tidemark.lake.session import open_session
-
-    os.environ["TZ"] = "UTC"  # collect() gives timestamps in the local zone
-    time.tzset()
-    directory = Path(tmp_path_factory.mktemp("spark"))
-    session = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra={})
-    yield session
-    session.stop()
