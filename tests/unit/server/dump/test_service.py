@@ -89,6 +89,15 @@ async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(m
     assert again.dump.state == "running"
 
 
+async def test_of_tables_of_one_name_the_newest_is_the_last(meta: EtcdMeta) -> None:
+    records = DumpRecords(meta, "shop")
+    await DumpService(meta).StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    job = await records.job()
+    assert job is not None
+    await records.put_tables([TableProgress("shop.t", table_id, job.id) for table_id in (10, 9, 100)])
+    assert [each.table_id for each in await records.tables(job)] == [9, 10, 100]
+
+
 async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
     service = DumpService(meta)
     with pytest.raises(ChangefeedNotExistsError):
