@@ -12,7 +12,6 @@ from pyspark_tidemark.lake.target import TargetUri
 
 from server.verify.lake_table import LakeTable
 from server.verify.question import Question
-from tests.integration.spark.conftest import spark  # noqa: F401 - a fixture
 from tests.integration.spark.upstream import ACCOUNTS, Upstream
 
 pytestmark = pytest.mark.timeout(300)
@@ -39,7 +38,7 @@ def versions(table):
     return pa.Table.from_pylist(rows, schema=pa.schema([*COLUMNS, *schema]))
 
 
-def stored(spark, table, lake, mode, root):  # noqa: F811 - the fixture
+def stored(spark, table, lake, mode, root):
     """A lake of the format in which all cuts are applied."""
     changes = pa.Table.from_pylist(table.rows, schema=ACCOUNTS)
     if lake == "delta":
@@ -70,7 +69,7 @@ def digested(batches):
 
 
 @pytest.mark.parametrize(("lake", "mode"), [("parquet", "append"), ("delta", "append"), ("delta", "scd2")])
-def test_the_table_is_seen_as_it_was_at_each_cut(spark, accounts, tmp_path, lake, mode):  # noqa: F811 - the fixture
+def test_the_table_is_seen_as_it_was_at_each_cut(spark, accounts, tmp_path, lake, mode):
     stored(spark, accounts, lake, mode, tmp_path)
     for cut in CUTS:
         table = lake_table(tmp_path, lake, mode, cut)
@@ -79,7 +78,7 @@ def test_the_table_is_seen_as_it_was_at_each_cut(spark, accounts, tmp_path, lake
         assert digested(table.frame(spark).toArrow().cast(COLUMNS).to_batches()) == digested([expected])
 
 
-def test_columns_that_the_lake_lacks_are_told(spark, accounts, tmp_path):  # noqa: F811 - the fixture
+def test_columns_that_the_lake_lacks_are_told(spark, accounts, tmp_path):
     stored(spark, accounts, "parquet", "append", tmp_path)
     schema = COLUMNS.append(pa.field("more", pa.int64()))
     table = lake_table(tmp_path, "parquet", "append", 600, schema)
