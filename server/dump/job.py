@@ -137,7 +137,7 @@ class DumpRecords:
             raise DumpStateError("somebody else has changed the dump just now; look at its status, and ask again")
 
     async def tables(self, job: Job) -> list[TableProgress]:
-        """What is durable of the job's tables, in the order of their ids: of one name, the newest is the last."""
+        """What is durable of the job's tables, in the order of their ids, as those of the start come first."""
         found = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
         return sorted((each for each in found if each.job == job.id), key=lambda each: each.table_id)
 

@@ -89,7 +89,7 @@ async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(m
     assert again.dump.state == "running"
 
 
-async def test_of_tables_of_one_name_the_newest_is_the_last(meta: EtcdMeta) -> None:
+async def test_tables_come_in_the_order_of_their_ids(meta: EtcdMeta) -> None:
     records = DumpRecords(meta, "shop")
     await DumpService(meta).StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
     job = await records.job()
