@@ -6,11 +6,13 @@ import random
 import threading
 from bisect import bisect_right
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
+from server.rpc.key_error import CommitTsExpiredError
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.tidb.meta_key import database_key, job_key, table_key
@@ -209,12 +211,19 @@ class ClusterSource(threading.Thread):
         keys = sorted(writes)
         await self._binlogs.prewrite(written, start_ts)
         mutations = [_mutation(key, writes[key]) for key in keys]
-        await self._kv.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=3000)
-        commit_ts = await self._pd.tso()
-        await self._kv.commit(keys[:1], start_ts, commit_ts)
+        await self._kv.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=60_000)
+        commit_ts = await self._commit_primary(keys[0], start_ts)
         await self._kv.commit(keys, start_ts, commit_ts)
         await self._binlogs.commit(written, start_ts, commit_ts)
         return commit_ts
+
+    async def _commit_primary(self, key: bytes, start_ts: int) -> int:
+        """Returns the commit_ts; a dump that read past it in the meantime asks for a later one, as TiDB does."""
+        while True:
+            commit_ts = await self._pd.tso()
+            with suppress(CommitTsExpiredError):
+                await self._kv.commit([key], start_ts, commit_ts)
+                return commit_ts
 
 
 def _part(info: TableInfo, number: int) -> TableInfo:

@@ -20,7 +20,7 @@ from pyspark_tidemark.lake.target import TargetUri
 
 from server.verify import file_repair
 from server.verify.lake_files import FileLake
-from server.verify.question import Question
+from server.verify.question import Question, key_columns
 
 pytestmark = pytest.mark.timeout(400)
 NAME, KEY, CUTS = "bank.kinds", ("k1", "k2"), (300, 600)
@@ -97,7 +97,7 @@ def test_each_cut_has_the_sums_of_the_upstream_and_repairs_are_for_rows_only(kep
     some = tuple(np.flatnonzero(np.frombuffer(leaves, np.uint64)[: len(Ranges())]).tolist()[::2])
     fine = Ranges(3, some)
     assert side.leaves(asked(upstream, 600, fine)) == sums(state(upstream, 600), fine)
-    found = side.rows(asked(upstream, 600, Ranges(), some)).select(list(KEY)).to_pylist()
+    found = key_columns(side.rows(asked(upstream, 600, Ranges(), some)), KEY).to_pylist()
     inside = np.isin(Ranges().of(digests(key_texts(state(upstream, 600), KEY))), some)
     assert sorted(map(str, found)) == sorted(
         map(str, state(upstream, 600).filter(pa.array(inside)).select(list(KEY)).to_pylist())
