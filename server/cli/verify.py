@@ -58,7 +58,7 @@ async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 async def _compared(remote: Remote, arguments: argparse.Namespace) -> "Report":
     from server.verify.comparison import Wish  # Spark's modules: no other command waits for them
-    from server.verify.upstream import Cluster
+    from server.verify.upstream.upstream import Cluster
     from server.verify.verify import Request, verify
 
     wish = Wish(max(arguments.limit, 0), arguments.repair, arguments.dry_run)

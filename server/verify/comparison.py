@@ -19,9 +19,9 @@ from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_text
 
 from server.verify.catalog import Table
 from server.verify.difference import Budget, Difference, Found, affordable, differences, differing, divided
-from server.verify.lake import Lake
-from server.verify.question import key_columns
-from server.verify.upstream import Upstream
+from server.verify.lake.process import Lake
+from server.verify.lake.question import key_columns
+from server.verify.upstream.upstream import Upstream
 
 Progress = Callable[[str], None]
 

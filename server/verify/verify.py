@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from server.verify.catalog import changefeed_info, tables_at
 from server.verify.comparison import Comparison, Progress, TableReport, Wish
-from server.verify.lake import Lake
+from server.verify.lake.process import Lake
 from server.verify.notes import notes_of
-from server.verify.upstream import Cluster, open_upstream
+from server.verify.upstream.upstream import Cluster, open_upstream
 
 
 @dataclass(frozen=True, slots=True)

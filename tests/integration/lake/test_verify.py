@@ -18,9 +18,9 @@ from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.verify import file_repair
-from server.verify.lake_files import FileLake
-from server.verify.question import Question, key_columns
+from server.verify.lake.files import repair
+from server.verify.lake.files.lake import FileLake
+from server.verify.lake.question import Question, key_columns
 
 pytestmark = pytest.mark.timeout(400)
 NAME, KEY, CUTS = "bank.kinds", ("k1", "k2"), (300, 600)
@@ -140,7 +140,7 @@ def test_a_damaged_table_is_repaired_and_its_job_goes_on_from_there(kept, upstre
         kept.side.check_repair(question)
     assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), "the cut's version is as it was"
     [newest] = read_cuts(kept.manifest)[-1:]
-    file_repair.publish(kept.manifest, newest, NAME, version)
+    repair.publish(kept.manifest, newest, NAME, version)
     assert kept.side.leaves(question) != sums(state(upstream, 600), Ranges())
 
     side = kept.side

@@ -11,7 +11,7 @@ from pyspark_tidemark.digest import Leaves
 
 from server.verify.comparison import Comparison, Wish, told
 from server.verify.difference import TWICE, Budget
-from server.verify.question import Question
+from server.verify.lake.question import Question
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 TABLES = st.dictionaries(st.integers(0, 30), st.integers(0, 3), max_size=20)

@@ -25,18 +25,18 @@ from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor
 from server.puller.uri import SourceUri
-from server.verify.before import Before
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
-from server.verify.mysql_log import read_before
 from server.verify.mysql_rows import begin_snapshot, pieces
+from server.verify.upstream.before import Before
+from server.verify.upstream.mysql_log import read_before
 from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
 from storage.mysql.schema import Table as Columns
 
 
 class MySqlUpstream:
-    """Implements `server.verify.upstream.Upstream`."""
+    """Implements `server.verify.upstream.upstream.Upstream`."""
 
     def __init__(self, session: Session, before: Before) -> None:
         self._session = session

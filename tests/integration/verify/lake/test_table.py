@@ -10,8 +10,8 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.verify.lake_table import LakeTable
-from server.verify.question import Question
+from server.verify.lake.files.table import LakeTable
+from server.verify.lake.question import Question
 from tests.integration.spark.upstream import ACCOUNTS, Upstream
 
 pytestmark = pytest.mark.timeout(300)

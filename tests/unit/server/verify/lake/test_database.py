@@ -7,8 +7,8 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.verify.lake_database import DatabaseLake, current_rows
-from server.verify.question import Question
+from server.verify.lake.database.lake import DatabaseLake, current_rows
+from server.verify.lake.question import Question
 
 URI = TargetUri.parse("postgresql://u@h:1/lake")
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])

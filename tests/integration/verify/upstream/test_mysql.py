@@ -8,7 +8,7 @@ import pytest
 from server.capture.changefeed import ChangefeedInfo
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError, VerifyMovedError
-from server.verify.upstream_mysql import MySqlUpstream
+from server.verify.upstream.mysql import MySqlUpstream
 from tests.integration.mysql.replica import following
 
 pytestmark = pytest.mark.timeout(180)

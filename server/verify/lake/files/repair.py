@@ -22,7 +22,7 @@ from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.mode import UPSERT
 from pyspark_tidemark.lake.predicate import quoted
 
-from server.verify.lake_table import LakeTable
+from server.verify.lake.files.table import LakeTable
 
 _NO_CHANGE_DELTA = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 _NO_CHANGE_ICEBERG = "replace"

@@ -11,8 +11,8 @@ from server.capture.changefeed import ChangefeedInfo
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from server.verify.catalog import MYSQL, Table, scheme_of
-from server.verify.upstream_mysql import MySqlUpstream
-from server.verify.upstream_store import StoreUpstream
+from server.verify.upstream.mysql import MySqlUpstream
+from server.verify.upstream.store import StoreUpstream
 from storage.meta.meta import Meta
 
 

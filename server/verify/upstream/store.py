@@ -29,7 +29,7 @@ _HOLD_EVERY_S: Final = 120.0
 
 
 class StoreUpstream:
-    """Implements `server.verify.upstream.Upstream`."""
+    """Implements `server.verify.upstream.upstream.Upstream`."""
 
     def __init__(self, pd: PdClient, kv: KvClient) -> None:
         self._kv = kv

@@ -10,7 +10,7 @@ from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.target import TargetUri, table_path
 
-from server.verify.question import Question, check_columns
+from server.verify.lake.question import Question, check_columns
 
 
 @dataclass(frozen=True, slots=True)

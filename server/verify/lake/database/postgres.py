@@ -20,7 +20,7 @@ _HEX_MARK = 2
 
 
 class PostgresReader:
-    """Implements `server.verify.lake_database.Reader`."""
+    """Implements `server.verify.lake.database.lake.Reader`."""
 
     def __init__(self, uri: TargetUri) -> None:
         self._database = Postgres(uri)

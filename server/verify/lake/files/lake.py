@@ -14,13 +14,13 @@ from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.verify import file_repair
-from server.verify.lake_table import LakeTable
-from server.verify.question import Question
+from server.verify.lake.files import repair
+from server.verify.lake.files.table import LakeTable
+from server.verify.lake.question import Question
 
 
 class FileLake:
-    """Implements `server.verify.lake_job.LakeSide`; the session is opened at the first question that needs it."""
+    """Implements `server.verify.lake.job.LakeSide`; the session is opened at the first question that needs it."""
 
     def __init__(self, uri: TargetUri, changefeed: str, directory: Path, session: SparkSession | None = None) -> None:
         self._uri = uri
@@ -72,12 +72,12 @@ class FileLake:
     def check_repair(self, question: Question) -> None:
         """See `LakeSide.check_repair`."""
         table, newest = self._table(question), self._cuts[-1]
-        file_repair.check(self._spark, table, newest)
+        repair.check(self._spark, table, newest)
 
     def repair(self, question: Question, gone: Any, live: Any) -> int:
         """See `LakeSide.repair`."""
-        version = file_repair.repair(self._spark, self._table(question), gone, live)
-        file_repair.publish(Path(self._uri.path) / DIRECTORY, self._cuts[-1], question.name, version)
+        version = repair.repair(self._spark, self._table(question), gone, live)
+        repair.publish(Path(self._uri.path) / DIRECTORY, self._cuts[-1], question.name, version)
         self._cuts = read_cuts(Path(self._uri.path) / DIRECTORY)
         return version
 

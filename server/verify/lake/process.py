@@ -22,7 +22,7 @@ _DRAIN_S = 20.0
 
 
 class Lake:
-    """A running `server.verify.lake_job`; one question at a time. All calls raise VerifyLakeError."""
+    """A running `server.verify.lake.job`; one question at a time. All calls raise VerifyLakeError."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -31,7 +31,7 @@ class Lake:
     @asynccontextmanager
     async def open(cls, uri: str, changefeed: str, *, locked: bool) -> AsyncIterator["Lake"]:
         """The lake for the block, `locked` against its job; its standard error is ours."""
-        command = [sys.executable, "-m", "server.verify.lake_job", uri, changefeed, *(["--locked"] if locked else [])]
+        command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *(["--locked"] if locked else [])]
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES)
         try:
             yield cls(process)

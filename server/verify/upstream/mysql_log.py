@@ -17,9 +17,9 @@ from server.puller.mysql.statement import Kind
 from server.puller.mysql.stream import LogPlace, open_stream
 from server.puller.mysql.tables import Tables
 from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions, Unprepared
-from server.verify.before import Before
 from server.verify.catalog import Table
 from server.verify.errors import VerifyBehindError, VerifyHistoryError, VerifyMovedError
+from server.verify.upstream.before import Before
 
 _READ_ONCE: Final = 0
 """The server's id for readers that are not replicas: it evicts nobody."""

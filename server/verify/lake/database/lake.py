@@ -13,8 +13,8 @@ from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_T
 from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
 
-from server.verify import database_repair
-from server.verify.question import Question
+from server.verify.lake.database import repair
+from server.verify.lake.question import Question
 
 
 class Reader(Protocol):
@@ -34,13 +34,13 @@ class Reader(Protocol):
 
 
 def _postgres(uri: TargetUri) -> Reader:
-    from server.verify.postgres_reader import PostgresReader
+    from server.verify.lake.database.postgres import PostgresReader
 
     return PostgresReader(uri)
 
 
 def _mysql(uri: TargetUri) -> Reader:
-    from server.verify.mysql_reader import MySqlReader
+    from server.verify.lake.database.mysql import MySqlReader
 
     return MySqlReader(uri)
 
@@ -49,7 +49,7 @@ _READERS: Final[Mapping[str, Callable[[TargetUri], Reader]]] = {"postgresql": _p
 
 
 class DatabaseLake:
-    """Implements `server.verify.lake_job.LakeSide`."""
+    """Implements `server.verify.lake.job.LakeSide`."""
 
     def __init__(self, uri: TargetUri, changefeed: str, reader: Reader) -> None:
         self._uri = uri
@@ -116,7 +116,7 @@ class DatabaseLake:
 
     def repair(self, question: Question, gone: Any, live: Any) -> int:
         """See `LakeSide.repair`."""
-        return database_repair.repair(self._uri, self._changefeed, question, gone, live)
+        return repair.repair(self._uri, self._changefeed, question, gone, live)
 
     @property
     def _mode(self) -> str:

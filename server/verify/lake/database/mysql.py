@@ -12,14 +12,14 @@ from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.options import MySqlOptions
 from server.puller.uri import Address
+from server.verify.lake.question import check_columns
 from server.verify.mysql_rows import begin_snapshot, pieces
-from server.verify.question import check_columns
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.schema import Table
 
 
 class MySqlReader:
-    """Implements `server.verify.lake_database.Reader`."""
+    """Implements `server.verify.lake.database.lake.Reader`."""
 
     def __init__(self, uri: TargetUri) -> None:
         ca = uri.option("ca-path")

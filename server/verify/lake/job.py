@@ -1,4 +1,4 @@
-"""The lake's side of a comparison: `python -m server.verify.lake_job LAKE_URI CHANGEFEED [--locked]`.
+"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED [--locked]`.
 
 One JSON document a line comes in, one goes out, `{"error": "[TM:…] …"}` if it went wrong. It knows the lake by its
 manifest and its tables only, as any reader would; with `--locked` it holds the lake's lock, as a writer must.
@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.target import TargetUri
 
-from server.verify.question import Question
+from server.verify.lake.question import Question
 from storage.model.errors import TidemarkError
 
 
@@ -79,10 +79,10 @@ def open_lake(
 ) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
-        from server.verify.lake_database import DatabaseLake  # drivers that other lakes do not need
+        from server.verify.lake.database.lake import DatabaseLake  # drivers that other lakes do not need
 
         return stack.enter_context(DatabaseLake.open(uri, changefeed, locked=locked))
-    from server.verify.lake_files import FileLake
+    from server.verify.lake.files.lake import FileLake
 
     return stack.enter_context(FileLake.open(uri, changefeed, directory, locked=locked))
 

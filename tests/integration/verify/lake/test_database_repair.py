@@ -10,8 +10,8 @@ from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
 
-from server.verify.database_repair import repair
-from server.verify.question import Question
+from server.verify.lake.database.repair import repair
+from server.verify.lake.question import Question
 
 FEED, CUT = "feed", 50
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])

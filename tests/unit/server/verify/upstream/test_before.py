@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.verify.before import Before
 from server.verify.errors import VerifyHistoryError
+from server.verify.upstream.before import Before
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.model.span import Span
 

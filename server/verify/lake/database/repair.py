@@ -14,7 +14,7 @@ from pyspark_tidemark.lake.jdbc.database import STAGED, Database, explained
 from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
 
-from server.verify.question import Question
+from server.verify.lake.question import Question
 
 _REMOVE: Final = {
     "postgresql": "DELETE FROM {table} t USING {staged} s WHERE {same}",

@@ -1,0 +1,1 @@
+"""Lakes in databases, read in one snapshot, without Spark."""
