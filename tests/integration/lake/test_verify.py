@@ -1,6 +1,7 @@
 """What verify sees of lakes of files at each cut, whatever they keep; rows that somebody changed are put right."""
 
 import dataclasses
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,16 @@ class Kept:
 
     @property
     def side(self):
-        return FileLake(TargetUri.parse(f"{self.format}://{self.root}"), "bank", self.root, self.spark)
+        return self._side()
+
+    @contextmanager
+    def locked(self):
+        with FileManifest.opened(self.root, "bank") as manifest:
+            yield manifest, self._side(manifest)
+
+    def _side(self, manifest=None):
+        uri = TargetUri.parse(f"{self.format}://{self.root}")
+        return FileLake(uri, "bank", self.root, manifest=manifest, session=self.spark)
 
 
 def own_columns(upstream):
@@ -139,15 +149,15 @@ def test_a_damaged_table_is_repaired_and_its_job_goes_on_from_there(kept, upstre
     with pytest.raises(SourceError, match=r"ErrRepairUnsupported.*changes \(.*\) that no cut shows"):
         kept.side.check_repair(question)
     assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), "the cut's version is as it was"
-    [newest] = read_cuts(kept.manifest)[-1:]
-    repair.publish(kept.manifest, newest, NAME, version)
+    with kept.locked() as (manifest, _):
+        repair.publish(manifest, NAME, version)
     assert kept.side.leaves(question) != sums(state(upstream, 600), Ranges())
 
-    side = kept.side
-    side.check_repair(question)
     live, gone = pa.Table.from_batches([lost]), pa.Table.from_batches([new]).select(list(KEY))
-    repaired = side.repair(question, gone, live)
-    assert side.leaves(question) == sums(state(upstream, 600), Ranges())
+    with kept.locked() as (_, side):
+        side.check_repair(question)
+        repaired = side.repair(question, gone, live)
+        assert side.leaves(question) == sums(state(upstream, 600), Ranges())
     shown = {item.table: item for item in read_cuts(kept.manifest)[-1].tables}
     assert shown[NAME] == TableCut(NAME, shown[NAME].rows, repaired)
     kept.apply(1000)

@@ -22,10 +22,20 @@ from server.verify.lake.question import Question
 class FileLake:
     """Implements `server.verify.lake.job.LakeSide`; the session is opened at the first question that needs it."""
 
-    def __init__(self, uri: TargetUri, changefeed: str, directory: Path, session: SparkSession | None = None) -> None:
+    def __init__(
+        self,
+        uri: TargetUri,
+        changefeed: str,
+        directory: Path,
+        *,
+        manifest: FileManifest | None = None,
+        session: SparkSession | None = None,
+    ) -> None:
+        """`manifest` is the lake's, open and so locked, for whoever repairs."""
         self._uri = uri
         self._changefeed = changefeed
         self._directory = directory
+        self._manifest = manifest
         self._session = session
         self._cuts: list[CutRecord] = read_cuts(Path(uri.path) / DIRECTORY)
 
@@ -38,9 +48,8 @@ class FileLake:
             SourceError: ErrTargetBusy, its job runs; ErrTargetForeign, ErrManifestCorrupt.
         """
         with ExitStack() as stack:
-            if locked:
-                stack.enter_context(FileManifest.opened(uri.path, changefeed))
-            yield cls(uri, changefeed, directory)
+            manifest = stack.enter_context(FileManifest.opened(uri.path, changefeed)) if locked else None
+            yield cls(uri, changefeed, directory, manifest=manifest)
 
     def cut(self, at: int | None) -> dict[str, Any]:
         """See `LakeSide.cut`."""
@@ -76,9 +85,10 @@ class FileLake:
 
     def repair(self, question: Question, gone: Any, live: Any) -> int:
         """See `LakeSide.repair`."""
+        assert self._manifest is not None, "a lake that is repaired is locked"
         version = repair.repair(self._spark, self._table(question), gone, live)
-        repair.publish(Path(self._uri.path) / DIRECTORY, self._cuts[-1], question.name, version)
-        self._cuts = read_cuts(Path(self._uri.path) / DIRECTORY)
+        repair.publish(self._manifest, question.name, version)
+        self._cuts = self._manifest.cuts()
         return version
 
     @property

@@ -7,8 +7,6 @@ Invariants:
 """
 
 import dataclasses
-import os
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +17,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import write
+from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.mode import UPSERT
 from pyspark_tidemark.lake.predicate import quoted
 
@@ -62,17 +61,13 @@ def repair(spark: SparkSession, table: LakeTable, gone: Any, live: Any) -> int:
     return (_repair_delta if table.uri.format == "delta" else _repair_iceberg)(spark, table, gone, rows)
 
 
-def publish(directory: Path, newest: CutRecord, table: str, version: int) -> None:
-    """The newest cut once more, with the table's new version; a record replaces one of the same end_ts."""
+def publish(manifest: FileManifest, table: str, version: int) -> None:
+    """The newest cut once more, with the table's new version."""
+    newest = manifest.last
+    assert newest is not None, "a cut was compared"
     others = [item for item in newest.tables if item.table != table]
     rows = sum(item.rows for item in newest.tables if item.table == table)
-    record = dataclasses.replace(newest, tables=(*others, TableCut(table, rows, version)))
-    staged = directory / ".repaired"
-    with staged.open("w", encoding="utf-8") as file:
-        file.write(record.to_json() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    staged.rename(directory / f"{newest.end_ts:020d}.json")
+    manifest.replace(dataclasses.replace(newest, tables=(*others, TableCut(table, rows, version))))
 
 
 def _changed_delta(spark: SparkSession, table: LakeTable, version: int) -> str:

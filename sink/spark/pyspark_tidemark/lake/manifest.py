@@ -83,6 +83,13 @@ class FileManifest:
         self._write(f"{record.end_ts:020d}.json", [record])
         self.last = record
 
+    def replace(self, record: CutRecord) -> None:
+        """Write the newest cut anew, its tables repaired; durable when it returns."""
+        assert self.last is not None
+        assert record.end_ts == self.last.end_ts, "a cut is never taken back"
+        self._write(f"{record.end_ts:020d}.json", [record])
+        self.last = record
+
     def cuts(self) -> list[CutRecord]:
         """See `Manifest`."""
         return read_cuts(self._directory)
@@ -170,8 +177,8 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 
 def _newest(directory: Path) -> CutRecord | None:
-    """The newest cut: the last line of the file whose name ends with the largest end_ts."""
-    path = max(directory.glob(_SINGLE), key=lambda found: found.stem.rpartition("-")[2], default=None)
+    """The newest cut: the last line of the file whose name ends with the largest end_ts; its own, before a roll-up."""
+    path = max(directory.glob(_SINGLE), key=lambda found: (found.stem.rpartition("-")[2], found.stem), default=None)
     if path is None:
         return None
     found = _read([path])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
-from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
+from pyspark_tidemark.lake.manifest import DIRECTORY, ROLL_UP_FILES, FileManifest
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_v1.json"
 RECORD = CutRecord(
@@ -56,3 +56,19 @@ def test_a_broken_manifest_is_told(tmp_path, text):
     (tmp_path / DIRECTORY / f"{5:020d}.json").write_text(text, encoding="utf-8")
     with pytest.raises(SourceError, match="ErrManifestCorrupt"), FileManifest.opened(str(tmp_path), "bank"):
         pass
+
+
+def test_a_repaired_cut_is_the_newest_one_beside_its_roll_up_too(tmp_path):
+    ends = range(1, ROLL_UP_FILES + 1)
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        for end in ends:
+            manifest.commit(dataclasses.replace(RECORD, start_ts=end - 1, end_ts=end))
+        manifest.roll_up()
+        repaired = dataclasses.replace(manifest.last, tables=(TableCut("bank.accounts", 7, 99),))
+        manifest.replace(repaired)
+        assert manifest.last == manifest.cuts()[-1] == repaired
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        assert manifest.last == repaired
+        assert [cut.end_ts for cut in manifest.cuts()] == list(ends)
+        with pytest.raises(AssertionError, match="never taken back"):
+            manifest.replace(RECORD)
