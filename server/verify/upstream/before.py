@@ -5,6 +5,7 @@ one that it does change was at the cut what its first change found. So the two t
 whoever writes meanwhile. Invariant: of a key only the first change is kept, so memory goes with the keys that changed.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final
@@ -20,6 +21,26 @@ from storage.model.span import Span
 BYTES_MAX: Final = 512 << 20
 _FOLD_BYTES: Final = 32 << 20
 _SCHEMA: Final = pa.schema([RAW_SCHEMA.field(name) for name in ("key", "old_value")])
+
+
+class Changed:
+    """A set of keys that is asked about one piece of a table after the other.
+
+    Only what lies between a piece's least and greatest key is hashed: of a table that is read in the order of its key
+    that is as much as the piece has, not every key that has changed.
+    """
+
+    def __init__(self, keys: pa.Array) -> None:
+        self._keys = pc.unique(keys).sort()
+
+    def holds(self, keys: pa.Array) -> pa.Array:
+        """For each key whether it is one of the set."""
+        if not len(keys):
+            return pa.array([], pa.bool_())
+        ends = pc.min_max(keys)
+        begin = bisect_left(self._keys, ends["min"].as_py(), key=_bytes)
+        end = bisect_right(self._keys, ends["max"].as_py(), begin, key=_bytes)
+        return pc.is_in(keys, value_set=self._keys[begin:end])
 
 
 class Before:
@@ -58,9 +79,9 @@ class Before:
     def resolve(self, span: Span, ts: int) -> None:
         """Nothing: a log is read up to a place, not up to a ts."""
 
-    def keys(self, table_id: int) -> pa.Array:
+    def changed(self, table_id: int) -> Changed:
         """The canonical keys that changed after the cut."""
-        return _joined(self._parts[table_id])["key"].combine_chunks()
+        return Changed(_joined(self._parts[table_id])["key"].combine_chunks())
 
     def rows(self, table_id: int) -> pa.RecordBatch:
         """`key` and `old_value` of the rows that were there at the cut, and changed after it."""
@@ -75,6 +96,10 @@ class Before:
                 f"more than {self._bytes_max >> 20} MiB of rows have changed since the cut: verify the newest cut, or "
                 "table by table (--table)"
             )
+
+
+def _bytes(key: pa.Scalar) -> bytes:
+    return bytes(key.as_py())
 
 
 def _joined(parts: list[pa.RecordBatch]) -> pa.Table:

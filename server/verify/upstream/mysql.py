@@ -28,7 +28,7 @@ from server.puller.uri import SourceUri
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
 from server.verify.mysql_rows import begin_snapshot, pieces
-from server.verify.upstream.before import Before
+from server.verify.upstream.before import Before, Changed
 from server.verify.upstream.mysql_log import read_before
 from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
@@ -62,7 +62,7 @@ class MySqlUpstream:
     async def rows(self, table: Table) -> AsyncIterator[pa.RecordBatch]:
         """See `Upstream.rows`."""
         columns = Columns.parse(table.source.record.table_info)
-        changed = self._before.keys(columns.id)
+        changed = self._before.changed(columns.id)
         was = self._before.rows(columns.id)
         yield await asyncio.to_thread(_mounted, table, was["key"], was["old_value"])
         name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
@@ -77,9 +77,9 @@ def _before_of(session: Session, options: MySqlOptions, anchor: Anchor, tables: 
     return read_before(session, options, anchor, tables, log_end(session))
 
 
-def _unchanged(table: Table, columns: Columns, rows: pa.Array, changed: pa.Array) -> pa.RecordBatch:
+def _unchanged(table: Table, columns: Columns, rows: pa.Array, changed: Changed) -> pa.RecordBatch:
     keys = keys_of(columns, rows)
-    kept = pc.invert(pc.is_in(keys, value_set=changed))
+    kept = pc.invert(changed.holds(keys))
     return _mounted(table, keys.filter(kept), rows.filter(kept))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.verify.errors import VerifyHistoryError
-from server.verify.upstream.before import Before
+from server.verify.upstream.before import Before, Changed
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.model.span import Span
 
@@ -48,12 +48,19 @@ def test_any_later_look_and_the_changes_until_then_give_the_table_at_the_cut(ste
         before.add(OTHER, batch)
         if data.draw(st.booleans()):
             before._fold()
-    changed = set(before.keys(SPAN.table_id).to_pylist())
-    seen = {key: value for key, value in states[look].items() if str(key).encode() not in changed}
+    there = pa.array([str(key).encode() for key in states[look]], pa.binary())
+    changed = before.changed(SPAN.table_id).holds(there).to_pylist()
+    seen = {key: value for (key, value), late in zip(states[look].items(), changed, strict=True) if not late}
     rows = before.rows(SPAN.table_id)
     was = {int(row["key"]): row["old_value"] for row in rows.to_pylist()}
     assert len(was) == rows.num_rows
     assert seen | was == states[cut]
+
+
+@given(st.lists(st.binary(max_size=2)), st.lists(st.binary(max_size=2)))
+def test_a_piece_of_keys_in_any_order_is_found_among_those_that_changed(late, piece):
+    held = Changed(pa.array(late, pa.binary())).holds(pa.array(piece, pa.binary()))
+    assert held.to_pylist() == [key in late for key in piece]
 
 
 def test_changes_that_do_not_fit_into_memory_are_an_error_that_says_what_to_do():
