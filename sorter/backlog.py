@@ -7,8 +7,8 @@ numbers are kept, `frozen`, and no objects.
 
 import contextlib
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from sorter import order
 from sorter.buffer import Buffer, Rows
-from sorter.errors import BlockCorruptError, SorterDiskError
+from sorter.errors import BlockCorruptError, IndexLostError
 from sorter.extent import Extent, in_memory, on_disk
-from sorter.index import Entry
+from sorter.index import Entry, RunEntries, TableIndex
 from sorter.ledger import Ledger
 from sorter.levels import RunLevels
 from sorter.merge import Run, merge
@@ -29,6 +29,19 @@ from storage.model.ts import MAX_TS
 
 _IN_MEMORY: Final = MAX_TS  # arrived after every block
 _FROZEN_MOST: Final = 256  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """Runs of a table that become one, of the lowest number: older than all that came later, and may have their rows.
+
+    What is needed for writing it, without the table's lock.
+    """
+
+    index: TableIndex
+    runs: frozenset[int]
+    rows: Iterator[pa.RecordBatch]
+    block_bytes: int
 
 
 class Backlog:
@@ -87,8 +100,10 @@ class Backlog:
         if self.buffer.ready_bytes >= block_bytes:
             self._counted(self._write_ready)
 
-    def spill(self, run_bytes: int, resolved_ts: int) -> None:
-        """Write all rows; those that are not resolved in runs of about `run_bytes`, which bounds what sorting takes.
+    def spill(self, run_bytes: int, resolved_ts: int) -> bool:
+        """Write what is resolved, and of other rows a run of about `run_bytes`, which bounds what sorting takes.
+
+        Returns whether there are more.
 
         Raises:
             SorterDiskError: the disk does not take them; what it took not is in memory still.
@@ -96,10 +111,8 @@ class Backlog:
         if self.buffer.pending_bytes < run_bytes:
             self._counted(lambda: self.buffer.settle(resolved_ts))
         self._counted(self._write_ready)
-        while self.buffer.pending:
-            self._counted(lambda: self._write_pending(run_bytes))
-            self.merge_runs()
-        self.merge_runs()
+        self._counted(lambda: self._write_pending(run_bytes))
+        return bool(self.buffer.pending)
 
     def took(self, entry: Entry) -> None:
         """All rows of the buffer are on disk now, in a shared block."""
@@ -112,30 +125,46 @@ class Backlog:
         """Whether spills have left many runs."""
         return self._levels.to_merge() is not None
 
-    def merge_runs(self) -> None:
-        """Make one run of many, where spills have left many."""
+    def begin_merge(self) -> Merging | None:
+        """Where spills have left many runs: which are to become one; `end_merge` or `give_up_merge` must follow.
+
+        Raises:
+            BlockCorruptError: the index cannot be read.
+        """
         while (wanted := self._levels.to_merge()) is not None:
-            found = defaultdict[int, list[Entry]](list)
-            for entry in self.index.scan(0, MAX_TS):
-                if entry.run in wanted:
-                    found[entry.run].append(entry)
-            if len(found) < max(len(wanted) // 2, 2):
-                self._levels.keep(wanted, frozenset(found))
-                continue
-            number = min(found)  # older than all that came later and may hold the same rows again
-            runs = self._runs_of(found, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS))
-            old = [entry for entries in found.values() for entry in entries]
-            block_bytes = self._store.spilled_bytes(len(self._levels))
-            batches = merge(runs, self._store.block_bytes, unique=False)
             try:
-                size = self._store.rewrite(self.index, old, batches, number, block_bytes)
-            except SorterDiskError:
-                return  # it is the next spill that tries again
+                runs = self.index.runs(0, MAX_TS)
             except BlockCorruptError:
-                self._levels.keep(wanted, frozenset())  # who fetches it is told
-            else:
-                self._levels.keep(wanted, frozenset(found))
-                self._levels.merged(frozenset(found), size)
+                self._levels.keep(wanted, frozenset())
+                raise
+            found = {run: entries for run, entries in runs.items() if run in wanted}
+            self._levels.keep(wanted, frozenset(found))
+            if len(found) >= max(len(wanted) // 2, 2):
+                opened = self._runs_of(found, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS))
+                rows = merge(opened, self._store.block_bytes, unique=False)
+                return Merging(self.index, frozenset(found), rows, self._store.spilled_bytes(len(self._levels)))
+        return None
+
+    def end_merge(self, merging: Merging, new: Sequence[Entry]) -> None:
+        """Read `new`, which has the rows of the runs, from now on; some may have been cleaned or moved meanwhile.
+
+        Raises:
+            SorterDiskError: there is no room; nothing has changed, and `new` is given up.
+            BlockCorruptError: the index cannot be read; the same.
+        """
+        try:
+            old = [entry for entry in self.index.scan(0, MAX_TS) if entry.run in merging.runs]
+        except BlockCorruptError:
+            self._store.release(new)
+            raise
+        alive = [entry for entry in new if entry.meta.max_commit_ts > self.index.dead_ts]
+        self._store.release([entry for entry in new if entry.meta.max_commit_ts <= self.index.dead_ts])
+        self._store.replace(self.index, alive, old)
+        self._levels.merged(merging.runs, sum(entry.pointer.length for entry in alive))
+
+    def give_up_merge(self, merging: Merging) -> None:
+        """Some of the runs cannot be read: they stay as they are, and who fetches them is told."""
+        self._levels.keep(merging.runs, frozenset())
 
     def move(self, entries: Sequence[Entry]) -> None:
         """Write those of the blocks that are still there to another segment.
@@ -151,17 +180,14 @@ class Backlog:
     def runs(self, lower: Position, upper: Position, resolved_ts: int) -> tuple[list[Run], int, int]:
         """The runs with rows in a range, and how many blocks and rows on disk they have."""
         self.settle(upper.commit_ts, resolved_ts)
-        found: dict[int, list[Entry]] = {}
-        for entry in self.index.scan(lower.commit_ts, upper.commit_ts):
-            if entry.meta.max_commit_ts >= lower.commit_ts:
-                found.setdefault(entry.run, []).append(entry)
-        entries = [entry for entries in found.values() for entry in entries]
-        self._store.counters.looked_up(wanted=len(entries), of_table=self.index.blocks)
+        found = self.index.runs(lower.commit_ts, upper.commit_ts)
+        blocks = sum(len(entries) for entries in found.values())
+        self._store.counters.looked_up(wanted=blocks, of_table=self.index.blocks)
         runs = self._runs_of(found, lower, upper)
         clipped = [partial(order.clip, rows.batch, lower, upper) for rows in self.buffer.ready]
         if clipped:
             runs.append(Run(self.buffer.ready[0].min_commit_ts, _IN_MEMORY, clipped))
-        return runs, len(entries), sum(entry.meta.rows for entry in entries)
+        return runs, blocks, sum(entries.rows for entries in found.values())
 
     def extents(self, lower_ts: int, upper_ts: int, resolved_ts: int) -> list[Extent]:
         """Where rows lie; those at the edges reach beyond the range."""
@@ -180,9 +206,10 @@ class Backlog:
         self.ledger.forget(dead_ts)
 
     def drop(self) -> None:
-        """Drop everything."""
+        """Drop everything; blocks that a damaged index does not tell stay until the sorter is closed."""
         self._store.counters.memory(-self.buffer.bytes)
-        self._store.forget(self.index, MAX_TS)
+        with contextlib.suppress(BlockCorruptError, IndexLostError):
+            self._store.forget(self.index, MAX_TS)
 
     def _counted(self, change: Callable[[], object]) -> None:
         before = self.buffer.bytes
@@ -191,11 +218,11 @@ class Backlog:
         finally:
             self._store.counters.memory(self.buffer.bytes - before)
 
-    def _runs_of(self, found: Mapping[int, Sequence[Entry]], lower: Position, upper: Position) -> list[Run]:
+    def _runs_of(self, found: Mapping[int, RunEntries], lower: Position, upper: Position) -> list[Run]:
         runs = []
         for number, entries in found.items():
-            blocks = [partial(_read_clipped, self._store.reader(entry), lower, upper) for entry in entries]
-            runs.append(Run(entries[0].meta.min_commit_ts, number, blocks))
+            blocks = (partial(_read_clipped, read, lower, upper) for read in self._store.readers(entries))
+            runs.append(Run(entries.min_commit_ts, number, blocks))
         return runs
 
     def _write_ready(self) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sorter.errors import SorterDiskError
+from sorter.errors import IndexLostError, SorterDiskError
 from storage.kv import WriteBatch
 from storage.leveldb import DirectoryUnusableError, LevelDB
+from storage.model.errors import CorruptError
 
 _WRITE_BUFFER_BYTES: Final = 2 << 20
 _COPY_ENTRIES: Final = 4096
@@ -37,25 +38,37 @@ class IndexDatabase:
         self._live = self._dead = 0
         self._kv = LevelDB(directory, write_buffer_bytes=_WRITE_BUFFER_BYTES)
 
-    def write(self, batch: WriteBatch) -> None:
-        """Apply puts and deletes together.
+    @property
+    def live(self) -> int:
+        """How many entries there are."""
+        return self._live
+
+    def write(self, batch: WriteBatch, *, replaced: int = 0) -> None:
+        """Apply puts of so many entries that were there, and of new ones, and deletes of some that were, together.
 
         Raises:
             SorterDiskError: there is no room; nothing has changed.
+            IndexLostError: LevelDB found a damaged file.
         """
         with self._lock:
-            if self._sick:
-                self._renew()
             try:
+                if self._sick:
+                    self._renew()
                 self._kv.write(batch, sync=False)
+            except CorruptError as err:
+                raise IndexLostError(
+                    f"the sorter's index in {self._path} is damaged: {err.message}; check the disk; the changefeed "
+                    "starts again at its checkpoint, with a new index"
+                ) from err
             except DirectoryUnusableError as err:
                 self._sick = True
                 raise SorterDiskError(
                     f"cannot write the sorter's index in {self._path}: {err.message}; free some space, "
                     "the rows wait in memory"
                 ) from err
-            dead = sum(value is None for value in batch.ops.values())
-            self._dead, self._live = self._dead + dead, self._live + len(batch) - 2 * dead
+            deleted = sum(value is None for value in batch.ops.values())
+            self._dead += deleted + replaced
+            self._live += len(batch) - 2 * deleted - replaced
             if self._dead >= max(_COMPACT_ENTRIES, self._live):
                 self._kv.compact(b"", b"")
                 self._dead = 0
@@ -66,21 +79,23 @@ class IndexDatabase:
         Raises:
             CorruptDatabaseError: LevelDB found a damaged file.
         """
-        with self._lock:
-            return list(self._kv.scan(lower, upper))
+        return list(self.walk(lower, upper))
 
-    def walk(self) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs, some at a time; who writes meanwhile does not wait, and may or may not be seen.
+    def walk(self, lower: bytes = b"", upper: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with `lower <= key < upper` (empty: all), some at a time, so that any number takes little memory.
+
+        Who writes meanwhile does not wait, and may or may not be seen.
 
         Raises:
             CorruptDatabaseError: LevelDB found a damaged file.
         """
-        some, lower = [(b"", b"")], b""
-        while some:
+        more = True
+        while more:
             with self._lock:
-                some = list(itertools.islice(self._kv.scan(lower), _COPY_ENTRIES))
+                some = list(itertools.islice(self._kv.scan(lower, upper), _COPY_ENTRIES))
             yield from some
-            lower = some[-1][0] + b"\0" if some else b""
+            more = len(some) == _COPY_ENTRIES
+            lower = some[-1][0] + b"\0" if some else lower
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -104,4 +119,4 @@ class IndexDatabase:
             undo.pop_all()
         self._kv.close()
         shutil.rmtree(self._path, ignore_errors=True)
-        self._kv, self._path, self._sick = kv, path, False
+        self._kv, self._path, self._sick, self._dead = kv, path, False, 0

@@ -244,6 +244,7 @@ class Sorter:
         self._disk.close()
         for table in tables:
             table.remove()
+        self._spiller.stop()
         self._compaction.stop()
         metrics.TABLES.dec(len(tables))
         for store in self._stores:

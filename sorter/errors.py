@@ -82,6 +82,12 @@ class SorterDiskError(UnavailableError):
     code = "ErrSorterDisk"
 
 
+class IndexLostError(UnavailableError):
+    """The index is damaged, of all tables of a shard: open the sorter again, and pull from the checkpoint."""
+
+    code = "ErrSorterIndexLost"
+
+
 class SorterClosedError(ClosedError):
     """The sorter was closed."""
 

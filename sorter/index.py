@@ -9,8 +9,9 @@ start that still reaches into it, so a lookup reads the blocks of its range and 
 
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from sorter.block import BlockMeta
@@ -25,7 +26,9 @@ from storage.model.ts import MAX_TS
 VERSION: Final = 2
 _KEY = struct.Struct(">QQQQ")
 _VALUE = struct.Struct(">BQQQQIQQ")
+_ENTRY_BYTES: Final = _KEY.size + _VALUE.size
 _SIGN: Final = 1 << 63
+_DELETE_ENTRIES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,33 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
     return Entry(meta, Pointer(segment, offset, length), run, size)
 
 
+class RunEntries:
+    """The blocks of one run in their order, 85 bytes each: of a huge transaction there are hundreds of thousands."""
+
+    __slots__ = ("_packed", "min_commit_ts", "rows", "segments")
+
+    def __init__(self) -> None:
+        self.segments = set[int]()
+        self.min_commit_ts = MAX_TS
+        self.rows = 0
+        self._packed = bytearray()
+
+    def add(self, entry: Entry, packed: bytes) -> None:
+        """One more, and its key and value."""
+        self.segments.add(entry.pointer.segment)
+        self.min_commit_ts = min(self.min_commit_ts, entry.meta.min_commit_ts)
+        self.rows += entry.meta.rows
+        self._packed += packed
+
+    def __len__(self) -> int:
+        return len(self._packed) // _ENTRY_BYTES
+
+    def __iter__(self) -> Iterator[Entry]:
+        for first in range(0, len(self._packed), _ENTRY_BYTES):
+            border, end = first + _KEY.size, first + _ENTRY_BYTES
+            yield decode_entry(bytes(self._packed[first:border]), bytes(self._packed[border:end]))
+
+
 class TableIndex:
     """The blocks of one incarnation of a table; the caller serialises the calls."""
 
@@ -89,7 +119,7 @@ class TableIndex:
             batch.delete(encode_entry(entry)[0])
         for entry in new:
             batch.put(*encode_entry(entry))
-        self._database.write(batch)
+        self._database.write(batch, replaced=len(new) + len(old) - len(batch))  # those that only moved
         self.count(new, len(old))
 
     def count(self, new: Sequence[Entry], gone: int) -> None:
@@ -98,16 +128,29 @@ class TableIndex:
             self.widest = max(self.widest, entry.meta.max_commit_ts - entry.meta.min_commit_ts)
         self.blocks += len(new) - gone
 
-    def scan(self, lower_ts: int, upper_ts: int) -> list[Entry]:
+    def scan(self, lower_ts: int, upper_ts: int) -> Iterator[Entry]:
         """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others, by min_commit_ts.
 
         Raises:
             BlockCorruptError: the index cannot be read.
         """
-        if not self.blocks:
-            return []
-        found = self._read(max(lower_ts - self.widest, 0), upper_ts)
-        return [entry for entry in found if entry.meta.max_commit_ts > self.dead_ts]
+        if self.blocks:
+            found = self._read(max(lower_ts - self.widest, 0), upper_ts)
+            yield from (entry for entry, _ in found if entry.meta.max_commit_ts > self.dead_ts)
+
+    def runs(self, lower_ts: int, upper_ts: int) -> dict[int, "RunEntries"]:
+        """The blocks with rows that may have a commit_ts in `[lower_ts, upper_ts]`, by the number of their run.
+
+        Raises:
+            BlockCorruptError: the index cannot be read.
+        """
+        found: dict[int, RunEntries] = {}
+        if self.blocks:
+            least_ts = max(lower_ts, self.dead_ts + 1)
+            for entry, packed in self._read(max(lower_ts - self.widest, 0), upper_ts):
+                if entry.meta.max_commit_ts >= least_ts:
+                    found.setdefault(entry.run, RunEntries()).add(entry, packed)
+        return found
 
     def has(self, entry: Entry) -> bool:
         """Whether a block is still alive, and where it was.
@@ -118,27 +161,28 @@ class TableIndex:
         key, value = encode_entry(entry)
         return entry.meta.max_commit_ts > self.dead_ts and self._database.scan(key, key + b"\0") == [(key, value)]
 
-    def delete_up_to(self, commit_ts: int) -> list[Entry]:
-        """Forget the blocks that have no row above `commit_ts`; returns them.
+    def delete_up_to(self, commit_ts: int) -> Iterator[list[Entry]]:
+        """Forget the blocks that have no row above `commit_ts`; gives them, some at a time.
 
         On a full disk that succeeds too: the space of blocks must come back then more than ever.
         """
-        found = [entry for entry in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts]
-        dead = [entry for entry in found if entry.meta.max_commit_ts > self.dead_ts]
-        self.dead_ts = commit_ts
-        self.blocks -= len(dead)
-        batch = WriteBatch()
-        for entry in found:
-            batch.delete(encode_entry(entry)[0])
-        if batch:
+        known_ts, self.dead_ts = self.dead_ts, commit_ts
+        found = (entry for entry, _ in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts)
+        while some := list(islice(found, _DELETE_ENTRIES)):
+            batch = WriteBatch()
+            for entry in some:
+                batch.delete(encode_entry(entry)[0])
             with contextlib.suppress(SorterDiskError):  # next time
                 self._database.write(batch)
-        return dead
+            dead = [entry for entry in some if entry.meta.max_commit_ts > known_ts]
+            self.blocks -= len(dead)
+            yield dead
 
-    def _read(self, lower_ts: int, upper_ts: int) -> list[Entry]:
+    def _read(self, lower_ts: int, upper_ts: int) -> Iterator[tuple[Entry, bytes]]:
         try:
-            pairs = self._database.scan(self._key(lower_ts), self._key(min(upper_ts, MAX_TS)) + b"\xff" * 9)
-            return [decode_entry(key, value) for key, value in pairs]
+            pairs = self._database.walk(self._key(lower_ts), self._key(min(upper_ts, MAX_TS)) + b"\xff" * 9)
+            for key, value in pairs:
+                yield decode_entry(key, value), key + value
         except CorruptError as err:
             raise BlockCorruptError(
                 f"the index of table {self.table_id}, commit_ts {lower_ts} to {upper_ts}, cannot be read: "

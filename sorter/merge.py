@@ -5,11 +5,11 @@ unopened run, and not behind the end of any open block that has a successor, is 
 there, they are concatenated and sorted together, a window of bounded bytes at a time. Windows are cut by the whole sort
 key, so that one transaction of any size passes too. Where many runs overlap, as in a transaction that was spilled in
 pieces, each of them is kept one whole block ahead: else some run's block would always be about to end, and each step
-would take a few rows only.
+would take a few rows only. Where one run stands alone, a window of its blocks is taken at once.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,8 @@ class Run:
 
     min_commit_ts: int
     number: int  # order of arrival: of equal rows the one with the higher number stays
-    blocks: Sequence[Callable[[], pa.RecordBatch]]
+    blocks: Iterable[Callable[[], pa.RecordBatch]]
+    """Gone through once."""
 
 
 class _Opened:
@@ -40,7 +41,8 @@ class _Opened:
 
     def __init__(self, run: Run) -> None:
         self.number = run.number
-        self._waiting = deque(run.blocks)
+        self._blocks = iter(run.blocks)
+        self._waiting = next(self._blocks, None)
         self._block_rows = 0
         self.rows = self._next_block()
         self._look()
@@ -52,21 +54,27 @@ class _Opened:
         self._look()
         return taken
 
-    def read_ahead(self) -> None:
-        """Have at least as many rows as the last block brought, or all there are."""
-        if self.rows.num_rows < self._block_rows and self._waiting:
-            self.rows = pa.concat_batches([self.rows, self._next_block()])
+    def read_ahead(self, size: int = 0) -> None:
+        """Have at least as many rows as the last block brought, and about `size` bytes, or all there are."""
+        parts, rows, have = [self.rows], self.rows.num_rows, self.rows.nbytes
+        while self._waiting is not None and (rows < self._block_rows or have < size):
+            parts.append(self._next_block())
+            rows, have = rows + parts[-1].num_rows, have + parts[-1].nbytes
+        if len(parts) > 1:
+            self.rows = pa.concat_batches(parts)
             self._look()
 
     def _look(self) -> None:
-        while not self.rows.num_rows and self._waiting:
+        while not self.rows.num_rows and self._waiting is not None:
             self.rows = self._next_block()
         if self.rows.num_rows:
             self.first = order.row_key(self.rows, 0)
-        self.end = order.row_key(self.rows, self.rows.num_rows - 1) if self._waiting else None
+        self.end = order.row_key(self.rows, self.rows.num_rows - 1) if self._waiting is not None else None
 
     def _next_block(self) -> pa.RecordBatch:
-        block = self._waiting.popleft()()
+        assert self._waiting is not None, "a run has one block at least"
+        block = self._waiting()
+        self._waiting = next(self._blocks, None)
         self._block_rows = block.num_rows
         return block
 
@@ -92,7 +100,7 @@ def merge(
         if waiting and all(run.first[0] >= waiting[0].min_commit_ts for run in opened):
             opened.append(_Opened(waiting.popleft()))
         else:
-            parts = _complete(opened, waiting)
+            parts = _complete(opened, waiting, window_bytes)
             for part in parts:
                 seen(part)
             yield from _windows(parts, window_bytes, unique=unique)
@@ -108,13 +116,13 @@ def _alone(run: Run, window_bytes: int, seen: Callable[[pa.RecordBatch], None]) 
             yield from order.arrange([rows]).pieces(window_bytes)
 
 
-def _complete(opened: list[_Opened], waiting: deque[Run]) -> list[pa.RecordBatch]:
+def _complete(opened: list[_Opened], waiting: deque[Run], window_bytes: int) -> list[pa.RecordBatch]:
     """Take out, in the order of arrival, all rows up to where nothing can come between."""
     limit = _limit(opened, waiting)
     here = [run for run in opened if limit is None or run.first <= limit]
-    if len(here) > _FEW_RUNS:
+    if len(here) == 1 or len(here) > _FEW_RUNS:
         for run in here:
-            run.read_ahead()
+            run.read_ahead(window_bytes // len(here))
         limit = _limit(opened, waiting)
         here = [run for run in opened if limit is None or run.first <= limit]
     taken = [run.take(limit) for run in sorted(here, key=lambda run: run.number)]

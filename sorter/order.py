@@ -69,7 +69,7 @@ def arrange(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> Sorted
     """
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     timestamps = commit_ts(rows)
-    if _ascending(timestamps):
+    if _ascending(timestamps) or (np.all(timestamps[1:] >= timestamps[:-1]) and _strictly_sorted(rows)):
         return Sorted(rows, None)
     order = np.argsort(timestamps)
     if _ascending(timestamps[order]):
@@ -132,6 +132,21 @@ def _numbers(batch: pa.RecordBatch, column: int) -> Any:
 
 def _ascending(timestamps: Timestamps) -> bool:
     return bool(np.all(timestamps[1:] > timestamps[:-1]))
+
+
+def _strictly_sorted(rows: pa.RecordBatch) -> bool:
+    """Whether each row's key is above that of the row before; the commit_ts are known not to fall."""
+    equal = np.ones(rows.num_rows - 1, np.bool_)
+    for column in range(3):
+        values = _numbers(rows, column)
+        if np.any(equal & (values[1:] < values[:-1])):
+            return False
+        equal &= values[1:] == values[:-1]
+    if not equal.any():
+        return True
+    keys = rows.column(3)
+    rising = pc.less(keys.slice(0, len(equal)), keys.slice(1)).to_numpy(zero_copy_only=False)
+    return bool(np.all(rising | ~equal))
 
 
 def _rank(timestamps: Timestamps, ts: int, side: Side) -> int:

@@ -2,10 +2,11 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from sorter.merging import merge_runs
 from sorter.stats import Counters
 from sorter.store import BlockStore
 from sorter.table import Table
@@ -25,7 +26,13 @@ class Spiller:
         self._small_bytes = block_bytes // _SMALL_SHARE
         self._shared_bytes = block_bytes // _SHARED_SHARE
         self._spilling = threading.Lock()
+        self._stopped = False
         self._in_memory: dict[Table, None] = {}  # those with rows in memory, and some that had
+
+    def stop(self) -> None:
+        """Wait until what is being written is written; nothing is any more."""
+        with self._spilling:
+            self._stopped = True
 
     @property
     def is_short(self) -> bool:
@@ -47,13 +54,13 @@ class Spiller:
             SorterDiskError: the disk does not take them; what it took not is in memory still.
         """
         with self._spilling:
-            if not self.is_short:
+            if self._stopped or not self.is_short:
                 return
             enough = self._memory_bytes * 3 // 4
             small: dict[BlockStore, list[Table]] = defaultdict(list)
             for table in self._victims():
                 if table.memory_bytes >= self._small_bytes:
-                    table.spill(self._run_bytes)
+                    self._spill(table, enough)
                     self._wrote([table])
                 else:
                     together = small[table.store]
@@ -66,6 +73,14 @@ class Spiller:
             for store, together in small.items():
                 share(store, together)
                 self._wrote(together)
+
+    def _spill(self, table: Table, enough: int) -> None:
+        """Write a table's rows, run by run; it can be used in between."""
+        while table.spill(self._run_bytes):
+            merge_runs(table)
+            if self._counters.memory_bytes <= enough:
+                return
+        merge_runs(table)
 
     def _victims(self) -> list[Table]:
         """Tables with rows in memory, the largest first: the fewest and largest blocks for the memory that comes back.
@@ -90,7 +105,7 @@ def share(store: BlockStore, tables: Sequence[Table]) -> None:
     Raises:
         SorterDiskError: the disk does not take them; nothing has changed.
     """
-    merging: list[Callable[[], None]] = []
+    merging: list[Table] = []
     with ExitStack() as held:
         for lock in dict.fromkeys(table.lock for table in tables):
             held.enter_context(lock)
@@ -99,6 +114,6 @@ def share(store: BlockStore, tables: Sequence[Table]) -> None:
         entries = store.write_shared(list(rows.values())) if rows else []
         for table, entry in zip(rows, entries, strict=True):
             if table.took(entry):
-                merging.append(table.merge_runs)
-    for merge_runs in merging:
-        merge_runs()
+                merging.append(table)
+    for table in merging:
+        merge_runs(table)

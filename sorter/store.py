@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ from sorter import block, metrics, order, shared_block
 from sorter.block import BlockMeta
 from sorter.database import IndexDatabase
 from sorter.errors import SorterDiskError
-from sorter.index import Entry, TableIndex, decode_entry, encode_entry
+from sorter.index import Entry, RunEntries, TableIndex, decode_entry, encode_entry
 from sorter.recent import RecentBlocks
 from sorter.segment import Segment, SegmentLog
 from sorter.shared_block import Share
@@ -64,11 +65,7 @@ class BlockStore:
             SorterDiskError: the disk does not take it; nothing has changed.
         """
         entry = self.append(index, batch, run)
-        try:
-            index.replace([entry], [])
-        except SorterDiskError:
-            self.release([entry])
-            raise
+        self.replace(index, [entry], [])
         return entry
 
     def append(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> Entry:
@@ -102,25 +99,35 @@ class BlockStore:
             raise
         return entries
 
-    def rewrite(
-        self, index: TableIndex, old: Sequence[Entry], batches: Iterable[pa.RecordBatch], run: int, block_bytes: int
-    ) -> int:
-        """Write the rows of `old`, which come sorted in `batches`, as one run, and give up `old`; returns its bytes.
+    def append_run(
+        self, index: TableIndex, batches: Iterable[pa.RecordBatch], run: int, block_bytes: int
+    ) -> list[Entry]:
+        """Write what comes sorted in `batches` as one run, which is not in the index yet.
 
         Raises:
-            SorterDiskError: the disk does not take them; nothing has changed.
-            BlockCorruptError: one of `old` is damaged; nothing has changed.
+            SorterDiskError: the disk does not take it; nothing has changed.
+            BlockCorruptError: one of the blocks that `batches` reads is damaged; nothing has changed.
         """
         new: list[Entry] = []
         try:
-            pieces = _regrouped(batches, block_bytes)
-            new.extend(self.append(index, piece, run) for piece in pieces)
-            index.replace(new, old)
+            new.extend(self.append(index, piece, run) for piece in _regrouped(batches, block_bytes))
         except BaseException:
             self.release(new)
             raise
+        return new
+
+    def replace(self, index: TableIndex, new: Sequence[Entry], old: Sequence[Entry]) -> None:
+        """Let blocks that were appended be read instead of `old`, which are given up.
+
+        Raises:
+            SorterDiskError: there is no room; `new` are given up, nothing else has changed.
+        """
+        try:
+            index.replace(new, old)
+        except SorterDiskError:
+            self.release(new)
+            raise
         self.release(old)
-        return sum(entry.pointer.length for entry in new)
 
     @property
     def began_segment(self) -> bool:
@@ -158,13 +165,7 @@ class BlockStore:
         pointer = self._segments.append(header, payload)
         self.counters.wrote(pointer.length)
         metrics.MOVED_BYTES.inc(pointer.length)
-        new = Entry(entry.meta, pointer, entry.run, pointer.length)
-        try:
-            index.replace([new], [entry])
-        except SorterDiskError:
-            self.release([new])
-            raise
-        self.release([entry])
+        self.replace(index, [Entry(entry.meta, pointer, entry.run, pointer.length)], [entry])
 
     def release(self, entries: Sequence[Entry]) -> None:
         """These blocks are in no index any more."""
@@ -177,9 +178,15 @@ class BlockStore:
         segment = self._segments.segment(entry.pointer.segment)
         return lambda: self._read(segment, entry)
 
+    def readers(self, entries: RunEntries) -> Iterator[Reader]:
+        """Reads the blocks of a run, one after another; works even after they have been forgotten."""
+        held = {number: self._segments.segment(number) for number in entries.segments}
+        return (partial(self._read, held[entry.pointer.segment], entry) for entry in entries)
+
     def forget(self, index: TableIndex, commit_ts: int) -> None:
         """Give up the table's blocks that have no row above `commit_ts`."""
-        self.release(index.delete_up_to(commit_ts))
+        for dead in index.delete_up_to(commit_ts):
+            self.release(dead)
 
     def sizes(self) -> tuple[int, int]:
         """(number of segments, their bytes)."""

@@ -6,6 +6,7 @@ rows, or with few and none of them in memory, costs a few hundred bytes.
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import pyarrow as pa
@@ -97,17 +98,14 @@ class Table:
 
     def flush(self, block_bytes: int) -> None:
         """Write resolved rows, once they fill a block."""
-        with self.lock:
-            if not self._removed:
-                self._thaw().flush(block_bytes, self.resolved_ts)
-                self._freeze()
+        with self.held() as backlog:
+            if backlog is not None:
+                backlog.flush(block_bytes, self.resolved_ts)
 
-    def spill(self, run_bytes: int) -> None:
+    def spill(self, run_bytes: int) -> bool:
         """See `Backlog.spill`."""
-        with self.lock:
-            if not self._removed:
-                self._thaw().spill(run_bytes, self.resolved_ts)
-                self._freeze()
+        with self.held() as backlog:
+            return backlog is not None and backlog.spill(run_bytes, self.resolved_ts)
 
     def unwritten(self) -> Share | None:
         """All rows in memory, if there are any; the caller has the lock."""
@@ -117,24 +115,26 @@ class Table:
         return Share(self.unique_id, self.span.table_id, backlog.buffer.batches())
 
     def took(self, entry: Entry) -> bool:
-        """What `unwritten` gave is on disk now; returns whether `merge_runs` should be called, without the lock."""
+        """What `unwritten` gave is on disk now; returns whether its runs should be merged."""
         backlog = self._thaw()
         backlog.took(entry)
         self._freeze()
         return backlog.wants_merge
 
-    def merge_runs(self) -> None:
-        """See `Backlog.merge_runs`."""
-        with self.lock:
-            if not self._removed:
-                self._thaw().merge_runs()
-                self._freeze()
-
     def move(self, entries: Sequence[Entry]) -> None:
         """See `Backlog.move`."""
+        with self.held() as backlog:
+            if backlog is not None:
+                backlog.move(entries)
+
+    @contextmanager
+    def held(self) -> Iterator[Backlog | None]:
+        """Its rows, with its lock; None: it was removed."""
         with self.lock:
-            if not self._removed:
-                self._thaw().move(entries)
+            if self._removed:
+                yield None
+            else:
+                yield self._thaw()
                 self._freeze()
 
     def fetch(self, lower: Position, upper: Position, window_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from sorter.buffer import BATCH_BYTES
 from sorter.errors import EventBatchError, TableExistsError, TableNotFoundError
 from sorter.levels import RunLevels
 from sorter.oracle import Oracle
+from sorter.store import BlockStore
 from storage.leveldb import DirectoryUnusableError, LevelDB
 from storage.model.errors import TidemarkError
 from storage.model.event import Position, raw_batch
@@ -59,6 +61,16 @@ class SorterMachine(RuleBasedStateMachine):
             shards=1,
             clock=lambda: self.now_s,
         )
+        self.meanwhile: list[Callable[[], None]] = []
+        append_run = BlockStore.append_run
+
+        def appended(*of_run: object) -> object:
+            new = append_run(*of_run)
+            while self.meanwhile:
+                self.meanwhile.pop()()
+            return new
+
+        self.patch.setattr(BlockStore, "append_run", appended)
         self.oracle = Oracle()
         self.resolved = dict.fromkeys(SPANS, 5)
         for span in SPANS:
@@ -167,6 +179,16 @@ class SorterMachine(RuleBasedStateMachine):
             engine.add_table(span, start_ts)
         self.resolved[span] = start_ts
 
+    @rule(span=spans, back=steps, what=st.sampled_from(["clean", "replace", "move", "fetch"]))
+    def do_something_while_the_next_runs_are_merged(self, span, back, what) -> None:
+        actions = {
+            "clean": lambda: self.clean(span, back, 0),
+            "replace": lambda: self.replace_table(span, back),
+            "move": lambda: self.sorter._compaction.run(self.sorter._stores[0], list(self.sorter._tables.values())),
+            "fetch": lambda: self.fetch(span, self.oracle.cleaned(span).next(), Position(self.resolved[span], 1 << 63)),
+        }
+        self.meanwhile.append(actions[what])
+
     @rule(seconds=st.sampled_from([1.0, 6.0]))
     def wait(self, seconds) -> None:
         self.now_s += seconds
@@ -232,6 +254,8 @@ def test_dense_random_histories_equal_the_oracle(memory: int, block: int, moved:
             machine.fetch(span, Position(rng.randrange(200), 0), Position(rng.randrange(200), rng.randrange(4)))
             machine.clean(span, rng.randrange(20), rng.randrange(4))
             machine.wait(rng.choice([1.0, 6.0]))
+            what = rng.choice(["clean", "clean", "move", "move", "fetch", "replace"])
+            machine.do_something_while_the_next_runs_are_merged(rng.choice(SPANS), rng.randrange(9), what)
             machine.memory_is_bounded()
             if not step % 5:  # what is lost stays lost, and cleaning takes a share of it only
                 machine.everything_kept_is_sorted_and_whole()
