@@ -13,25 +13,21 @@ from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
 
+from tests.small_disk import small_disk
+
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 256 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
-def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(changefeed, upstream, small_disk):
-    ballast = small_disk / "ballast"
+def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(changefeed, upstream, disk):
+    ballast = disk / "ballast"
 
     def keep(ends):
-        target = ChangelogTarget(None, str(small_disk))
-        with FileManifest.opened(str(small_disk), "bank") as manifest:
+        target = ChangelogTarget(None, str(disk))
+        with FileManifest.opened(str(disk), "bank") as manifest:
             cuts = CutApplier(
                 changefeed, "bank", target, manifest, policy=Policy("append"), source_options={}, parallel=1
             )
@@ -39,13 +35,13 @@ def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(chan
                 cuts.apply(Cut(0, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
 
     keep((300,))
-    free = os.statvfs(small_disk)
+    free = os.statvfs(disk)
     ballast.write_bytes(bytes(free.f_bavail * free.f_bsize))
     with pytest.raises((SourceError, OSError), match=r"No space left|ErrTargetFull"):
         keep((600,))
     ballast.unlink()
     keep((600, 1000))
-    files = sorted((small_disk / "bank" / "accounts").glob("cut=*/*.parquet"))
+    files = sorted((disk / "bank" / "accounts").glob("cut=*/*.parquet"))
     rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
     assert sorted((row["_commit_ts"], row["_seq"]) for row in rows) == [
         (row["_commit_ts"], row["_seq"]) for row in upstream.accounts.rows

@@ -19,6 +19,7 @@ from storage.kv import WriteBatch
 from storage.leveldb import DirectoryLockedError, DirectoryUnusableError, LevelDB
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
+from tests.small_disk import small_disk
 
 SPAN = Span(7, b"a", b"b")
 
@@ -139,21 +140,9 @@ def test_who_waits_for_a_full_disk_is_let_go(tmp_path: Path, monkeypatch: pytest
     sorter.close()
 
 
-@contextmanager
-def small_disk(path: Path, size: str) -> Iterator[None]:
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=False)
-    if mounted.returncode:
-        pytest.skip("cannot mount a tmpfs here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", path], check=True)
-
-
 def test_a_really_full_disk_is_lived_through(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "6m"):
-        sorter = opened(tmp_path / "disk", memory_bytes=1 << 20, block_bytes=64 << 10, segment_bytes=512 << 10)
+    with small_disk(tmp_path / "disk", "6m") as disk:
+        sorter = opened(disk, memory_bytes=1 << 20, block_bytes=64 << 10, segment_bytes=512 << 10)
 
         def feed() -> None:
             for first in range(1, 20_001, 100):
