@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -19,6 +19,7 @@ from storage.model.ts import compose
 
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LOOPBACK = "127.0.0.1:0"
+DRAIN_S = 60
 
 
 class Daemon:
@@ -37,9 +38,13 @@ class Daemon:
         command = [*COMMAND, self.name, *listen, *self._flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-        line = self.process.stdout.readline()
-        assert line, f"{self.name} did not start: {self.log.read_text()}"
-        self.endpoints = json.loads(line)["endpoints"]
+        try:
+            line = self.process.stdout.readline()
+            assert line, f"{self.name} did not start: {self.log.read_text()}"
+            self.endpoints = json.loads(line)["endpoints"]
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.kill()
@@ -49,9 +54,18 @@ class Daemon:
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(20)
+        try:
+            status = self.process.wait(DRAIN_S)
+        except BaseException:
+            self.kill()
+            raise
         self.process.stdout.close()
         return status
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        if self.process.poll() is None:
+            self.terminate()
 
 
 class Cluster:
@@ -59,17 +73,24 @@ class Cluster:
 
     def __init__(self, directory: Path, *capture_flags: str) -> None:
         self.directory = directory
-        self.coordinator = Daemon(directory, "coordinator", "--metadata", f"leveldb:{directory / 'metadata'}")
-        self.pd = self.coordinator.endpoints["coordinator"]
-        shared = ["--coordinator", self.pd, "--data-dir"]
-        self.store = Daemon(directory, "store", *shared, str(directory / "store"))
-        self.capture = Daemon(directory, "capture", *shared, str(directory / "capture"), *capture_flags)
+        with ExitStack() as started:
+            self._started = started
+            self.coordinator = self.start("coordinator", "--metadata", f"leveldb:{directory / 'metadata'}")
+            self.pd = self.coordinator.endpoints["coordinator"]
+            shared = ["--coordinator", self.pd, "--data-dir"]
+            self.store = self.start("store", *shared, str(directory / "store"))
+            self.capture = self.start("capture", *shared, str(directory / "capture"), *capture_flags)
+            self._started = started.pop_all()
+
+    def start(self, name: str, *flags: str) -> Daemon:
+        """One more daemon, which ends with the cluster, if not before."""
+        daemon = Daemon(self.directory, name, *flags)
+        self._started.callback(daemon.stop)
+        return daemon
 
     def another_capture(self) -> Daemon:
         """A second one, which waits to be owner."""
-        return Daemon(
-            self.directory, "capture", "--coordinator", self.pd, "--data-dir", str(self.directory / "another")
-        )
+        return self.start("capture", "--coordinator", self.pd, "--data-dir", str(self.directory / "another"))
 
     def now(self) -> int:
         """A new timestamp."""
@@ -91,9 +112,7 @@ class Cluster:
         return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
     def stop(self) -> None:
-        for daemon in (self.capture, self.store, self.coordinator):
-            if daemon.process.poll() is None:
-                daemon.terminate()
+        self._started.close()
 
 
 @contextmanager

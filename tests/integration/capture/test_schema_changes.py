@@ -7,7 +7,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from tests.integration.capture.processes import Daemon, Reader, running_cluster
+from tests.integration.capture.processes import Reader, running_cluster
 from tests.integration.tidb.history import load, txns
 from tests.unit.storage.tidb import vectors
 
@@ -65,7 +65,7 @@ def histories(tmp_path_factory):
         alone = followed(cluster, start_ts, end_ts)
         assert cluster.capture.terminate() == 0
         flags = ("--coordinator", cluster.pd, "--data-dir", str(directory / "workers"), "--workers", "2")
-        cluster.capture = Daemon(directory, "capture", *flags)
+        cluster.capture = cluster.start("capture", *flags)
         return alone, followed(cluster, start_ts, end_ts, kill_at=12)
 
 

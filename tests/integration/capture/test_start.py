@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.integration.capture.processes import COMMAND, LOOPBACK, Daemon
+from tests.integration.capture.processes import COMMAND, LOOPBACK, Daemon, running_cluster
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +65,9 @@ def test_two_captures_in_one_directory_are_refused(coordinator, tmp_path):
 def test_a_misspelt_flag_is_wrong_usage(coordinator):
     done = subprocess.run([*COMMAND, "capture", "--dta-dir", "x"], capture_output=True, timeout=60, check=False)
     assert done.returncode == 2
+
+
+def test_a_cluster_whose_capture_does_not_start_leaves_no_daemon_behind(tmp_path):
+    with pytest.raises(AssertionError, match="capture did not start"), running_cluster(tmp_path, "--no-such-flag"):
+        pass
+    Daemon(tmp_path, "coordinator", "--metadata", f"leveldb:{tmp_path / 'metadata'}").stop()  # its lock is free

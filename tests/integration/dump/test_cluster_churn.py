@@ -14,7 +14,7 @@ import pytest
 from tidemarkpb.v1 import dump_pb2 as pb
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
-from tests.integration.capture.processes import Cluster, Daemon, running_cluster
+from tests.integration.capture.processes import Cluster, running_cluster
 from tests.integration.dump.cluster_source import ClusterSource
 from tests.integration.dump.cluster_target import ClusterTarget
 from tests.integration.tidb.pumps import FLAGS
@@ -103,15 +103,13 @@ def run(directory: Path, seed: int, source_uri: str = "") -> None:
         pump = None
         if source_uri:
             data = ["--coordinator", cluster.pd, "--data-dir", str(directory / "pump")]
-            pump = Daemon(directory, "pump", *data, *FLAGS, "--fake-binlog-seconds", "0.2")
+            pump = cluster.start("pump", *data, *FLAGS, "--fake-binlog-seconds", "0.2")
         source = ClusterSource(cluster.pd, pump.endpoints["pump"] if pump else "", seed).opened()
         try:
             follow_dump(cluster, source, source_uri, seed)
         finally:
             if source.is_alive():
                 source.stop()
-            if pump is not None:
-                pump.terminate()
 
 
 @pytest.mark.timeout(240)

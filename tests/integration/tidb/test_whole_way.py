@@ -13,7 +13,7 @@ from server.rpc.client import connect
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.meta.client import open_meta
-from tests.integration.capture.processes import Cluster, Daemon, Reader, running_cluster
+from tests.integration.capture.processes import Cluster, Reader, running_cluster
 from tests.integration.tidb.history import load, txns
 from tests.integration.tidb.pumps import FLAGS, Written
 from tests.unit.storage.tidb import vectors
@@ -30,15 +30,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def written(cluster: Cluster) -> Iterator[None]:
+def written(cluster: Cluster) -> None:
     """The store and a pump have everything."""
     flags = ["--coordinator", cluster.pd, "--data-dir", str(cluster.directory / "pump"), *FLAGS]
-    pump = Daemon(cluster.directory, "pump", *flags)
-    try:
-        asyncio.run(_write(cluster.pd, pump.endpoints["pump"]))
-        yield
-    finally:
-        pump.terminate()
+    pump = cluster.start("pump", *flags)
+    asyncio.run(_write(cluster.pd, pump.endpoints["pump"]))
 
 
 async def _write(coordinator: str, pump: str) -> None:
