@@ -60,15 +60,18 @@ class ClusterSource(threading.Thread):
         self._ids = 100
         self._ready, self._over, self._churn = threading.Event(), asyncio.Event(), asyncio.Event()
         self._turn = asyncio.Lock()
+        self._failure: Exception | None = None
 
     def run(self) -> None:
         """Serve until stopped."""
         asyncio.run(self._serve())
 
     def opened(self) -> "ClusterSource":
-        """Begin."""
+        """Begin; raises what it fails with, as every other call."""
         self.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(60)
+        if self._failure is not None:
+            self.stop()
         return self
 
     def create(self, name: str, rows: int, partitions: int = 0) -> None:
@@ -105,12 +108,32 @@ class ClusterSource(threading.Thread):
         """Write no more."""
         self._loop.call_soon_threadsafe(self._over.set)
         self.join()
+        if self._failure is not None:
+            raise self._failure
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(self._done(work), self._loop).result(60)
+
+    async def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            if self._failure is None:
+                return await work
+            work.close()
+        except Exception:
+            if self._failure is None:
+                raise
+        raise self._failure
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._write()
+        except Exception as failure:  # noqa: BLE001 - raised in the test's thread by its next call
+            self._failure = failure
+            self._ready.set()
+            await self._over.wait()
+
+    async def _write(self) -> None:
         async with (
             PdClient.open(self._coordinator) as self._pd,
             KvClient.open(self._pd) as self._kv,
