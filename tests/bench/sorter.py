@@ -162,6 +162,7 @@ def run(workload: Workload, directory: Path, args: argparse.Namespace) -> dict[s
         "tables": workload.tables,
         "value_bytes": workload.value_bytes,
         "transaction_rows": workload.transaction_rows,
+        **({"scattered": True} if args.scattered else {}),
         **_figures(workload, feed.stopwatch, reading, ingested),
         **({"idle_resolve_us": idle_s} if args.idle else {}),
         "most_disk_mb": round(max(most_disk_bytes, ingested.disk_bytes) / (1 << 20), 1),
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument(
         "--one-transaction-bytes", type=int, default=0, help="all rows are one transaction of that size"
     )
+    parser.add_argument("--scattered", action="store_true", help="that transaction's rows come in no order at all")
     parser.add_argument("--path", choices=["arrow", "rows", "pairs"], default="arrow")
     parser.add_argument("--backlog-mb", type=int, default=0, help="begin to read and clean when so much has come")
     parser.add_argument("--idle", action="store_true", help="also measure resolve() without anything new")
@@ -216,7 +218,14 @@ def main() -> None:
     if args.one_transaction_bytes:
         args.tables, args.rows = 1, args.one_transaction_bytes // (KEY_BYTES + args.value_bytes)
         args.transaction_rows = args.rows
-    workload = Workload(args.rows, args.tables, args.value_bytes, args.transaction_rows, args.seed)
+    workload = Workload(
+        args.rows,
+        args.tables,
+        args.value_bytes,
+        args.transaction_rows,
+        args.seed,
+        scattered=bool(args.one_transaction_bytes) and args.scattered,
+    )
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         print(json.dumps(run(workload, Path(directory), args)))
 

@@ -6,6 +6,7 @@ With `transaction_rows` M, each M rows of a table share a commit_ts. Windows of 
 followed by a resolved_ts.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,9 +35,13 @@ class Window:
 class Workload:
     """The rows of one run, made a window at a time."""
 
-    def __init__(self, rows: int, tables: int, value_bytes: int, transaction_rows: int, seed: int) -> None:
+    def __init__(
+        self, rows: int, tables: int, value_bytes: int, transaction_rows: int, seed: int, *, scattered: bool = False
+    ) -> None:
+        """`scattered`: rows of one transaction of one table come in any order, not only within a window."""
         self.rows, self.tables, self.value_bytes = rows, tables, value_bytes
         self.transaction_rows = transaction_rows
+        self._scattered = scattered
         self._rng = np.random.default_rng(seed)
         self.spans = [
             Span(table, b"t" + table.to_bytes(8, "big"), b"")
@@ -49,6 +54,8 @@ class Workload:
             for table, span in enumerate(self.spans):
                 count = len(range(table, self.rows, self.tables))
                 numbers = np.arange(first, min(first + WINDOW_ROWS, count), dtype=np.uint64)
+                if self._scattered:
+                    numbers = numbers * _far_apart(count) % np.uint64(count)
                 if len(numbers):
                     ended = min(first + WINDOW_ROWS, count)
                     whole = ended if ended == count else ended // self.transaction_rows * self.transaction_rows
@@ -77,6 +84,14 @@ class Workload:
             pa.nulls(count, pa.binary()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def _far_apart(count: int) -> np.uint64:
+    """A step that visits all of `count` numbers, neighbours a golden section of them apart."""
+    step = int(count * 0.618)
+    while math.gcd(step, count) != 1:
+        step += 1
+    return np.uint64(step)
 
 
 def _fixed(rows: np.ndarray) -> pa.Array:
