@@ -68,13 +68,14 @@ class CutApplier:
         if last is not None and cut.end_ts <= last.end_ts:
             return last
         start_ts = self._start_ts(cut, last)
+        end_ts = self._manifest.announce(start_ts, cut.end_ts)
         crossed = self._barrier.cross(start_ts, first=last is None)
         self._forget(crossed)
-        applied = tuple(self._apply_tables(crossed, start_ts, cut.end_ts))
+        applied = tuple(self._apply_tables(crossed, start_ts, end_ts))
         record = CutRecord(
             changefeed=self._name,
             start_ts=start_ts,
-            end_ts=cut.end_ts,
+            end_ts=end_ts,
             batch=cut.batch,
             applied_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             tables=applied,
@@ -83,7 +84,7 @@ class CutApplier:
             renamed=crossed.renamed,
         )
         self._manifest.commit(record)
-        return record
+        return record if end_ts >= cut.end_ts else self.apply(cut)  # another job began a shorter one
 
     def acknowledge(self) -> int:
         """Tell the changefeed how far the lake is; returns its checkpoint_ts."""

@@ -1,28 +1,33 @@
 """The manifest of a lake in files, `<root>/_tidemark_cuts`: one JSON line a cut; a cut is visible when it stands there.
 
 Invariants:
-1. A cut is committed after every table holds it, and before it is acknowledged to the changefeed.
+1. A cut is announced before a table is written, committed after every table holds it, and before it is acknowledged to
+   the changefeed.
 2. Cuts follow each other without gap or overlap: each starts where the one before it ended.
-3. One writer: the directory is locked as long as the manifest is open.
+3. One writer: whoever has the right (`Lock` on a disk or a mount, `Claims` behind Hadoop's file systems). A writer that
+   has lost it can announce and commit nothing.
 4. A roll-up is written before the files that it replaces are removed; readers take a cut that they see twice once.
-Format: docs/format/lake-manifest.md. Renames make cuts visible, and a lock keeps out a second writer: the directory
-must be on a file system that has both, not in an object store.
+Format: docs/format/lake-manifest.md.
 """
 
-import fcntl
-import os
+import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.claims import Claims
 from pyspark_tidemark.lake.cuts import CutRecord, records, rolled
+from pyspark_tidemark.lake.files import Files, LocalFiles
+from pyspark_tidemark.lake.lock import Lock
 
 DIRECTORY = "_tidemark_cuts"
 ROLL_UP_FILES = 256
-_SINGLE, _ROLLED = "[0-9]*.json", "[0-9]*-[0-9]*.json"
+_T = TypeVar("_T")
+_NAME = re.compile(r"(?:(?P<first>\d+)-)?(?P<last>\d+)(?:_(?P<claim>\d+))?\.json")
 
 
 class Manifest(Protocol):
@@ -30,11 +35,20 @@ class Manifest(Protocol):
 
     last: CutRecord | None
 
+    def announce(self, start_ts: int, end_ts: int) -> int:
+        """Say which cut comes next, before anything of it is written; returns where it has to end.
+
+        That is elsewhere than `end_ts` where another job has begun the cut and not committed it.
+
+        Raises:
+            SourceError: ErrTargetBusy, somebody else has the right to write.
+        """
+
     def commit(self, record: CutRecord) -> None:
         """Make a cut visible; durable when it returns.
 
         Raises:
-            SourceError: ErrCutGap, the cut does not start where the last one ended.
+            SourceError: ErrCutGap, the cut does not start where the last one ended; ErrTargetBusy.
         """
 
     def cuts(self) -> list[CutRecord]:
@@ -44,115 +58,150 @@ class Manifest(Protocol):
         """Now and then: keep it small. Cuts from before `horizon` may go, but never the one that shows that time."""
 
 
+class Right(Protocol):
+    """The right to write a lake in files."""
+
+    def announce(self, start_ts: int, end_ts: int) -> int:
+        """See `Manifest`."""
+
+    def publish(self, end_ts: int, text: str) -> None:
+        """Write the file of the announced cut."""
+
+    def republish(self, start_ts: int, end_ts: int, text: str) -> None:
+        """Write the file of the newest cut anew."""
+
+    def tidy(self) -> None:
+        """Remove what it needs no more."""
+
+
 class FileManifest:
     """The manifest of a lake that is a directory."""
 
-    def __init__(self, directory: Path, last: CutRecord | None) -> None:
-        self._directory = directory
+    def __init__(self, files: Files, right: Right, last: CutRecord | None) -> None:
+        self._files = files
+        self._right = right
         self._since_tidied = ROLL_UP_FILES  # files may have been left by an earlier life
         self.last = last
 
     @classmethod
     @contextmanager
     def opened(cls, root: str, changefeed: str) -> Iterator["FileManifest"]:
-        """The manifest for the block, created if there is none.
+        """The manifest under a directory of this machine for the block, created if there is none.
 
         Raises:
             SourceError: ErrTargetUnusable, ErrTargetBusy, ErrTargetForeign or ErrManifestCorrupt.
         """
         directory = Path(root) / DIRECTORY
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as err:
-            raise SourceError("ErrTargetUnusable", f"cannot write to {directory}: {err.strerror}") from None
-        try:
-            _lock(descriptor, directory)
-            last = _newest(directory)
-            if last is not None and last.changefeed != changefeed:
-                raise SourceError(
-                    "ErrTargetForeign", f"{root} is the lake of changefeed {last.changefeed!r}; choose another --target"
-                )
-            yield cls(directory, last)
-        finally:
-            os.close(descriptor)
+        with Lock.held(directory) as lock:
+            files = LocalFiles(directory)
+            yield cls(files, lock, _own(_steady(lambda: _newest(files)), changefeed, root))
+
+    @classmethod
+    def taken(cls, files: Files, claims: Files, changefeed: str, root: str) -> "FileManifest":
+        """The manifest in a directory that others can reach, too; whoever had it before has lost it.
+
+        Raises:
+            SourceError: ErrTargetForeign, ErrManifestCorrupt, or one of the directory.
+        """
+        _own(_steady(lambda: _newest(files)), changefeed, root)  # before its job is stopped
+        right = Claims(files, claims)
+        right.take()
+        last = _steady(lambda: _newest(files))
+        right.inherit(None if last is None else last.end_ts)
+        return cls(files, right, last)
+
+    def announce(self, start_ts: int, end_ts: int) -> int:
+        """See `Manifest`."""
+        return self._right.announce(start_ts, end_ts)
 
     def commit(self, record: CutRecord) -> None:
         """See `Manifest`."""
         check_follows(self.last, record)
-        self._write(f"{record.end_ts:020d}.json", [record])
+        self._right.publish(record.end_ts, _text([record]))
         self.last = record
 
     def replace(self, record: CutRecord) -> None:
         """Write the newest cut anew, its tables repaired; durable when it returns."""
         assert self.last is not None
         assert record.end_ts == self.last.end_ts, "a cut is never taken back"
-        self._write(f"{record.end_ts:020d}.json", [record])
+        self._right.republish(record.start_ts, record.end_ts, _text([record]))
         self.last = record
 
     def cuts(self) -> list[CutRecord]:
         """See `Manifest`."""
-        return read_cuts(self._directory)
+        return cuts_in(self._files)
 
     def tidy(self, horizon: datetime) -> None:
         """Once for so many cuts, roll their files up, and forget whole roll-ups from before `horizon`."""
         self._since_tidied += 1
         if self._since_tidied >= ROLL_UP_FILES:
             self._since_tidied = 0
-            self.roll_up()
-            self.forget(horizon)
+            with suppress(FileNotFoundError):  # a predecessor that knows no better does the same
+                self.roll_up()
+                self.forget(horizon)
+            self._right.tidy()
 
     def roll_up(self) -> None:
-        """Put the files of many cuts into one, when there are many; a crash in between repeats it."""
-        single = sorted(path for path in self._directory.glob(_SINGLE) if "-" not in path.stem)
+        """Put the files of many cuts into one, when there are many; a crash in between repeats it.
+
+        Empty files stay: they stand where a predecessor would publish.
+        """
+        single = [file.name for file in _listed(self._files) if file.single]
         if len(single) < ROLL_UP_FILES:
             return
-        chosen = single[:ROLL_UP_FILES]
-        new = _read(chosen)
+        texts = {name: text for name in single if (text := self._files.read(name))}
+        chosen = list(texts)[:ROLL_UP_FILES]
+        if len(chosen) < ROLL_UP_FILES:
+            return
+        new = records(line for name in chosen for line in texts[name].splitlines())
         before = [cut for cut in self.cuts() if cut.end_ts < new[0].end_ts]
-        self._write(f"{chosen[0].stem}-{chosen[-1].stem}.json", rolled(before, new))
-        self._remove(chosen)
+        name = f"{new[0].end_ts:020d}-{new[-1].end_ts:020d}.json"
+        self._files.create(name, _text(rolled(before, new)))
+        self._files.remove(chosen)
 
     def forget(self, before: datetime) -> None:
         """Drop roll-ups of cuts that were all applied before a time, but for the last of these: it shows that time."""
-        gone = []
-        for path in sorted(self._directory.glob(_ROLLED)):
-            if datetime.fromisoformat(_read([path])[-1].applied_at) >= before:
+        gone: list[CutFile] = []
+        listed = _listed(self._files)
+        for file in (file for file in listed if not file.single):
+            if datetime.fromisoformat(_read(self._files, [file])[-1].applied_at) >= before:
                 break
-            gone.append(path)
-        self._remove(gone[:-1])
-
-    def _write(self, name: str, cuts: Sequence[CutRecord]) -> None:
-        staged = self._directory / ".staged"
-        try:
-            with staged.open("w", encoding="utf-8") as file:
-                file.writelines(cut.to_json() + "\n" for cut in cuts)
-                file.flush()
-                os.fsync(file.fileno())
-            staged.rename(self._directory / name)
-            _sync(self._directory)
-        except OSError as err:
-            raise SourceError(
-                "ErrTargetFull", f"cannot write to {self._directory} ({err.strerror}); make room", retryable=True
-            ) from None
-
-    def _remove(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            path.unlink()
+            gone.append(file)
+        if gone[:-1]:
+            self._files.remove([file.name for file in listed if file.last_ts <= gone[-2].last_ts])
 
 
-def read_cuts(directory: Path, read: Callable[[Path], str] = Path.read_text) -> list[CutRecord]:
-    """All cuts of a manifest's directory, also while it is being written.
+@dataclasses.dataclass(frozen=True, order=True)
+class CutFile:
+    """A file of the manifest, by its name; in order, so that of files that show the same cut the newer one is later."""
+
+    last_ts: int
+    claim: int
+    """With which claim it was published, where several drivers can reach the lake; -1 elsewhere."""
+    single: bool
+    name: str
+
+    @classmethod
+    def parse(cls, name: str) -> "CutFile | None":
+        """By its name; None if it is no file of cuts."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        return cls(int(found["last"]), int(found["claim"] or -1), found["first"] is None, name)
+
+
+def read_cuts(directory: Path) -> list[CutRecord]:
+    """All cuts of a manifest's directory on this machine; see `cuts_in`."""
+    return cuts_in(LocalFiles(directory))
+
+
+def cuts_in(files: Files) -> list[CutRecord]:
+    """All cuts of a manifest, also while it is being written.
 
     Raises:
         SourceError: ErrManifestCorrupt.
     """
-    for _ in range(3):
-        try:
-            return records(line for path in sorted(directory.glob(_SINGLE)) for line in read(path).splitlines())
-        except FileNotFoundError:  # rolled up between the listing and the reading
-            continue
-    raise SourceError("ErrManifestCorrupt", f"{directory} changes too fast to be read; try again", retryable=True)
+    return _steady(lambda: _read(files, _listed(files)))
 
 
 def check_follows(last: CutRecord | None, record: CutRecord) -> None:
@@ -165,31 +214,40 @@ def check_follows(last: CutRecord | None, record: CutRecord) -> None:
         raise SourceError("ErrCutGap", f"the lake ends at {last.end_ts}, but the next cut starts at {record.start_ts}")
 
 
-def _read(paths: Sequence[Path]) -> list[CutRecord]:
-    return records(line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+def _listed(files: Files) -> list[CutFile]:
+    return sorted(file for name in files.names() if (file := CutFile.parse(name)) is not None)
 
 
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SourceError("ErrTargetBusy", f"another job writes to {directory.parent}; stop it first") from None
+def _read(files: Files, listed: Sequence[CutFile]) -> list[CutRecord]:
+    return records(line for file in listed for line in files.read(file.name).splitlines())
 
 
-def _newest(directory: Path) -> CutRecord | None:
-    """The newest cut: the last line of the file whose name ends with the largest end_ts; its own, before a roll-up."""
-    path = max(directory.glob(_SINGLE), key=lambda found: (found.stem.rpartition("-")[2], found.stem), default=None)
-    if path is None:
-        return None
-    found = _read([path])
-    if not found:
-        raise SourceError("ErrManifestCorrupt", f"{path} is empty; remove it if the cut before it is the newest")
-    return found[-1]
+def _text(cuts: Sequence[CutRecord]) -> str:
+    return "".join(cut.to_json() + "\n" for cut in cuts)
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _steady(read: Callable[[], _T]) -> _T:
+    """What `read` finds, again if files were rolled up between its listing and its reading."""
+    for _ in range(3):
+        with suppress(FileNotFoundError):
+            return read()
+    raise SourceError("ErrManifestCorrupt", "the manifest changes too fast to be read; try again", retryable=True)
+
+
+def _newest(files: Files) -> CutRecord | None:
+    """The newest cut: the last line of the newest file, its own before that of a roll-up."""
+    for file in reversed(_listed(files)):
+        found = _read(files, [file])
+        if found:
+            return found[-1]
+        if file.claim < 0:
+            raise SourceError("ErrManifestCorrupt", f"{file.name} is empty; remove it if the cut before is the newest")
+    return None
+
+
+def _own(last: CutRecord | None, changefeed: str, root: str) -> CutRecord | None:
+    if last is not None and last.changefeed != changefeed:
+        raise SourceError(
+            "ErrTargetForeign", f"{root} is the lake of changefeed {last.changefeed!r}; choose another --target"
+        )
+    return last

@@ -1,0 +1,195 @@
+"""Who may write a lake that several drivers can reach: whoever has made the newest claim. No clock, no lease.
+
+Claims are numbered files, `.claims/<number>`, each created exclusively and never changed. A driver makes one when it
+starts, and one for every cut before it writes a table, which says where the cut ends. The cut is then published under
+a name that ends with the claim's number. So whatever a driver does next, it has to create one of two files: the next
+claim, or the name of the cut that it has claimed. A new driver creates both (the name with an empty file), and is then
+the only one that can claim or publish anything; its predecessor, dead, slow or asleep, finds out when it tries.
+
+Invariants:
+1. Claims follow each other without a gap: only the newest one's maker can make the next, or somebody who takes over.
+2. A cut that was claimed and not published is claimed again with the same end: what a predecessor has written of it, or
+   still writes, is what its successor writes, and the tables' own fences let only one of them in.
+3. A claim that took over is never removed: it stands where a predecessor would go on.
+Design, and what this does not fence: docs/design/0028-remote-lakes.md.
+"""
+
+import dataclasses
+import json
+import socket
+import uuid
+from typing import Any
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.files import Files
+
+DIRECTORY = ".claims"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One claim: its maker's right to write, and the newest cut that was claimed."""
+
+    number: int
+    driver: str
+    host: str
+    taken: int
+    """The claim with which its maker took over."""
+    start_ts: int | None = None
+    end_ts: int | None = None
+    cut: int | None = None
+    """The claim under whose number that cut is published; None: no cut was claimed yet."""
+
+    def to_json(self) -> str:
+        """The document, in one line."""
+        return json.dumps({"format": FORMAT} | dataclasses.asdict(self)) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Claim":
+        """Read a document.
+
+        Raises:
+            SourceError: ErrManifestCorrupt.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            if fields.pop("format") != FORMAT:
+                raise SourceError("ErrManifestCorrupt", f"a claim has another format than {FORMAT}: {text[:80]}")
+            return cls(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise SourceError("ErrManifestCorrupt", f"a claim cannot be read: {err} in {text[:80]!r}") from None
+
+    @property
+    def published_as(self) -> str | None:
+        """The file that publishes the cut."""
+        return None if self.end_ts is None or self.cut is None else cut_name(self.end_ts, self.cut)
+
+
+class Claims:
+    """The claims of one lake, as one driver makes them."""
+
+    def __init__(self, cuts: Files, claims: Files) -> None:
+        self._cuts = cuts
+        self._claims = claims
+        self._driver = uuid.uuid4().hex
+        self._host = socket.gethostname()
+        self._mine: Claim | None = None
+        self._unpublished = False
+
+    def take(self) -> None:
+        """Take the lake over from whoever had it; from when it returns, nobody else can claim or publish."""
+        while True:
+            numbers = [int(name) for name in self._claims.names()]
+            try:
+                last = Claim.from_json(self._claims.read(_name(numbers[-1]))) if numbers else None
+            except FileNotFoundError:  # somebody else is taking over
+                continue
+            number = 1 if last is None else last.number + 1
+            begun = (None, None, None) if last is None else (last.start_ts, last.end_ts, last.cut)
+            mine = Claim(number, self._driver, self._host, number, *begun)
+            if self._made(mine):
+                break
+        if mine.published_as is not None:
+            self._cuts.create(mine.published_as, "")
+        if last is not None:
+            self._claims.remove([_name(old) for old in numbers if last.taken < old <= last.number])
+
+    def inherit(self, newest_ts: int | None) -> None:
+        """Told where the lake ends once it is taken: whether the newest claimed cut was published."""
+        mine = self._held()
+        self._unpublished = mine.end_ts is not None and (newest_ts is None or newest_ts < mine.end_ts)
+
+    def announce(self, start_ts: int, end_ts: int) -> int:
+        """Claim the cut that starts at `start_ts`; returns where it has to end: there, or where it was claimed before.
+
+        Raises:
+            SourceError: ErrTargetBusy, somebody has taken the lake over; ErrCutGap.
+        """
+        last = self._held()
+        if self._unpublished:
+            if last.start_ts != start_ts:
+                raise SourceError(
+                    "ErrCutGap",
+                    f"a job has begun a cut at {last.start_ts}, and the next one starts at {start_ts}: "
+                    "the changefeed's checkpoint was moved; start with a new changefeed and target",
+                )
+            assert last.end_ts is not None
+            end_ts = last.end_ts
+        number = last.number + 1
+        claim = dataclasses.replace(last, number=number, start_ts=start_ts, end_ts=end_ts, cut=number)
+        if not self._made(claim):
+            raise self.taken_over()
+        self._unpublished = True
+        return end_ts
+
+    def publish(self, end_ts: int, text: str) -> None:
+        """Make the claimed cut visible, which ends there; durable when it returns.
+
+        Raises:
+            SourceError: ErrTargetBusy, somebody has taken the lake over.
+        """
+        mine = self._held()
+        assert (mine.end_ts, mine.cut) == (end_ts, mine.number), "a cut is claimed before it is published"
+        assert mine.published_as is not None
+        if not created(self._cuts, mine.published_as, text):
+            raise self.taken_over()
+        self._unpublished = False
+
+    def republish(self, start_ts: int, end_ts: int, text: str) -> None:
+        """Write the newest cut anew.
+
+        Raises:
+            SourceError: ErrTargetBusy; ErrRepairUnsupported, a later cut was begun.
+        """
+        if self._unpublished:
+            raise SourceError(
+                "ErrRepairUnsupported",
+                "a job has begun a cut and not ended it: start the lake's job, stop it when it has applied a cut, and "
+                "try again",
+            )
+        self.announce(start_ts, end_ts)
+        self.publish(end_ts, text)
+
+    def tidy(self) -> None:
+        """Remove the claims that only this driver made and nobody needs: those between its first and its last."""
+        mine = self._held()
+        old = [int(name) for name in self._claims.names()]
+        self._claims.remove([_name(number) for number in old if mine.taken < number < mine.number])
+
+    def taken_over(self) -> SourceError:
+        """The error for a driver that is no longer the newest."""
+        return SourceError(
+            "ErrTargetBusy",
+            "another job has taken this lake over, and this one has stopped; the newest one goes on: "
+            "see that only one is started",
+        )
+
+    def _made(self, claim: Claim) -> bool:
+        if not created(self._claims, _name(claim.number), claim.to_json()):
+            return False
+        self._mine = claim
+        return True
+
+    def _held(self) -> Claim:
+        assert self._mine is not None, "the lake is taken first"
+        return self._mine
+
+
+def created(files: Files, name: str, text: str) -> bool:
+    """Create a file; also true if it was created by a try whose answer was lost. `text` is this driver's alone."""
+    if files.create(name, text):
+        return True
+    try:
+        return files.read(name) == text
+    except FileNotFoundError:  # its maker has ended and was tidied up after
+        return False
+
+
+def cut_name(end_ts: int, claim: int) -> str:
+    """The file of a cut that was published under a claim."""
+    return f"{end_ts:020d}_{claim:012d}.json"
+
+
+def _name(number: int) -> str:
+    return f"{number:012d}"

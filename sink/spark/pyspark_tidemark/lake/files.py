@@ -1,0 +1,87 @@
+"""The files of one directory, as the manifest needs them: each is there whole, or not at all.
+
+Two kinds of directory: one on a disk of this machine, or mounted (`LocalFiles`), whose only writer holds a lock; and
+one that Hadoop's file systems reach (`lake.hadoop`), where any number of drivers may believe to be the only writer.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from pyspark_tidemark.errors import SourceError
+
+
+class Files(Protocol):
+    """Reading and writing files by name."""
+
+    def names(self) -> list[str]:
+        """The names there are, hidden ones left out, in order; none if there is no directory."""
+
+    def read(self, name: str) -> str:
+        """A file's text.
+
+        Raises:
+            FileNotFoundError: it is gone.
+        """
+
+    def create(self, name: str, text: str) -> bool:
+        """Write a new file; durable when it returns. False: there is one of that name, which stays as it is."""
+
+    def remove(self, names: list[str]) -> None:
+        """Remove files; it is no error if one is gone."""
+
+
+class LocalFiles:
+    """A directory of this machine, or a mounted one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def names(self) -> list[str]:
+        """See `Files`."""
+        return sorted(path.name for path in self.directory.glob("[!.]*"))
+
+    def read(self, name: str) -> str:
+        """See `Files`."""
+        return (self.directory / name).read_text(encoding="utf-8")
+
+    def create(self, name: str, text: str) -> bool:
+        """See `Files`; for whoever holds the directory's lock."""
+        if (self.directory / name).exists():
+            return False
+        self.replace(name, text)
+        return True
+
+    def replace(self, name: str, text: str) -> None:
+        """Write a file anew, or for the first time.
+
+        Raises:
+            SourceError: ErrTargetFull.
+        """
+        staged = self.directory / ".staged"
+        try:
+            with staged.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.rename(self.directory / name)
+            _sync(self.directory)
+        except OSError as err:
+            raise SourceError(
+                "ErrTargetFull", f"cannot write to {self.directory} ({err.strerror}); make room", retryable=True
+            ) from None
+
+    def remove(self, names: list[str]) -> None:
+        """See `Files`."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                (self.directory / name).unlink()
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

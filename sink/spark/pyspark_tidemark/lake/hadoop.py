@@ -1,0 +1,159 @@
+"""Directories on HDFS and in object stores, by the file systems of Spark's own JVM.
+
+Invariant: a file is created exclusively and whole, whatever dies and whoever else creates it. An object store that
+writes an object when its stream is closed does so if none is there (`If-None-Match`); elsewhere the file is written and
+synced under a name of its own, then renamed by the name node, which refuses to rename onto another file.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.errors import SourceError
+
+RENAMING = {"hdfs", "viewfs"}
+"""Schemes whose rename is one step that fails if there is a file of the new name."""
+CONDITIONAL = "fs.option.create.conditional.overwrite"
+"""What file systems say who can create an object if there is none; S3A can from Hadoop 3.4.2 on."""
+_EXISTS = ("FileAlreadyExistsException", "RemoteFileChangedException")
+_GONE = "java.io.FileNotFoundException"
+
+
+class HadoopFiles:
+    """One directory; see `lake.files.Files`."""
+
+    def __init__(self, spark: SparkSession, uri: str) -> None:
+        """The directory need not be there.
+
+        Raises:
+            SourceError: ErrTargetUnusable, ErrTargetUnavailable.
+        """
+        self.uri = uri
+        jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no call for file systems
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - see above
+        self._jvm, self._gateway = jvm, gateway
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - see above
+        with explained(uri):
+            self._directory = self._jvm.org.apache.hadoop.fs.Path(uri)
+            self._system = self._directory.getFileSystem(self._conf)
+            self._conditional = bool(self._system.hasPathCapability(self._directory, CONDITIONAL))
+            scheme = self._directory.toUri().getScheme()
+        if not self._conditional and scheme not in RENAMING:
+            raise SourceError(
+                "ErrTargetUnusable",
+                f"this {scheme} file system cannot create a file only if there is none, so two jobs could write one "
+                "lake: s3a can from Hadoop 3.4.2 on, with fs.s3a.create.conditional.enabled",
+            )
+
+    def names(self) -> list[str]:
+        """See `Files`."""
+        with explained(self.uri):
+            try:
+                found = self._system.listStatus(self._directory)
+            except Py4JJavaError as err:
+                if _class(err) != _GONE:
+                    raise
+                return []
+            names = [str(status.getPath().getName()) for status in found]
+        return sorted(name for name in names if not name.startswith("."))
+
+    def read(self, name: str) -> str:
+        """See `Files`."""
+        with explained(self.uri):
+            try:
+                stream = self._system.open(self._path(name))
+            except Py4JJavaError as err:
+                if _class(err) != _GONE:
+                    raise
+                raise FileNotFoundError(f"{self.uri}/{name}") from None
+            try:
+                return bytes(stream.readAllBytes()).decode()
+            finally:
+                stream.close()
+
+    def create(self, name: str, text: str) -> bool:
+        """See `Files`. One request; elsewhere two, and those that writing a file takes."""
+        return self.create_bytes(name, text.encode())
+
+    def create_bytes(self, name: str, content: bytes) -> bool:
+        """As `create`."""
+        with explained(self.uri):
+            if not self._conditional:
+                return self._renamed(name, content)
+            try:
+                stream = self._system.createFile(self._path(name)).must(CONDITIONAL, True).build()  # noqa: FBT003 - Java's signature
+                stream.write(content)
+                stream.close()
+            except Py4JJavaError as err:
+                if not _class(err).endswith(_EXISTS):
+                    raise
+                return False
+            return True
+
+    def remove(self, names: list[str]) -> None:
+        """See `Files`; as many in one request as the file system takes."""
+        if not names:
+            return
+        with explained(self.uri):
+            bulk = self._system.createBulkDelete(self._directory)
+            try:
+                size = max(1, int(bulk.pageSize()))
+                for at in range(0, len(names), size):
+                    page = self._jvm.java.util.ArrayList()
+                    for name in names[at : at + size]:
+                        page.add(self._path(name))
+                    bulk.bulkDelete(page)
+            finally:
+                bulk.close()
+
+    def _renamed(self, name: str, content: bytes) -> bool:
+        staged = self._path(f".staged-{uuid.uuid4()}")
+        stream = self._system.create(staged, False)  # noqa: FBT003 - Java's signature: overwrite
+        stream.write(content)
+        stream.hsync()
+        stream.close()
+        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(staged.toUri(), self._conf)
+        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        options = self._gateway.new_array(rename, 1)  # Java's varargs
+        options[0] = rename.NONE
+        try:
+            context.rename(staged, self._path(name), options)
+        except Py4JJavaError as err:
+            if not _class(err).endswith(_EXISTS):
+                raise
+            self._system.delete(staged, False)  # noqa: FBT003 - Java's signature: recursive
+            return False
+        return True
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._directory, name)
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """What Java throws as SourceErrors.
+
+    Raises:
+        SourceError: ErrTargetUnusable, the file system is not known here, or refuses us; ErrTargetUnavailable.
+    """
+    try:
+        yield
+    except Py4JJavaError as err:
+        said = str(err.java_exception.getMessage()).partition("\n")[0]
+        kind = _class(err).rpartition(".")[2]
+        if kind in ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"):
+            hint = "its jars are missing: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:… for s3a"
+            raise SourceError("ErrTargetUnusable", f"Spark cannot reach {uri} ({said}); {hint}") from None
+        if kind in ("AccessControlException", "AccessDeniedException"):
+            raise SourceError("ErrTargetUnusable", f"this user may not write to {uri}: {said}") from None
+        raise SourceError("ErrTargetUnavailable", f"{uri} fails: {kind}: {said}", retryable=True) from None
+    except Py4JError as err:
+        raise SourceError("ErrTargetUnavailable", f"{uri} fails: {err}", retryable=True) from None
+
+
+def _class(err: Any) -> str:
+    return str(err.java_exception.getClass().getName())

@@ -1,0 +1,107 @@
+"""Claims of a lake that several drivers can reach: taken over, announced, published, tidied."""
+
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake import manifest as manifests
+from pyspark_tidemark.lake.claims import Claim
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
+
+from tests.unit.sink.spark.memory_files import MemoryFiles as Memory
+
+
+def record(start_ts, end_ts, version=1):
+    return CutRecord("bank", start_ts, end_ts, 0, "2026-01-01T00:00:00+00:00", (TableCut("b.a", 1, version),), "upsert")
+
+
+@pytest.fixture
+def lake():
+    return Memory(), Memory()
+
+
+def taken(lake):
+    return FileManifest.taken(*lake, "bank", "hdfs://n/lake")
+
+
+def published(lake):
+    return [(cut.start_ts, cut.end_ts) for cut in cuts_in(lake[0])]
+
+
+def applied(manifest, start_ts, end_ts):
+    end_ts = manifest.announce(start_ts, end_ts)
+    manifest.commit(record(start_ts, end_ts))
+    return end_ts
+
+
+def test_a_dead_drivers_lake_is_taken_over_and_its_cut_keeps_its_end(lake):
+    first = taken(lake)
+    applied(first, 0, 10)
+    assert first.announce(10, 25) == 25
+    second = taken(lake)
+    assert second.last.end_ts == 10
+    assert second.announce(10, 20) == 25
+    second.commit(record(10, 25))
+    assert second.announce(25, 30) == 30
+    assert published(lake) == [(0, 10), (10, 25)]
+
+
+def test_who_was_taken_over_can_neither_publish_nor_announce(lake):
+    asleep, between = taken(lake), taken(lake)
+    applied(between, 0, 10)
+    between.announce(10, 20)
+    taken(lake)
+    with pytest.raises(SourceError, match=r"ErrTargetBusy.*taken this lake over"):
+        between.commit(record(10, 20))
+    for old in (asleep, between):
+        with pytest.raises(SourceError, match="ErrTargetBusy") as caught:
+            old.announce(10, 20)
+        assert not caught.value.retryable, "else two drivers would take the lake from each other for ever"
+    assert published(lake) == [(0, 10)]
+
+
+def test_a_creation_whose_answer_was_lost_has_been_made(lake):
+    manifest = taken(lake)
+    for part in lake:
+        part.lost = 1
+    applied(manifest, 0, 10)
+    assert published(lake) == [(0, 10)]
+
+
+def test_a_repaired_cut_is_shown_and_a_begun_one_is_not_given_up_for_it(lake):
+    manifest = taken(lake)
+    applied(manifest, 0, 10)
+    manifest.replace(record(0, 10, version=7))
+    assert [cut.tables[0].version for cut in cuts_in(lake[0])] == [7]
+    assert taken(lake).last == record(0, 10, version=7)
+    taken(lake).announce(10, 20)
+    with pytest.raises(SourceError, match="ErrRepairUnsupported"):
+        taken(lake).replace(record(0, 10, version=8))
+
+
+def test_claims_do_not_pile_up_but_those_that_took_over_stay(lake, monkeypatch):
+    monkeypatch.setattr(manifests, "ROLL_UP_FILES", 4)
+    start_ts = 0
+    for _ in range(3):
+        manifest = taken(lake)
+        for _ in range(20):
+            start_ts = applied(manifest, start_ts, start_ts + 10)
+            manifest.tidy(manifests.datetime.fromisoformat("2025-01-01T00:00:00+00:00"))
+    assert published(lake) == [(ts, ts + 10) for ts in range(0, start_ts, 10)]
+    assert len(lake[0].found) < 10 + start_ts // 10 // 4
+    assert len(lake[1].found) < 3 + 20 // 4 + 2
+    assert [Claim.from_json(lake[1].found[name]).taken for name in lake[1].names()][:3] == [1, 22, 43]
+
+
+def test_another_changefeeds_job_is_not_stopped(lake):
+    running = taken(lake)
+    applied(running, 0, 10)
+    with pytest.raises(SourceError, match="ErrTargetForeign"):
+        FileManifest.taken(*lake, "other", "hdfs://n/lake")
+    assert applied(running, 10, 20) == 20
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "number": 1}'])
+def test_a_broken_claim_is_told(lake, text):
+    lake[1].found["000000000001"] = text
+    with pytest.raises(SourceError, match="ErrManifestCorrupt"):
+        taken(lake)
