@@ -6,7 +6,7 @@ from pathlib import Path
 from server.dump.job import DumpRecords
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
-from tests.integration.dump.test_dump import applied, over, source, start, until
+from tests.integration.dump.dumping import applied, over, source, start, until
 from tests.integration.mysql.replica import following
 from tests.mariadb import MariaDb
 

@@ -3,80 +3,33 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from pymysql.cursors import Cursor
 
 from server.capture import keys
 from server.capture.changefeed import status_json
-from server.dump.job import DumpRecords, Job
+from server.dump.job import DumpRecords
 from server.dump.mysql import watermark
 from server.dump.mysql.marks import Marks
-from server.dump.progress import TableProgress, TableState
+from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import UPDATE
+from tests.integration.dump.dumping import (
+    WAIT_S,
+    Rows,
+    applied,
+    churn,
+    dumped_while,
+    over,
+    progress,
+    source,
+    start,
+    until,
+)
 from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb, running_mariadb
-
-Rows = dict[Any, dict[str, Any]]
-WAIT_S = 40.0
-
-
-async def acknowledge(meta: EtcdMeta, feed: Feed) -> None:
-    """The reader is as far as the log."""
-    resolved = max(feed.target.resolved.values(), default=0)  # those of dropped tables stand
-    await meta.put(keys.status("feed"), status_json(resolved))
-
-
-async def progress(meta: EtcdMeta) -> dict[str, TableProgress]:
-    records = DumpRecords(meta, "feed")
-    job = await records.job()
-    assert job is not None
-    return {each.name: each for each in await records.tables(job)}
-
-
-async def until(
-    meta: EtcdMeta, feed: Feed, done: Callable[[dict[str, TableProgress]], bool]
-) -> dict[str, TableProgress]:
-    """Wait while the reader keeps up."""
-    async with asyncio.timeout(WAIT_S):
-        while not done(found := await progress(meta)):
-            if feed.task.done():
-                await feed.task
-            await acknowledge(meta, feed)
-            await asyncio.sleep(0.05)
-    return found
-
-
-def over(found: dict[str, TableProgress]) -> bool:
-    return bool(found) and all(each.state.is_over for each in found.values())
-
-
-def applied(feed: Feed, name: str, key: str = "id") -> Rows:
-    """What a target would hold; no row may be there twice, or go back in time."""
-    span = next(span for span, versions in feed.target.versions.items() if versions[-1][1].name == name)
-    rows: Rows = {}
-    for change in feed.target.changes_of(span):
-        row = {column: value for column, value in change.items() if not column.startswith("_")}
-        old = rows.pop(row[key], None)
-        if change["_op"] != "delete":
-            assert old is None or old.get("version", 0) <= row.get("version", 0), (old, change)
-            rows[row[key]] = row
-    return rows
-
-
-def source(mariadb: MariaDb, name: str, columns: tuple[str, ...], key: str = "id") -> Rows:
-    rows = mariadb.execute(f"SELECT {', '.join(columns)} FROM {name}")
-    found = [dict(zip(columns, row, strict=True)) for row in rows]
-    return {row[key]: row for row in found}
-
-
-async def start(meta: EtcdMeta, **more: Any) -> Job:
-    job = Job("job 1", **more)
-    await DumpRecords(meta, "feed").put_job(None, job)
-    return job
 
 
 async def test_rows_that_were_there_before_come_and_the_dump_ends(mariadb: MariaDb, meta: EtcdMeta) -> None:
@@ -100,26 +53,6 @@ async def test_rows_that_were_there_before_come_and_the_dump_ends(mariadb: Maria
         assert {op for batch in changes for op in batch["op"].to_pylist()} == {UPDATE}, (
             "an insert says that its key was not there"
         )
-
-
-async def churn(mariadb: MariaDb, name: str, stop: asyncio.Event, most: int) -> None:
-    """Change, add, move and remove rows until told to stop; each change has a greater version."""
-
-    def run() -> None:
-        connection = mariadb.connect()
-        with connection.cursor() as cursor:
-            number = 0
-            while not stop.is_set():
-                number += 1
-                cursor.execute(f"UPDATE {name} SET version = {number} WHERE id % 97 = {number % 97}")
-                cursor.execute(f"DELETE FROM {name} WHERE id = {number * 13 % most}")
-                cursor.execute(f"REPLACE INTO {name} VALUES ({number * 29 % most}, {number}, 'again')")
-                cursor.execute(
-                    f"UPDATE IGNORE {name} SET id = id + {most}, version = {number} WHERE id = {number * 7 % most}"
-                )
-        connection.close()
-
-    await asyncio.to_thread(run)
 
 
 async def test_under_churn_the_target_equals_the_source_and_no_row_goes_back(mariadb: MariaDb, meta: EtcdMeta) -> None:
@@ -243,22 +176,14 @@ async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(maria
             f"INSERT INTO {kind} SELECT {value.format(n='seq')}, 0 FROM seq_1_to_1500",
         )
 
-    def change() -> None:
-        connection = mariadb.connect(database)
-        with connection.cursor() as cursor:
-            cursor.execute("SET time_zone = '+00:00'")
-            for number, (kind, (_, value, other)) in itertools.product(range(1, 40), KINDS.items()):
-                one, another = value.format(n=number * 31), value.format(n=number * 17)
-                cursor.execute(f"UPDATE IGNORE {kind} SET id = {other}, version = {number} WHERE id = {one}")
-                cursor.execute(f"DELETE FROM {kind} WHERE id = {another}")
-        connection.close()
+    def change(cursor: Cursor) -> None:
+        cursor.execute("SET time_zone = '+00:00'")
+        for number, (kind, (_, value, other)) in itertools.product(range(1, 40), KINDS.items()):
+            one, another = value.format(n=number * 31), value.format(n=number * 17)
+            cursor.execute(f"UPDATE IGNORE {kind} SET id = {other}, version = {number} WHERE id = {one}")
+            cursor.execute(f"DELETE FROM {kind} WHERE id = {another}")
 
-    async with following(mariadb.uri, meta, f"{database}.*") as feed:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(change))
-            await start(meta, rows_per_s=6000)
-            found = await until(meta, feed, over)
-        assert {each.state for each in found.values()} == {TableState.DONE}
+    async with dumped_while(change, mariadb, meta, database) as feed:
         for kind in KINDS:
             ((count, total),) = mariadb.execute(f"SELECT COUNT(*), SUM(version) FROM {database}.{kind}")
 

@@ -10,7 +10,7 @@ import pytest
 from server.dump.mysql.reader import ChunkReader
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
-from tests.integration.dump.test_dump import start, until
+from tests.integration.dump.dumping import start, until
 from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb
 

@@ -1,12 +1,11 @@
 """Tables whose rows are told apart by a unique key, or by several columns, partitioned or not: dumped under churn."""
 
-import asyncio
-
 import pytest
+from pymysql.cursors import Cursor
 
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
-from tests.integration.dump.test_dump import over, start, until
+from tests.integration.dump.dumping import dumped_while, start, until
 from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb
 
@@ -40,22 +39,14 @@ async def test_unique_and_composite_keys_make_whole_dumps_under_churn(mariadb: M
             f"INSERT INTO {name} (version, a, b, free) SELECT 0, seq, seq % 50, seq FROM seq_1_to_{ROWS}",
         )
 
-    def change() -> None:
-        connection = mariadb.connect(database)
-        with connection.cursor() as cursor:
-            for number in range(1, 60):
-                for name in KEYS:
-                    cursor.execute(f"UPDATE {name} SET version = {number} WHERE a % 61 = {number}")
-                    cursor.execute(f"UPDATE IGNORE {name} SET b = b + 7 WHERE a % 67 = {number}")
-                    cursor.execute(f"DELETE FROM {name} WHERE a = {number * 37}")
-        connection.close()
+    def change(cursor: Cursor) -> None:
+        for number in range(1, 60):
+            for name in KEYS:
+                cursor.execute(f"UPDATE {name} SET version = {number} WHERE a % 61 = {number}")
+                cursor.execute(f"UPDATE IGNORE {name} SET b = b + 7 WHERE a % 67 = {number}")
+                cursor.execute(f"DELETE FROM {name} WHERE a = {number * 37}")
 
-    async with following(mariadb.uri, meta, f"{database}.*") as feed:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(change))
-            await start(meta, rows_per_s=6000)
-            found = await until(meta, feed, over)
-        assert {each.state for each in found.values()} == {TableState.DONE}
+    async with dumped_while(change, mariadb, meta, database) as feed:
         for name in KEYS:
             wanted = set(mariadb.execute(f"SELECT a, b, free, version FROM {database}.{name}"))
             await feed.until(lambda name=name, wanted=wanted: held(feed, f"{database}.{name}") == wanted)

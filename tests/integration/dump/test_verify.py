@@ -12,8 +12,8 @@ from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
 from storage.mysql import arrow
 from storage.mysql.types import Type
+from tests.integration.dump.dumping import applied, churn, over, source, start, until
 from tests.integration.dump.test_check import MORE, MORE_ROWS
-from tests.integration.dump.test_dump import applied, churn, over, source, start, until
 from tests.integration.mysql.replica import following
 from tests.integration.mysql.test_rows import COLUMNS, ROWS
 from tests.mariadb import MariaDb
