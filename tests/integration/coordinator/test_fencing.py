@@ -107,7 +107,7 @@ async def test_followers_refuse_with_the_leaders_address_and_pass_on_what_names_
 
 async def test_everybody_is_listed_and_names_the_same_leader(cluster: Cluster) -> None:
     leader = await in_thread(cluster.leader)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             views = [await in_thread(members_of, address) for address in cluster.addresses]
             if all(view.members == sorted(cluster.addresses) for view in views):

@@ -45,7 +45,7 @@ async def test_an_operator_reads_and_edits_what_pd_would_have_written(start: Any
         assert value(etcd, f"{root}/safe_point") == "2f"
         assert value(etcd, "/tidb/store/gcworker/saved_safe_point") == "50"
         etcdctl(etcd, "del", f"{root}/safe_point/service/ticdc-a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await pd.update_service_gc_safe_point("probe", 0, 0)).service_id != "gc_worker":
                 pass
         etcdctl(etcd, "put", "/tidb/server/minstartts/10.0.0.1:10080", "60")

@@ -41,7 +41,7 @@ class Bench:
     async def prewrite(self, start_ts: int, key: bytes) -> None:
         binlog = binlog_pb2.Binlog(tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows")
         await self.storage.write([parse(binlog.SerializeToString())])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while start_ts not in dict(await self.storage.oldest_waiting(100)):  # noqa: ASYNC110 - indexing has no event
                 await asyncio.sleep(0)
 
@@ -161,7 +161,7 @@ async def test_a_running_pump_serves_what_its_writer_never_finished(cluster: Clu
         await pumps.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=binlog.SerializeToString()))
         commit_ts = await stubs.commit(key, start_ts)
         request = pump_pb2.PullBinlogReq(clusterID=cluster_id, startFrom=pump_pb2.Pos(offset=start_ts))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for answer in pumps.PullBinlogs(request):
                 found = binlog_pb2.Binlog.FromString(answer.entity.payload)
                 if found.start_ts == start_ts:

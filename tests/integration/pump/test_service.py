@@ -214,7 +214,7 @@ async def test_too_many_prewrites_without_an_outcome_stop_prewrites_only(
     async with started(tmp_path) as pump:
         for start_ts in (1, 2):
             await pump.write(encoded(tp=0, start_ts=start_ts))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(await pump.storage.oldest_waiting(2)) < 2:  # noqa: ASYNC110 - indexing has no event
                 await asyncio.sleep(0)
         assert "[TM:ErrPrewritesFull]" in await pump.refusal(encoded(tp=0, start_ts=3))
@@ -229,7 +229,7 @@ async def test_a_reader_of_purged_binlogs_is_refused_with_a_reason(tmp_path: Pat
         await write_pair(pump, 1)
         await pump.write(fake(100))
         await pump.pull(0, 100)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (collected := await pump.storage.gc(50)).keys:  # noqa: ASYNC110 - nobody tells that a reader went
                 await asyncio.sleep(0.01)
         assert collected.keys == 2

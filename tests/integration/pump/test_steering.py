@@ -90,7 +90,7 @@ async def test_a_paused_pump_ends_and_what_cannot_be_done_is_said(coordinator: s
 
 
 async def wait_state(coordinator: str, state: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await entry_of(coordinator))["state"] != state:  # noqa: ASYNC110 - the registry is asked, as by users
             await asyncio.sleep(0.05)
 

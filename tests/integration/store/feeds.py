@@ -95,7 +95,7 @@ class Feed:
 
     async def step(self) -> None:
         """Take one message."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             message = await self._call.read()
         assert isinstance(message, cdcpb.ChangeDataEvent), "the store ended the stream"
         assert not (message.events and message.HasField("resolved_ts"))

@@ -32,7 +32,7 @@ async def set_limit(stubs: Stubs, text: str, name: str = LIMIT) -> None:
 
 
 async def wait_gc(stubs: Stubs, reached: Callable[[store_pb2.GCProgress], bool]) -> store_pb2.GCProgress:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             progress = (await status(stubs)).gc
             if reached(progress):
@@ -175,7 +175,7 @@ async def test_the_stores_safe_ts_follows_the_clock_and_stops_before_an_open_loc
                 return (await stubs.tikv.GetStoreSafeTS(kvrpcpb.StoreSafeTSRequest(key_range=asked))).safe_ts
 
             async def wait_safe(ts: int, *bounds: bytes) -> None:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while True:
                         if await safe_ts(*bounds) >= ts:
                             return

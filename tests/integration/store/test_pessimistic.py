@@ -87,7 +87,7 @@ async def test_the_unlock_that_wakes_a_waiter_may_come_on_its_own_stream(cluster
             await asyncio.Event().wait()
 
         call, answers = stubs.tikv.BatchCommands(requests()), {}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(answers) < 2:
                 message = await call.read()
                 answers |= dict(zip(message.request_ids, message.responses, strict=True))

@@ -41,7 +41,7 @@ async def put(client: KvClient, pd: PdClient, key: bytes, value: bytes) -> None:
 
 
 async def wait_regions(pd: PdClient, least: int, most: int = 1000) -> list[RegionRoute]:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             routes = await regions_of(pd)
             if least <= len(routes) <= most:
@@ -163,7 +163,7 @@ async def stubs_for(pd: PdClient, key: bytes) -> AsyncIterator[Stubs]:
 
 async def wait_shared(pd: PdClient) -> dict[int, int]:
     """Until two stores serve two regions each."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             served: dict[int, int] = {}
             for route in await pd.scan_regions(b""):

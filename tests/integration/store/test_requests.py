@@ -97,7 +97,7 @@ async def test_gc_follows_the_coordinators_safepoint(cluster: Cluster) -> None:
             await stubs.put(key, value)
         await stubs.pd.update_gc_safe_point(await stubs.pd.tso())
         newest = await stubs.put(key, b"4")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while len(await _writes(stubs, key)) > 2:
                 await stubs.pd.gc_safe_point()
         kept = await _writes(stubs, key)

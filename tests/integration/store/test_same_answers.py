@@ -26,7 +26,7 @@ async def batched(
 
     answers: dict[int, tikvpb.BatchCommandsResponse.Response] = {}
     call = stubs.tikv.BatchCommands(sent())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(answers) < len(requests):
             message = await call.read()
             answers |= dict(zip(message.request_ids, message.responses, strict=True))
