@@ -67,7 +67,7 @@ def wait_refused(address: str) -> str:
     request = pdpb_pb2.UpdateServiceGCSafePointRequest(header=header, service_id=b"x", TTL=1, safe_point=1 << 62)
     with grpc.insecure_channel(address) as channel:
         stub: Any = PDStub(channel)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
                 next(stub.Tso(iter([pdpb_pb2.TsoRequest(header=header, count=1)]), timeout=2))

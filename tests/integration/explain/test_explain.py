@@ -125,7 +125,7 @@ def test_the_chain_names_the_lock_and_its_command_ends_it(cluster, caught_up, wa
         assert "ErrNotConfirmed" in run_command(cluster, lock["commands"][0])
         assert run_command(cluster, lock["commands"][0], "--yes")["outcome"] == "rolled back"
     assert "ErrLockUnknown" in run_command(cluster, lock["commands"][0], "--yes")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while explained(cluster)["blockers"][0]["chain"][-1]["kind"] == "lock":
         assert time.monotonic() < deadline
         time.sleep(0.2)

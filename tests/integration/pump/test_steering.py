@@ -81,7 +81,7 @@ async def test_a_paused_pump_ends_and_what_cannot_be_done_is_said(coordinator: s
         assert "[TM:ErrPumpUnknown]" in (await cli(coordinator, "pause", "--node-id", "other"))[1]
         status, text = await asked(pump, "PUT", f"/state/{name}/pause")
         assert (status, json.loads(text)["message"]) == (200, "apply action pause success!")
-        assert await asyncio.wait_for(pump.process.wait(), 10) == 0
+        assert await asyncio.wait_for(pump.process.wait(), 60) == 0
     assert (await entry_of(coordinator))["state"] == "paused"
     code, listed = await cli(coordinator, "pumps")
     assert (code, [pump["state"] for pump in json.loads(listed)]) == (0, ["paused"])
@@ -114,7 +114,7 @@ async def test_a_closed_pump_takes_outcomes_and_waits_for_its_drainers(coordinat
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(pump.process.wait(), 1.2)
         await drainer_at(coordinator, 1 << 62)
-        assert await asyncio.wait_for(pump.process.wait(), 10) == 0
+        assert await asyncio.wait_for(pump.process.wait(), 60) == 0
     assert (await entry_of(coordinator))["state"] == "offline"
 
 
@@ -125,7 +125,7 @@ async def test_a_closed_pump_whose_readers_do_not_come_is_paused_in_the_end(coor
         name = (await entry_of(coordinator))["nodeId"]
         assert (await asked(pump, "PUT", f"/state/{name}/close"))[0] == 200
         await wait_state(coordinator, "paused")
-        assert await asyncio.wait_for(pump.process.wait(), 10) == 0
+        assert await asyncio.wait_for(pump.process.wait(), 60) == 0
 
 
 async def test_gc_stays_behind_a_registered_drainer_until_it_is_taken_offline(coordinator: str, tmp_path: Path) -> None:

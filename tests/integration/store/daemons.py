@@ -25,7 +25,7 @@ class Daemon:
     def kill(self) -> None:
         """Crash it."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self) -> int:
         """Drain it; returns its exit status."""
@@ -46,7 +46,7 @@ def start(name: str, *arguments: str) -> Daemon:
     assert process.stdout is not None
     line = process.stdout.readline()
     process.stdout.close()
-    assert line, f"{name} ended with status {process.wait(10)}"
+    assert line, f"{name} ended with status {process.wait(60)}"
     return Daemon(process, json.loads(line)["endpoints"][name], list(arguments))
 
 
