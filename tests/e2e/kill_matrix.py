@@ -88,7 +88,7 @@ class Matrix:
         """One driver, from its start to its death."""
         step, cut, delay_ms = self.dice.choice(STEPS), self.dice.randint(1, 4), self.dice.randint(1, 900)
         beside = [self.dice.random() < share for share in (0.5, 0.25, 0.15)]
-        way = self.dice.choices(WAYS, (4, 3, 1))[0]
+        way = self.dice.choices(WAYS, (7, 1))[0]
         if self.dice.random() < 0.1:
             shutil.rmtree(self._checkpoint / "query", ignore_errors=True)  # as a lost checkpoint directory
         process = await self._start(step, cut, delay_ms, way)
@@ -126,7 +126,7 @@ class Matrix:
         """Drivers without planned death until the lake is at `end_ts`."""
         async with asyncio.timeout(_END_S):
             while True:
-                process = await self._start("never", 0, 0, "mirror", "--until-ts", str(end_ts))
+                process = await self._start("never", 0, 0, "driver", "--until-ts", str(end_ts))
                 await self._lines(process, None)
                 if await process.wait() == 0:
                     return

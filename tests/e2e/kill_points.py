@@ -1,20 +1,18 @@
 """The lake job with a death planned: `python -m tests.e2e.kill_points STEP CUT DELAY_MS WAY job arguments…`.
 
 The process kills itself (SIGKILL) in its CUT-th cut: at `files` when data files or staged rows are written and not yet
-committed (in Delta, which does both in one call, DELAY_MS into it), at `tables` after the first table's commit, at
+committed (where Delta does both in one call, DELAY_MS into it), at `tables` after the first table's commit, at
 `manifest` before the cut is made visible, at `ack` before it is acknowledged, at `commit` before Spark's commit log, at
-`random` DELAY_MS after the cut began; `never`. WAY chooses how rows are written: `mirror`, `replace`, `tasks`.
+`random` DELAY_MS after the cut began; `never`. WAY chooses how rows are written: `driver`, `tasks`.
 """
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from pyspark_tidemark import job
-from pyspark_tidemark.lake import changelog, changes, mirror
+from pyspark_tidemark.lake import changelog, changes
 from pyspark_tidemark.lake.cut import CutApplier
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
@@ -25,8 +23,10 @@ from pyspark_tidemark.lake.jdbc.postgres import Postgres
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 
+from tests.around import wrap
+
 STEPS = ("files", "tables", "manifest", "ack", "commit", "random")
-WAYS = ("mirror", "replace", "tasks")
+WAYS = ("driver", "tasks")
 TARGETS = (DeltaTarget, IcebergTarget, JdbcTarget, changelog.ChangelogTarget)
 
 
@@ -44,6 +44,7 @@ class Death:
         for owner, name in ((IcebergTarget, "_written"), (Postgres, "stage"), (MySql, "stage"), (changelog, "_write")):
             wrap(owner, name, after=lambda: self._at("files"))
         wrap(DeltaTables, "write", before=lambda: self._soon("files"))
+        wrap(DeltaTables, "commit", before=lambda: self._at("files"))
         for target in TARGETS:
             for name in ("create", "apply"):
                 wrap(target, name, after=lambda: self._at("tables"))
@@ -65,28 +66,11 @@ class Death:
             threading.Timer(self._delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
-def wrap(owner: Any, name: str, before: Callable[[], None] = int, after: Callable[[], None] = int) -> None:
-    """Call `before` and `after` around a function of a module or class."""
-    wrapped = getattr(owner, name)
-
-    def around(*arguments: Any, **named: Any) -> Any:
-        before()
-        result = wrapped(*arguments, **named)
-        after()
-        return result
-
-    setattr(owner, name, around)
-
-
 def main() -> int:
     """Run the job until it dies."""
     step, cut, delay_ms, way, *arguments = sys.argv[1:]
-    if way != "mirror":
-        mirror.SMALL_ROWS = -1
-    if way in ("merge", "tasks"):
-        changes.FEW_ROWS = 0
     if way == "tasks":
-        changes.HERE_BYTES = -1
+        changes.FEW_ROWS, changes.HERE_BYTES = 0, -1
     Death(step, int(cut), int(delay_ms) / 1000).plan()
     return job.main(arguments)
 

@@ -36,17 +36,25 @@ def upstream():
     return upstream
 
 
-def test_a_merge_from_the_driver_equals_the_replay(spark, changefeed, captures, upstream, tmp_path):
+@pytest.mark.parametrize("foreign", [False, True], ids=["masked", "merged"])
+def test_a_cut_that_the_driver_reads_equals_the_replay(spark, changefeed, captures, upstream, tmp_path, foreign):
+    """A table with a property that is not ours is written by Delta alone."""
     ends = (10, upstream.end_ts)
+    path = f"{tmp_path}/bank/accounts"
     assert len(upstream.accounts.between(*ends)) > FEW_ROWS
-    _, _, cuts = keep(spark, changefeed, captures, tmp_path, "upsert", ends)
+    keep(spark, changefeed, captures, tmp_path, "upsert", ends[:1])
+    if foreign:
+        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpoint.writeStatsAsJson' = 'true')")
+    _, _, cuts = keep(spark, changefeed, captures, tmp_path, "upsert", ends[1:])
     rows = [row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()]
     assert len(rows) == len(upstream.accounts.state(upstream.end_ts)) == KEYS - GONE + NEW - AGAIN
     assert {(row["id"],): row for row in rows} == upstream.accounts.state(upstream.end_ts)
 
-    path = f"{tmp_path}/bank/accounts"
     history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
-    assert [row.operation for row in sorted(history, key=lambda row: row.version)] == ["WRITE", "MERGE"]
+    assert [row.operation for row in sorted(history, key=lambda row: row.version)] == [
+        "WRITE",
+        *(["SET TBLPROPERTIES", "MERGE"] if foreign else ["CUT"]),
+    ]
     before = spark.read.format("delta").option("versionAsOf", 0).load(path)
     assert before.count() == KEYS
     told = {cut.end_ts: item for cut in cuts for item in cut.tables if item.table == "bank.accounts"}

@@ -31,7 +31,7 @@ def run_job(captures, target, step, batch, way, *, max_rows=60):
 def killed(captures, target, *lives):
     """Lives that end by SIGKILL, then one that ends well; returns the lines of all."""
     lines = []
-    for step, batch, way in (*lives, ("never", 0, "mirror")):
+    for step, batch, way in (*lives, ("never", 0, "mask")):
         status, said = EX_TEMPFAIL, []
         while status == EX_TEMPFAIL:  # Spark gives a new Python worker ten seconds, which a busy machine may need
             status, more = run_job(captures, target, step, batch, way)
@@ -50,7 +50,7 @@ def cuts_of(spark, root):
 
 
 def test_delta_tables_equal_the_replay_after_kills_at_every_step(spark, captures, upstream, tmp_path):
-    lives = [("tables", 1, "mirror"), ("manifest", 2, "replace"), ("ack", 3, "merge")]
+    lives = [("tables", 1, "mask"), ("manifest", 2, "merge"), ("ack", 3, "mask")]
     killed(captures, f"delta://{tmp_path}", *lives)
 
     accounts = spark.read.format("delta").load(f"{tmp_path}/bank/accounts").collect()
@@ -70,7 +70,7 @@ def test_delta_tables_equal_the_replay_after_kills_at_every_step(spark, captures
 
 
 def test_a_parquet_changelog_holds_every_change_once_after_kills(spark, captures, upstream, tmp_path):
-    lines = killed(captures, f"parquet://{tmp_path}", ("commit", 1, "mirror"))
+    lines = killed(captures, f"parquet://{tmp_path}", ("commit", 1, "mask"))
     rows = spark.read.parquet(f"{tmp_path}/bank/kinds").drop("cut").collect()
     assert plain(rows) == plain(upstream.kinds.rows)
     applied = {line["end_ts"]: line for line in lines if "end_ts" in line}

@@ -49,6 +49,7 @@ class Maintenance:
         if name is not None and 0 < self._compact_every <= self._commits[name]:
             self._commits[name] = 0
             self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
+            self._tables.forget_listing(name)
             return health(self._tables, name)
         name = min(self._vacuumed, key=lambda found: self._vacuumed[found], default=None)
         if name is None or not self._compact_every or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,11 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, header, listing
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.target import table_path
 
-PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "50"}
+PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": str(CHECKPOINT_EVERY)}
 _FEW = {  # plans over a few thousand rows: compiling them costs more than interpreting them
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -32,6 +33,7 @@ class DeltaTables:
         self._root = root
         self._app_id = f"tidemark:{changefeed}"
         self._sessions: dict[str, SparkSession] = {}
+        self._listings: dict[str, Listing | None] = {}
         self._lock = threading.Lock()
 
     def path(self, name: str) -> str:
@@ -50,22 +52,30 @@ class DeltaTables:
             return self._sessions[name]
 
     def snapshot(self, name: str) -> Any:
-        """Delta's own snapshot object, after all commits of this driver."""
-        session = self._spark._jsparkSession  # noqa: SLF001 - see _log
-        return self._log.forTable(session, self.path(name)).unsafeVolatileSnapshot()
+        """Delta's own snapshot object, current."""
+        none = self._jvm.scala.Option.empty()
+        return self._log(name).update(False, none, none)  # noqa: FBT003 - Scala's signature: staleness is acceptable
 
     def forget(self) -> None:
         """Directories were moved or removed behind Delta's back."""
-        self._log.clearCache()
+        self._deltas.clearCache()
+        self._listings.clear()
 
     @property
-    def _log(self) -> Any:
-        jvm: Any = self._spark._jvm  # noqa: SLF001 - Delta has no Python call for a table's transactions
-        return jvm.org.apache.spark.sql.delta.DeltaLog
+    def _jvm(self) -> Any:
+        return self._spark._jvm  # noqa: SLF001 - Delta has no Python call for a table's transactions
+
+    @property
+    def _deltas(self) -> Any:
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog
+
+    def _log(self, name: str) -> Any:
+        return self._deltas.forTable(self._spark._jsparkSession, self.path(name))  # noqa: SLF001 - see _jvm
 
     def version(self, name: str) -> int:
         """The newest Delta version; -1 if there is no table."""
-        return int(self.snapshot(name).version())
+        known = self._listings.get(name)
+        return int(self.snapshot(name).version()) if known is None else known.version
 
     def schema(self, name: str) -> Any:
         """The pyarrow.Schema of the newest version."""
@@ -96,6 +106,38 @@ class DeltaTables:
         with self.fenced(changes):
             rows.write.format("delta").mode(mode).options(**options).save(self.path(name))
 
+    def listing(self, name: str) -> Listing | None:
+        """What the table's newest version shows; None if only Delta may write to the table.
+
+        On other file systems than the local one that is every table: pyarrow would need credentials of its own.
+        """
+        known = self._listings.get(name)
+        if (known is None or not known.fresh) and "://" not in self._root:
+            known = self._listings[name] = listing(self._spark, self.snapshot(name), self.path(name))
+        return known
+
+    def forget_listing(self, name: str) -> None:
+        """The table was changed by somebody else."""
+        self._listings.pop(name, None)
+
+    def commit(self, changes: Changes, known: Listing, actions: Sequence[Mapping[str, Any]]) -> bool:
+        """Put a version beside `known`, fenced by the cut's end; False if somebody else was faster.
+
+        Raises:
+            SourceError: ErrTargetBusy, that was this cut.
+        """
+        name, version = changes.table.name, known.version + 1
+        told = [*header(self._app_id, changes.end_ts, known.version), *actions]
+        if not commit(self._log(name), self._jvm, version, told):
+            self._listings.pop(name)
+            if (self.position(name) or 0) >= changes.end_ts:
+                raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
+            return False
+        self._listings[name] = known.after(actions)
+        if version % CHECKPOINT_EVERY == 0:
+            self._log(name).checkpoint(self.snapshot(name), self._jvm.scala.Option.empty())
+        return True
+
     @contextmanager
     def fenced(self, changes: Changes) -> Iterator[SparkSession]:
         """The table's session, in which commits are Delta's transaction of this cut."""
@@ -107,5 +149,6 @@ class DeltaTables:
         try:
             yield session
         finally:
+            self._listings.pop(changes.table.name, None)
             for name in settings:
                 session.conf.unset(name)

@@ -1,0 +1,80 @@
+"""Which data files may hold which keys, by what a table's metadata says of the columns in each file. Pure.
+
+A bound that is not known bounds nothing, so the answer may be "may" for a file without the key, and never "no" for one
+with it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bounds = Mapping[str, tuple[Any, Any]]
+"""The lowest and the highest value in a file, of each column of which that is known, both inclusive."""
+
+
+def may_meet(keys: Any, bounds: Bounds) -> bool:
+    """Whether one of `keys` (pyarrow.Table of the key's columns) may be in the file."""
+    return _near(_extent(keys), bounds) and bool(pc.any(_inside(keys, bounds), min_count=0).as_py())
+
+
+def possible(keys: Any, files: Iterable[Bounds], most: int) -> Any:
+    """For each key whether one of the files may hold it (BooleanArray); all may when more than `most` are near."""
+    extent = _extent(keys)
+    near = [bounds for bounds in files if _near(extent, bounds)]
+    if len(near) > most:
+        return _all(keys, value=True)
+    return reduce(pc.or_, (_inside(keys, bounds) for bounds in near), _all(keys, value=False))
+
+
+def extent(rows: Any, key: Sequence[str]) -> Bounds:
+    """The bounds of rows themselves, of the key's columns that have an order."""
+    return _extent(rows.select([name for name in key if _ordered(rows.schema.field(name).type)]))
+
+
+def coarser(files: Sequence[Bounds]) -> list[Bounds]:
+    """Half as many bounds, neighbours joined: they hold at least what the old ones held."""
+    if len({tuple(sorted(bounds)) for bounds in files}) != 1:
+        return [{}]  # one without bounds holds everything
+    by_low = sorted(files, key=lambda bounds: [bounds[name][0] for name in sorted(bounds)])
+    return [_joined(by_low[at : at + 2]) for at in range(0, len(by_low), 2)]
+
+
+def _joined(files: Sequence[Bounds]) -> Bounds:
+    return {
+        name: (min(bounds[name][0] for bounds in files), max(bounds[name][1] for bounds in files)) for name in files[0]
+    }
+
+
+def _ordered(found: Any) -> bool:
+    """The types whose values Python, Arrow and the formats order alike."""
+    return bool(pa.types.is_integer(found) or pa.types.is_decimal(found) or pa.types.is_string(found))
+
+
+def _extent(keys: Any) -> Bounds:
+    found = {
+        name: pc.min_max(keys[name]).as_py() for name in keys.column_names if _ordered(keys.schema.field(name).type)
+    }
+    return {name: (ends["min"], ends["max"]) for name, ends in found.items() if ends["min"] is not None}
+
+
+def _near(extent: Bounds, bounds: Bounds) -> bool:
+    shared = [(*extent[name], *bounds[name]) for name in bounds if name in extent]
+    return not any(low > high_there or low_there > high for low, high, low_there, high_there in shared)
+
+
+def _inside(keys: Any, bounds: Bounds) -> Any:
+    """For each key whether every column is within its bounds."""
+    checks = [_all(keys, value=True)]
+    for name, (low, high) in bounds.items():
+        if name in keys.column_names and _ordered(kind := keys.schema.field(name).type):
+            column = keys[name].combine_chunks()
+            checks.append(pc.greater_equal(column, pa.scalar(low, kind)))
+            checks.append(pc.less_equal(column, pa.scalar(high, kind)))
+    return reduce(pc.and_, checks)
+
+
+def _all(keys: Any, *, value: bool) -> Any:
+    return pa.repeat(pa.scalar(value), len(keys))

@@ -1,0 +1,97 @@
+"""Cuts written as files and deletion vectors equal a replay, read back by nothing but pyarrow."""
+
+import json
+import tempfile
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark_tidemark.lake.delta import masks
+from pyspark_tidemark.lake.delta.files import Layout, Vectors, without, written
+from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.fold import fold
+
+from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
+
+LAKE = pa.schema([SCHEMA.field(name) for name in COLUMNS])
+
+
+def layout_of(root):
+    """As after a renaming: files call the columns otherwise."""
+    return Layout(
+        str(root), LAKE, {name: f"col-{name}" for name in COLUMNS}, {name: n for n, name in enumerate(COLUMNS, 1)}
+    )
+
+
+def cut(listing, rows):
+    folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
+    actions = without(listing.layout, listing.files.values(), folded.known.select(KEY))
+    return listing.after(json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS)))))
+
+
+def shown(listing):
+    found = []
+    for file in listing.files.values():
+        rows = pq.read_table(f"{listing.layout.root}/{file.add['path']}").rename_columns(COLUMNS)
+        gone = Vectors(listing.layout.root).read(file.add.get("deletionVector"))
+        assert len(gone) < len(rows) == json.loads(file.add["stats"])["numRecords"]
+        assert json.loads(file.add["stats"])["tightBounds"] == (len(gone) == 0)
+        found += rows.take(np.setdiff1d(np.arange(len(rows)), gone)).to_pylist()
+    assert len({(row["a"], row["b"]) for row in found}) == len(found)
+    return {(row["a"], row["b"]): row for row in found}
+
+
+@settings(deadline=None, max_examples=60)
+@given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)))
+def test_any_history_in_any_cuts_and_then_rows_of_a_dump_equal_the_replay(history, ends, told):
+    rows = changes_of(history)
+    with tempfile.TemporaryDirectory() as root:
+        listing, start = Listing(0, layout_of(root), {}, 0.0), 0
+        for end in (*sorted(ends), 99):
+            listing = cut(listing, [row for row in rows if start < row["_commit_ts"] <= end])
+            start = end
+            held = replayed([row for row in rows if row["_commit_ts"] <= end])
+            assert shown(listing) == held
+        envelope = {"_op": "update", "_commit_ts": 100, "_start_ts": 99, "_seq": 0}
+        chunk = [{**envelope, "a": key, "b": f"k{key}", "v": -key} for key in told]
+        assert shown(cut(listing, chunk)) == replayed(chunk, held.values())
+
+
+def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
+    listing = Listing(0, layout_of(tmp_path), {}, 0.0)
+    for number in range(4):
+        envelope = {"_op": "update", "_commit_ts": number + 1, "_start_ts": number, "_seq": 0}
+        chunk = [{**envelope, "a": 7, "b": f"{key:04}", "v": key} for key in range(10 * number, 10 * number + 10)]
+        folded = fold(pa.Table.from_pylist(chunk, schema=SCHEMA), KEY)
+        for path in tmp_path.iterdir():
+            path.rename(path.with_suffix(".away"))  # to look into one would be an error
+        assert without(listing.layout, listing.files.values(), folded.known.select(KEY)) == []
+        for path in tmp_path.iterdir():
+            path.rename(path.with_suffix(".parquet"))
+        listing = cut(listing, chunk)
+    assert len(shown(listing)) == 40
+
+
+def test_a_file_without_rows_left_is_removed_and_long_texts_bound_nothing_from_above(tmp_path):
+    row = {"_op": "insert", "_commit_ts": 1, "_start_ts": 0, "_seq": 0, "a": 1, "b": "b" * 33, "v": 1}
+    listing = cut(Listing(0, layout_of(tmp_path), {}, 0.0), [row])
+    (file,) = listing.files.values()
+    assert dict(file.bounds) == {"a": (1, 1), "v": (1, 1), "_commit_ts": (1, 1)}
+    gone = cut(listing, [row | {"_op": "delete", "_commit_ts": 2}])
+    assert (gone.files, gone.version) == ({}, 2)
+
+
+def test_vectors_in_the_log_in_a_folder_and_by_their_path_are_read(tmp_path):
+    vector, number = masks.encoded(np.array([3, 70_000])), uuid.uuid4()
+    size = {"sizeInBytes": len(vector), "cardinality": 2}
+    (tmp_path / "ab").mkdir()
+    path = Path(tmp_path) / "ab" / f"deletion_vector_{number}.bin"
+    path.write_bytes(masks.VERSION + masks.framed(vector))
+    padded = vector + b"\0" * (-len(vector) % 4)
+    for kind, place in (("i", masks.z85(padded)), ("u", "ab" + masks.z85(number.bytes)), ("p", str(path))):
+        named = {"storageType": kind, "pathOrInlineDv": place, "offset": 1} | size
+        assert Vectors(str(tmp_path)).read(named).tolist() == [3, 70_000]
