@@ -1,13 +1,17 @@
-"""What all tests share: Hypothesis has no deadline per example, which a busy machine misses; `timeout` bounds tests."""
+"""What all tests share.
+
+Hypothesis has no deadline per example, and does not mind how long examples take to make: a busy machine misses both.
+`timeout` bounds tests.
+"""
 
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.mariadb import MariaDb, running_mariadb
 
-settings.register_profile("tidemark", deadline=None)
+settings.register_profile("tidemark", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidemark")
 
 

@@ -33,6 +33,7 @@ PARTS = (Span(8, b"a", b"b"), Span(9, b"c", b"d"))
 SPAN = Span(7, b"a", b"d")
 TABLE: Any = SimpleNamespace(span=SPAN, name="shop.t")
 ROWS = {part.start_key + b"%04d" % number: b"v" for part in PARTS for number in range(150)}
+WAIT_S = 50
 MANY = {b"a%06d" % number: b"v" for number in range(3 * SMALL_ROWS)}
 
 
@@ -113,12 +114,16 @@ class House:
         await self._meta.put(keys.status("shop"), status_json(ts))
 
     async def until(self, wanted: Callable[[TableProgress], bool]) -> TableProgress:
-        for _ in range(500):
-            found = await self.records.tables(self.job)
-            if found and wanted(found[0]):
-                return found[0]
-            await asyncio.sleep(0.02)
-        raise TimeoutError(found)
+        found: Sequence[TableProgress] = ()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    found = await self.records.tables(self.job)
+                    if found and wanted(found[0]):
+                        return found[0]
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise TimeoutError(found) from None
 
 
 @pytest.fixture
