@@ -9,10 +9,9 @@ It begins and ends with the puller of the log (`server.dump.puller`), and gives 
 """
 
 import asyncio
-import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -26,8 +25,9 @@ from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.mysql.copying import DumpCopying
 from server.dump.mysql.listener import DumpListener, fresh
 from server.dump.mysql.marks import Marks
-from server.dump.mysql.pace import Pace, Paid, Pick, picked
+from server.dump.mysql.pace import Pace, Paid, Pick, Refusals, Refused, picked
 from server.dump.mysql.reader import Server, Taken
+from server.dump.mysql.switches import SWITCHES
 from server.dump.mysql.threads import ServerThreads
 from server.dump.mysql.window import HIGH, LOW
 from server.dump.progress import TableDump, TableState
@@ -37,12 +37,9 @@ from server.puller.table import SourceTable
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 ROUNDS_MAX: Final = 2
-_SWITCH_S: Final = 0.0005
-"""How long a thread that reads chunks may keep that of the log waiting: in the whole process, from its first dump."""
 _LOOK_S: Final = 0.2
 _IDLE_S: Final = 0.3
 _PAUSE_S: Final = (0.2, 5.0)
-_ATTEMPTS: Final = 3
 _PLANS_MAX: Final = 64
 """Tables looked at between two rounds."""
 
@@ -58,6 +55,7 @@ class DumpEngine:
         self._listener = listener
         self._job: Job | None = None
         self._paces: dict[int, Pace] = {}
+        self._refusals = Refusals()
         self._keeper = ProgressKeeper(changefeed, records, listener)
         self._marks = Marks(listener, self._commit, self._wait)
         self._looked_at = 0.0
@@ -103,7 +101,9 @@ class DumpEngine:
         job = await self._taken_up(await self._wanted())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
-        await self._plan_waiting(job)
+        if await self._plan_waiting(job):
+            await self._round(job, ())  # tried again when the log is further: it has passed some of these
+            return True
         if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, _IDLE_S))  # then the job may be another one
             return True
@@ -111,11 +111,11 @@ class DumpEngine:
             picks = picked(job.foremost(self._listener.all_dumps()), self._marks.guard.parallel(job.parallel))
         if not picks:
             return False
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         if not await self._marks.looked():
             return False
         began = time.monotonic()
-        rows, size = await self._round(job, picks)
+        with SWITCHES.often():
+            rows, size = await self._round(job, picks)
         ended = time.monotonic()
         self._paid = Paid(began, rows, size, ended + self._marks.guard.rest_s(ended - began))
         return True
@@ -136,6 +136,7 @@ class DumpEngine:
                 return None  # they are of the job before: the log passes them soon
             durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
             self._paces.clear()
+            self._refusals.clear()
             self._keeper.begin(durable)
             self._listener.take_up({table_id: TableDump(each) for table_id, each in durable.items()})
         elif job.attempt != before.attempt:
@@ -151,26 +152,28 @@ class DumpEngine:
 
     def _retry_failed(self) -> None:
         self._listener.retry()
+        self._refusals.clear()
         with self._listener.looking():
             self._paces.clear()
             for dump in self._listener.all_dumps():
                 if dump.durable.state is TableState.FAILED:
                     dump.moved_to(TableState.DUMPING if dump.durable.chunks else TableState.WAITING)
 
-    async def _plan_waiting(self, job: Job) -> None:
-        """All tables soon, as only then it is known how much there is; those first that are read first."""
+    async def _plan_waiting(self, job: Job) -> bool:
+        """All tables soon, as only then it is known how much there is; returns whether one was refused."""
         with self._listener.looking():
             known = [each.durable for each in self._listener.all_dumps()]
         waiting = [each for each in known if each.state is TableState.WAITING]
         waiting.sort(key=lambda each: -job.priority_of(each.name))
-        for each in waiting[:_PLANS_MAX]:
-            await self._plan(job, each.table_id)
+        planned = [await self._plan(job, each.table_id) for each in waiting[:_PLANS_MAX]]
+        return not all(planned)
 
-    async def _plan(self, job: Job, table_id: int) -> None:
+    async def _plan(self, job: Job, table_id: int) -> bool:
+        """Returns False if that was refused."""
         known = self._listener.known(table_id)
         if known is None:
             self._fail(table_id, TableState.DROPPED, "")
-            return
+            return True
         table, version = known
         where = job.where.get(self._listener.name(table_id), "")
         server = await self._threads.connected()  # if that is refused, it is no fault of the table
@@ -179,13 +182,15 @@ class DumpEngine:
         except MySqlUnavailableError:
             raise
         except (InvalidError, CorruptError) as err:
-            self._fail(table_id, TableState.FAILED, str(err))
-            return
+            self._forgive([Refused(table_id, version, err)])
+            return False
+        self._refusals.over(table_id)
         self._begun(job, table, version, query)
         with self._listener.looking():
             dump = self._listener.dump(table_id)
             if dump is not None and dump.durable.state is TableState.WAITING:
                 dump.planned(ranges, rows)
+        return True
 
     def _begun(self, job: Job, table: SourceTable, version: int, query: ChunkQuery) -> Pace:
         """A table is read in this version from here on."""
@@ -206,6 +211,7 @@ class DumpEngine:
                 xa_prepared = await self._threads.call(server.xa_prepared)
                 found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
                 taken = [each for each in found if isinstance(each, Taken)]
+                self._forgive(each for each in found if isinstance(each, Refused))
                 self._listener.fill(high, [each.chunk for each in taken], xa_prepared)
                 for each in found:
                     if isinstance(each, MySqlUnavailableError):
@@ -221,8 +227,8 @@ class DumpEngine:
         metrics.BYTES.inc(size)
         return rows, size
 
-    async def _read(self, job: Job, server: Server, pick: Pick) -> Taken | TidemarkError | None:
-        """One chunk of a round; None or an error: there is none."""
+    async def _read(self, job: Job, server: Server, pick: Pick) -> Taken | Refused | MySqlUnavailableError | None:
+        """One chunk of a round; anything else: there is none."""
         known = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
         if known is None:
             return None
@@ -239,9 +245,8 @@ class DumpEngine:
         except MySqlUnavailableError as err:
             return err
         except (InvalidError, CorruptError) as err:
-            self._refused(pick.table_id, pace, err)
-            return err
-        pace.refusals = 0
+            return Refused(pick.table_id, version, err)
+        self._refusals.over(pick.table_id)
         pace.size.took(taken.chunk.read.rows, taken.bytes, taken.seconds)
         return taken
 
@@ -253,13 +258,10 @@ class DumpEngine:
         finally:
             server.done(reader)
 
-    def _refused(self, table_id: int, pace: Pace | None, err: TidemarkError) -> None:
+    def _forgive(self, refused: Iterable[Refused]) -> None:
         """A DDL that the log has not passed yet may be the reason: it is tried again when the log is further."""
-        if pace is not None and self._listener.known(table_id) is not None:
-            pace.refusals += 1
-            if pace.refusals < _ATTEMPTS:
-                return
-        self._fail(table_id, TableState.FAILED, str(err))
+        for each in self._refusals.last(refused):
+            self._fail(each.table_id, TableState.FAILED, str(each.error))
 
     def _fail(self, table_id: int, state: TableState, error: str) -> None:
         with self._listener.looking():

@@ -1,11 +1,15 @@
-"""What is read next of a table, and in what steps. Pure."""
+"""What is read next of a table, in what steps, and how often in vain. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from server.dump.job import Job
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.progress import Range, TableDump
+from storage.model.errors import TidemarkError
+
+ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,6 @@ class Pace:
     version: int
     query: ChunkQuery
     size: ChunkSize
-    refusals: int = 0
     epoch: int = -1
     """Of the last range that was read; -1: none was."""
 
@@ -50,6 +53,40 @@ class Pace:
         if 0 <= self.epoch < epoch:
             self.size.halve()
         self.epoch = max(self.epoch, epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A table in this version cannot be read."""
+
+    table_id: int
+    version: int
+    error: TidemarkError
+
+
+class Refusals:
+    """How often each table was refused in a row, as it is now."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, int]] = {}
+
+    def last(self, refused: Iterable[Refused]) -> list[Refused]:
+        """Count those of one round; gives tables for which it was the last attempt in this version."""
+        found = []
+        for each in {each.table_id: each for each in refused}.values():
+            version, count = self._found.get(each.table_id, (each.version, 0))
+            count = count + 1 if version == each.version else 1
+            self._found[each.table_id] = each.version, count
+            found += [each] if count >= ATTEMPTS else []
+        return found
+
+    def over(self, table_id: int) -> None:
+        """It was read."""
+        self._found.pop(table_id, None)
+
+    def clear(self) -> None:
+        """All are tried anew."""
+        self._found.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.job import Job
-from server.dump.mysql.pace import Paid
+from server.dump.mysql.pace import Paid, Refusals, Refused
+from storage.model.errors import CorruptError
 
 ROUNDS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**9), st.floats(0, 100)), max_size=20)
 
@@ -40,3 +41,16 @@ def test_a_round_takes_no_more_than_a_second_allows_or_the_least(rows: int, rows
     assert job.step(rows) <= rows
     assert not rows_per_s or job.step(rows) * parallel <= max(rows_per_s, 64 * parallel)
     assert rows_per_s or job.step(rows) == rows
+
+
+def test_a_table_is_refused_for_good_the_third_time_in_a_row_in_one_version():
+    refusals, error = Refusals(), CorruptError("why")
+    of = [Refused(7, 0, error), Refused(7, 0, error), Refused(8, 0, error)]  # two ranges of one table in one round
+    assert refusals.last(of) == refusals.last(of) == []
+    refusals.over(8)
+    assert refusals.last(of) == [of[1]]
+    assert refusals.last([Refused(7, 1, error)]) == [], "it is another table now"
+    assert refusals.last(of[2:]) == []
+    assert refusals.last(of[2:]) == [of[2]]
+    refusals.clear()
+    assert refusals.last(of) == []
