@@ -29,6 +29,8 @@ class TidbSource:
         self._context = context
         self._changefeed = changefeed
         self._held = HeldTables()
+        self._store = ClusterStore(context.pd, context.kv)
+        self._chunks = LocalChunks(self._held, self._store)
 
     async def now(self) -> int:
         """See `Source.now`."""
@@ -62,7 +64,7 @@ class TidbSource:
     @property
     def chunks(self) -> LocalChunks:
         """See `server.dump.cluster.chunks.Dumpable`."""
-        return LocalChunks(self._held, self._store)
+        return self._chunks
 
     def dump(self, chunks: Chunks) -> Dump | None:
         """See `Dumpable.dump`."""
@@ -81,10 +83,6 @@ class TidbSource:
         if part_spans(table.record):
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
         return TablePuller(table.span, start_ts, upstream, rows)
-
-    @property
-    def _store(self) -> ClusterStore:
-        return ClusterStore(self._context.pd, self._context.kv)
 
     @property
     def _schemas(self) -> Schemas:
