@@ -3,11 +3,14 @@
 Without `--rate` all rows are there at once and each cut takes N of them: `per_s` is what the target can take, p50 and
 p99 are the time of a cut. With `--rate R` rows commit at that pace and p50 and p99 are commit to visible. Each busy
 table has `--keys` rows before; the cut that brings these, and the first few after it (a cold JVM's), are not counted.
-CPU is that of the job with its JVM and Python workers. `steps_ms` are medians over the counted cuts.
+With `--load` there is nothing before: the cuts are a dump's, updates in the order of their keys, each key once.
+CPU is that of the job with its JVM and Python workers; `cpu_ms_early` and `cpu_ms_late` are medians over the first and
+the last third of the cuts, so that growth shows. `steps_ms` are medians over the counted cuts.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
@@ -75,7 +78,7 @@ class Run:
             self.cpu_s = -cpu_s(pid)
             self.began = found["at"]
             return
-        self.cuts.append(found)
+        self.cuts.append(found | {"cpu_s": cpu_s(pid)})
         self.rss_mb = max(self.rss_mb, rss_mb(pid))
         if found["end_ts"] >= feed.ts(self.last):
             self.cpu_s += cpu_s(pid)
@@ -101,11 +104,20 @@ class Run:
             "per_s": round(rows / seconds),
             "cpu_us_per_op": round(self.cpu_s / rows * 1e6, 1),
             "cpu_ms_per_cut": round(self.cpu_s / len(self.cuts) * 1e3),
+            **self._growth(),
             "peak_rss_mb": round(self.rss_mb),
             "p50_ms": round(1000 * times[len(times) // 2]),
             "p99_ms": round(1000 * times[min(len(times) - 1, len(times) * 99 // 100)]),
             "steps_ms": _medians([cut.get("ms", {}) for cut in self.cuts] + self.spark),
         }
+
+    def _growth(self) -> dict[str, int]:
+        """CPU ms of a cut among the first and among the last."""
+        ends = [cut["cpu_s"] for cut in self.cuts]
+        costs = [1000 * (after - before) for before, after in itertools.pairwise(ends)]
+        third = max(1, len(costs) // 3)
+        parts = {"cpu_ms_early": costs[:third], "cpu_ms_late": costs[-third:]}
+        return {name: round(statistics.median(part)) for name, part in parts.items() if part}
 
     def _latencies(self) -> list[float]:
         """Seconds from commit to visible, of each group of transactions that committed together."""
@@ -125,7 +137,10 @@ def _medians(lines: list[dict[str, Any]]) -> dict[str, int]:
 def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Run the job; returns its figures."""
     tables, busy = arguments.tables, arguments.busy or arguments.tables
-    feed = BenchFeed(arguments.keys, tables=tables, busy=busy, txn_rows=arguments.txn_rows)
+    keys = arguments.keys
+    if arguments.load:
+        keys = (arguments.warm_up + arguments.batches) * arguments.batch_rows // busy
+    feed = BenchFeed(keys, tables=tables, busy=busy, txn_rows=arguments.txn_rows, dumped=arguments.load)
     with target_uri(arguments.target, directory) as uri, feed:
         run = Run(feed, arguments)
         feed.resolve(feed.loaded if arguments.rate else run.last)
@@ -162,6 +177,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=3, help="batches, with --rate seconds, that are not counted")
     parser.add_argument("--keys", type=int, default=100_000, help="rows of a busy table")
+    parser.add_argument(
+        "--load", action="store_true", help="an initial load instead, of as many keys as there are rows"
+    )
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="tables that have rows (default: all)")
     parser.add_argument("--txn-rows", type=int, default=100, help="rows of a transaction, all of one table")
@@ -171,7 +189,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:
         found = measured(arguments, Path(directory))
-    shown = {name: getattr(arguments, name) for name in ("target", "mode", "batch_rows", "keys", "tables", "busy")}
+    shown = {
+        name: getattr(arguments, name) for name in ("target", "mode", "batch_rows", "keys", "load", "tables", "busy")
+    }
     print(json.dumps({"name": "lake", **shown, "rate": arguments.rate, **found}))
 
 

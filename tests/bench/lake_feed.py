@@ -2,7 +2,8 @@
 
 Transaction t (from 1) has `txn_rows` rows of one table and commits at `base_ts + t` milliseconds; the busy tables take
 turns, the others never have rows. A table's first rows insert its keys, later ones update keys in an order that visits
-all of them. A row is about 200 bytes in 8 columns.
+all of them; of a dumped table the first rows are updates, too, in as many cuts as readers like. A row is about 200
+bytes in 8 columns.
 """
 
 import base64
@@ -31,15 +32,16 @@ _SCHEMA_TEXT = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
 class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
     """`keys` rows of each busy table are inserted, then updated; `resolve` lets readers see more transactions."""
 
-    def __init__(self, keys: int, *, tables: int = 1, busy: int = 1, txn_rows: int = 100) -> None:
+    def __init__(self, keys: int, *, tables: int = 1, busy: int = 1, txn_rows: int = 100, dumped: bool = False) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self.base_ms = int(time.time() * 1000)
         self.committed: dict[int, float] = {}
         """When readers could first see so many transactions, by a bench that paces them."""
         self.txn_rows = txn_rows
         self.names = [f"bench.t{number:03}" for number in range(tables)]
-        self.loaded = -(-keys // txn_rows) * busy
-        """Transactions after which all keys are there; they are one cut."""
+        self.loaded = 0 if dumped else -(-keys // txn_rows) * busy
+        """Transactions after which all keys are there; they are one cut. None of a dump's."""
+        self._first_op = "update" if dumped else "insert"
         self._keys = keys
         self._busy = busy
         self._transactions = 0
@@ -117,7 +119,7 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
         ids = np.where(number < self._keys, number, number * _STRIDE % self._keys)
         text = pa.array([_TEXT] * len(number))
         columns = [
-            pa.array(np.where(number < self._keys, "insert", "update")),
+            pa.array(np.where(number < self._keys, self._first_op, "update")),
             *(pa.array((self.base_ms + transaction) << 18), pa.array(((self.base_ms + transaction) << 18) - 1)),
             *(pa.array(number % self.txn_rows), pa.array(ids), pa.array(number), pa.array(number * 0.5)),
             *(
