@@ -64,7 +64,8 @@ class Capture:
     """A sorter and a sink manager with tables, as a capture has them."""
 
     def __init__(self, directory: Path, *, quota: int = 1 << 20, split_txn: bool = True) -> None:
-        self.sorter = Sorter(directory, memory_bytes=4000, block_bytes=500, segment_bytes=4000, clean_interval_s=0)
+        sizes = {"memory_bytes": 4000, "block_bytes": 500, "segment_bytes": 4000}
+        self.sorter = Sorter(directory, **sizes, shards=1, clean_interval_s=0)
         self.manager = SinkManager(self.sorter, memory_quota_bytes=quota, workers=2, split_txn=split_txn)
         for span in SPANS:
             self.sorter.add_table(span, 0)
@@ -298,7 +299,7 @@ def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, 
     expected: dict[Span, list[Row]] = {span: [] for span in SPANS}
     got: dict[Span, list[tuple]] = {span: [] for span in SPANS}
     manager.start()
-    for base in range(0, 400, 20):
+    for base in range(0, 240, 20):
         for span in SPANS:
             keys = rng.sample(range(200), rng.randrange(1, 60))
             rows = [(base + 5 + rng.randrange(16) // 7 * 7, rng.randrange(4), b"%03d" % key) for key in keys]
@@ -314,11 +315,11 @@ def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, 
                 got[span] += once
             checkpoint_ts = manager.ack(end_ts)
     for span in SPANS:
-        got[span] += read(manager, span, checkpoint_ts, 400)
+        got[span] += read(manager, span, checkpoint_ts, 240)
         assert [(row[0], row[1], row[3]) for row in got[span]] == sorted(expected[span])
         transactions = [row[:2] for row in got[span]]
         assert [row[2] for row in got[span]] == [transactions[:n].count(row) for n, row in enumerate(transactions)]
-    manager.ack(400)
+    manager.ack(240)
     manager.stop()
     assert manager.stats().used_bytes == 0
     capture.close()
