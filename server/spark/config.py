@@ -14,7 +14,9 @@ class SparkConfig:
     endpoint: str = setting("", "Flight addresses of captures, grpc://host:port, separated by commas")
     changefeed: str = setting("", "the changefeed's id")
     target: str = setting(
-        "", "delta:///dir, iceberg:///dir, parquet:///dir, postgresql://user@host:port/db or mysql://user@host:port/db"
+        "",
+        "delta:///dir, iceberg:///dir or parquet:///dir; delta+hdfs://name-node:port/dir, parquet+s3a://bucket/dir, …; "
+        "postgresql://user@host:port/db or mysql://user@host:port/db",
     )
     mode: str = setting("", "upsert, append or scd2; empty: upsert, of parquet append")
     schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")

@@ -94,7 +94,7 @@ class Keeper:
         wanted = {
             found.id: found.sink_uri
             for found in known.changefeeds
-            if found.state in _RUNNING and urlsplit(found.sink_uri).scheme in LAKES
+            if found.state in _RUNNING and urlsplit(found.sink_uri).scheme.partition("+")[0] in LAKES
         }
         for changefeed in self._jobs.keys() - wanted.keys():
             await self._jobs.pop(changefeed).drain()

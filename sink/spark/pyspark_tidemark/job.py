@@ -5,6 +5,7 @@ Exit codes: 0 ended by SIGTERM or at --until-ts, 1 an error that starting again 
 Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut.
 """
 
+import functools
 import json
 import os
 import signal
@@ -93,7 +94,7 @@ class Job:
             .options(**options)
             .load()
             .writeStream.queryName("tidemark")
-            .option("checkpointLocation", str(checkpoint))
+            .option("checkpointLocation", checkpoint.absolute().as_uri())
             .trigger(processingTime=arguments.trigger)
             .foreachBatch(lambda cuts, batch: self._apply(cuts, batch, logged_range(checkpoint, batch, start_ts)))
             .start()
@@ -169,18 +170,21 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(arguments: Arguments, out: IO[str]) -> int:
     changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
-    with opened_manifest(arguments) as manifest:
-        _check_mode(arguments, manifest)
-        start_ts = _start_ts(changefeed, manifest)
-        if arguments.until_ts is not None and start_ts >= arguments.until_ts:
-            return EXIT_OK
-        spark = open_session(
+    session = functools.cache(
+        lambda: open_session(
             master=arguments.master,
             driver_memory=arguments.driver_memory,
             directory=arguments.checkpoint_dir,
             lake=arguments.target.format,
             extra=arguments.conf,
         )
+    )
+    with opened_manifest(arguments, session) as manifest:
+        _check_mode(arguments, manifest)
+        start_ts = _start_ts(changefeed, manifest)
+        if arguments.until_ts is not None and start_ts >= arguments.until_ts:
+            return EXIT_OK
+        spark = session()
         target = open_target(arguments, spark)
         applier = CutApplier(
             changefeed,

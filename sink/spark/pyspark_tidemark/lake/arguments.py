@@ -73,8 +73,11 @@ class Arguments:
 
 
 def _default_checkpoint(target: TargetUri, changefeed: str) -> Path:
-    if target.is_database:
-        raise SourceError("ErrTargetInvalid", "a database target needs --checkpoint-dir, for Spark's own files")
+    if target.is_database or target.is_remote:
+        raise SourceError(
+            "ErrTargetInvalid",
+            "such a target needs --checkpoint-dir, a directory of this machine for Spark's own files",
+        )
     return Path(target.path) / "_tidemark_checkpoint" / hashlib.sha256(changefeed.encode()).hexdigest()[:12]
 
 
@@ -93,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--mode", default="", help="upsert, append or scd2 (default: upsert; of parquet: append)")
     add("--schema-evolution", default=EVOLUTIONS[0], choices=EVOLUTIONS, help="at a DDL (default: %(default)s)")
     add("--on-drop", default=KEEP, choices=(KEEP, DROP), help="what happens to a dropped table (default: %(default)s)")
-    add("--checkpoint-dir", type=Path, help="Spark's checkpoint and scratch files (default: under the target)")
+    add(
+        "--checkpoint-dir",
+        type=Path,
+        help="Spark's checkpoint and scratch files (default: under the target; a directory of this machine)",
+    )
     add("--master", default="local[2]", help="Spark master (default: %(default)s)")
     add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
     add("--trigger", default="500 milliseconds", help="shortest time between cuts (default: %(default)s)")

@@ -4,12 +4,25 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.target import RENAMING
+
 
 def move(spark: SparkSession, old: str, new: str) -> None:
-    """Rename a directory; nothing if it is done already. Atomic where the file system's rename is."""
+    """Rename a directory; nothing if it is done already.
+
+    Raises:
+        SourceError: ErrRenameUnsupported, the file system cannot do so in one step.
+    """
     source, target = _path(spark, old), _path(spark, new)
     system = _system(spark, source)
     if system.exists(source) and not system.exists(target):
+        scheme, colon, _ = old.partition("://")
+        if colon and scheme not in RENAMING:
+            raise SourceError(
+                "ErrRenameUnsupported",
+                f"{scheme} cannot rename the directory {old} in one step; start a new changefeed and target",
+            )
         system.mkdirs(target.getParent())
         system.rename(source, target)
 

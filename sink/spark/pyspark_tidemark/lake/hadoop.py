@@ -6,20 +6,21 @@ synced under a name of its own, then renamed by the name node, which refuses to 
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake import target
 
-RENAMING = {"hdfs", "viewfs"}
-"""Schemes whose rename is one step that fails if there is a file of the new name."""
 CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What file systems say who can create an object if there is none; S3A can from Hadoop 3.4.2 on."""
 _EXISTS = ("FileAlreadyExistsException", "RemoteFileChangedException")
+_NO_CLASS = ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError")
 _GONE = "java.io.FileNotFoundException"
 
 
@@ -42,7 +43,7 @@ class HadoopFiles:
             self._system = self._directory.getFileSystem(self._conf)
             self._conditional = bool(self._system.hasPathCapability(self._directory, CONDITIONAL))
             scheme = self._directory.toUri().getScheme()
-        if not self._conditional and scheme not in RENAMING:
+        if not self._conditional and scheme not in target.RENAMING:
             raise SourceError(
                 "ErrTargetUnusable",
                 f"this {scheme} file system cannot create a file only if there is none, so two jobs could write one "
@@ -81,12 +82,26 @@ class HadoopFiles:
 
     def create_bytes(self, name: str, content: bytes) -> bool:
         """As `create`."""
+        return self._create(name, lambda stream: stream.write(content))
+
+    def upload(self, name: str, local: Path) -> bool:
+        """As `create`, with what a file of this machine holds."""
+        source = self._jvm.java.io.File(str(local.absolute())).toPath()
+        return self._create(name, lambda stream: self._jvm.java.nio.file.Files.copy(source, stream))
+
+    def download(self, name: str, local: Path) -> None:
+        """Copy a file to one of this machine."""
+        with explained(self.uri):
+            target = self._jvm.org.apache.hadoop.fs.Path(local.absolute().as_uri())
+            self._system.copyToLocalFile(False, self._path(name), target, True)  # noqa: FBT003 - Java's signature
+
+    def _create(self, name: str, write: Callable[[Any], object]) -> bool:
         with explained(self.uri):
             if not self._conditional:
-                return self._renamed(name, content)
+                return self._renamed(name, write)
             try:
                 stream = self._system.createFile(self._path(name)).must(CONDITIONAL, True).build()  # noqa: FBT003 - Java's signature
-                stream.write(content)
+                write(stream)
                 stream.close()
             except Py4JJavaError as err:
                 if not _class(err).endswith(_EXISTS):
@@ -110,10 +125,10 @@ class HadoopFiles:
             finally:
                 bulk.close()
 
-    def _renamed(self, name: str, content: bytes) -> bool:
+    def _renamed(self, name: str, write: Callable[[Any], object]) -> bool:
         staged = self._path(f".staged-{uuid.uuid4()}")
         stream = self._system.create(staged, False)  # noqa: FBT003 - Java's signature: overwrite
-        stream.write(content)
+        write(stream)
         stream.hsync()
         stream.close()
         context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(staged.toUri(), self._conf)
@@ -145,7 +160,7 @@ def explained(uri: str) -> Iterator[None]:
     except Py4JJavaError as err:
         said = str(err.java_exception.getMessage()).partition("\n")[0]
         kind = _class(err).rpartition(".")[2]
-        if kind in ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"):
+        if any(name in f"{kind} {said}" for name in _NO_CLASS):
             hint = "its jars are missing: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:… for s3a"
             raise SourceError("ErrTargetUnusable", f"Spark cannot reach {uri} ({said}); {hint}") from None
         if kind in ("AccessControlException", "AccessDeniedException"):

@@ -9,7 +9,6 @@ their newest cut and cannot be read like this.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -17,8 +16,9 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, versions_at
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
-from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
+from pyspark_tidemark.lake.manifest import cuts_in
 from pyspark_tidemark.lake.target import TargetUri, table_path
+from pyspark_tidemark.lake.targets import cut_files
 
 
 def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[str, DataFrame]:
@@ -30,7 +30,7 @@ def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[s
         SourceError: ErrCutNotFound, the lake begins later; ErrCutExpired, a table's version is gone.
     """
     uri = _directory(target)
-    cuts = _cuts(uri)
+    cuts = cuts_in(cut_files(uri, lambda: spark))
     tables = {name: table_frame(spark, uri, cuts, name, version) for name, version in _versions(cuts, ts).items()}
     for name, frame in tables.items():
         frame.createOrReplaceTempView(name.replace(".", "_", 1))
@@ -40,10 +40,12 @@ def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[s
 def version_at(target: str, table: str, ts: int | None = None) -> int:
     """The Delta version, Iceberg snapshot or Parquet cut that shows `table` at the newest cut with end_ts <= `ts`.
 
+    A lake behind Hadoop's file systems is read by the active Spark session.
+
     Raises:
         SourceError: ErrCutNotFound, ErrTableNotFound.
     """
-    versions = _versions(_cuts(_directory(target)), ts)
+    versions = _versions(cuts_in(cut_files(_directory(target), SparkSession.active)), ts)
     if table not in versions:
         raise SourceError("ErrTableNotFound", f"at that cut the lake has: {', '.join(sorted(versions)) or 'no table'}")
     return versions[table]
@@ -54,10 +56,6 @@ def _directory(target: str) -> TargetUri:
     if uri.is_database:
         raise SourceError("ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are")
     return uri
-
-
-def _cuts(uri: TargetUri) -> list[CutRecord]:
-    return read_cuts(Path(uri.path) / DIRECTORY)
 
 
 def _versions(cuts: list[CutRecord], ts: int | None) -> dict[str, int]:

@@ -20,7 +20,14 @@ MODES_OF = {
 }
 """What each format can do, its default first."""
 DATABASES = ("postgresql", "mysql")
-TARGETS = "delta:///path, iceberg:///path, parquet:///path, postgresql://user@host:port/db or mysql://user@host:port/db"
+SYSTEMS = ("hdfs", "viewfs", "s3a")
+"""Hadoop's file systems that can hold a lake, by scheme: see `lake.hadoop`."""
+RENAMING = ("hdfs", "viewfs")
+"""Those whose rename is one step that fails if there is a file of the new name."""
+TARGETS = (
+    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet and a SCHEME of "
+    f"{', '.join(SYSTEMS)}; postgresql://user@host:port/db or mysql://user@host:port/db"
+)
 _DATABASE_OPTIONS = ("password-file", "ca-path")
 
 
@@ -100,10 +107,11 @@ class Target(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TargetUri:
-    """`FORMAT:///directory`, or a database with the file that holds its password."""
+    """`FORMAT:///directory`, `FORMAT+SCHEME://authority/path`, or a database with the file that holds its password."""
 
     format: str
     path: str
+    """A directory of this machine; with a scheme, one that Hadoop reaches; a database's name."""
     host: str = ""
     port: int = 0
     user: str = ""
@@ -119,9 +127,36 @@ class TargetUri:
         parts = urlsplit(text)
         if parts.scheme in DATABASES:
             return cls._database(parts)
+        if "+" in parts.scheme:
+            return cls._remote(parts)
         if parts.scheme not in MODES_OF or parts.netloc or not parts.path.startswith("/") or parts.query:
             raise SourceError("ErrTargetInvalid", f"--target is {TARGETS}, not {text!r}")
         return cls(parts.scheme, parts.path.rstrip("/") or "/")
+
+    @classmethod
+    def _remote(cls, parts: SplitResult) -> "TargetUri":
+        found, _, system = parts.scheme.partition("+")
+        if parts.username is not None or parts.query:
+            raise SourceError(
+                "ErrTargetInvalid",
+                "credentials and settings of a file system are Hadoop's: --conf spark.hadoop.fs.…, or its own files",
+            )
+        if found not in MODES_OF or found in DATABASES or system not in SYSTEMS or not parts.path.startswith("/"):
+            hints = {
+                "file": f"; a directory of this machine is {found}:///path",
+                "s3": "; S3 is s3a",
+                "s3n": "; S3 is s3a",
+            }
+            raise SourceError("ErrTargetInvalid", f"--target is {TARGETS}{hints.get(system, '')}")
+        if system == "s3a" and not parts.netloc:
+            raise SourceError("ErrTargetInvalid", f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
+        if found == "iceberg" and system not in RENAMING:
+            raise SourceError(
+                "ErrTargetInvalid",
+                f"Iceberg commits to directories by renaming, which {system} cannot do in one step, so two jobs could "
+                f"destroy a table: take delta+{system}:// or parquet+{system}://",
+            )
+        return cls(found, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
 
     @classmethod
     def _database(cls, parts: SplitResult) -> "TargetUri":
@@ -144,6 +179,11 @@ class TargetUri:
     def is_database(self) -> bool:
         """Whether it is not a directory."""
         return self.format in DATABASES
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a directory that Hadoop reaches."""
+        return "://" in self.path
 
     def option(self, name: str) -> str:
         """The option's value; empty if it is not given."""

@@ -1,31 +1,55 @@
 """The target and the manifest that a URI and the job's arguments ask for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changelog import ChangelogTarget
+from pyspark_tidemark.lake.claims import DIRECTORY as CLAIMS
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.files import Files, LocalFiles
+from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.jdbc.database import Database
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
-from pyspark_tidemark.lake.manifest import FileManifest, Manifest
+from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest
+from pyspark_tidemark.lake.remote_changelog import RemoteChangelog
 from pyspark_tidemark.lake.target import Target, TargetUri
 
 
 @contextmanager
-def opened_manifest(arguments: Arguments) -> Iterator[Manifest]:
-    """The cuts of the target, and the right to write to it, for the block."""
+def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> Iterator[Manifest]:
+    """The cuts of the target, and the right to write to it, for the block; `spark` is asked where that needs Hadoop."""
     if arguments.target.is_database:
         with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
             yield rows
         return
-    with FileManifest.opened(arguments.target.path, arguments.changefeed) as manifest:
+    with opened_files(arguments.target, arguments.changefeed, spark) as manifest:
         yield manifest
+
+
+@contextmanager
+def opened_files(target: TargetUri, changefeed: str, spark: Callable[[], SparkSession]) -> Iterator[FileManifest]:
+    """The manifest of a lake in files, and the right to write it, for the block."""
+    if target.is_remote:
+        cuts = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
+        claims = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}/{CLAIMS}")
+        yield FileManifest.taken(cuts, claims, changefeed, target.path)
+        return
+    with FileManifest.opened(target.path, changefeed) as manifest:
+        yield manifest
+
+
+def cut_files(target: TargetUri, spark: Callable[[], SparkSession]) -> Files:
+    """The manifest's files, for readers."""
+    if target.is_remote:
+        return HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
+    return LocalFiles(Path(target.path) / DIRECTORY)
 
 
 def open_target(arguments: Arguments, spark: SparkSession) -> Target:
@@ -37,6 +61,8 @@ def open_target(arguments: Arguments, spark: SparkSession) -> Target:
         return IcebergTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
     if arguments.target.is_database:
         return JdbcTarget(database(arguments.target), changefeed, mode=mode)
+    if arguments.target.is_remote:
+        return RemoteChangelog(spark, root, arguments.checkpoint_dir)
     return ChangelogTarget(spark, root)
 
 

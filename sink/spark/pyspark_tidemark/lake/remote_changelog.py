@@ -1,0 +1,104 @@
+"""A Parquet changelog behind Hadoop's file systems: one file a table and cut, `…/cut=<end_ts>/part-00000.parquet`.
+
+Invariant: the file is created exclusively and whole, so a cut is complete when its file is there, and it is there once,
+whichever driver wrote it. No directory is renamed, which an object store cannot do in one step. The driver writes it:
+into memory, or through a file of its own where the cut is large.
+"""
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.changelog import CUT
+from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.directory import move, remove
+from pyspark_tidemark.lake.hadoop import HadoopFiles
+from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
+
+_PART = "part-00000.parquet"
+
+
+class RemoteChangelog:
+    """The changelogs under one directory; each cut has the schema that the table had then."""
+
+    def __init__(self, spark: SparkSession, root: str, scratch: Path) -> None:
+        """Large cuts pass through files under `scratch`."""
+        self._spark = spark
+        self._root = root
+        self._scratch = scratch
+
+    def position(self, table: TableMeta) -> int | None:
+        """The end_ts of the newest cut whose file is there."""
+        found = sorted(
+            (int(name.removeprefix(CUT)) for name in self._files(table).names() if name.startswith(CUT)), reverse=True
+        )
+        return next((end_ts for end_ts in found if _PART in self._files(table, end_ts).names()), None)
+
+    def version(self, table: TableMeta) -> int:
+        """The newest cut."""
+        return self.position(table) or 0
+
+    def schema(self, table: TableMeta) -> Any:
+        """That of the newest cut."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            local = Path(directory) / _PART
+            self._files(table, self.version(table)).download(_PART, local)
+            return pq.read_schema(local).remove_metadata()
+
+    def storable(self, schema: Any) -> Any:
+        """The format keeps all types of the captures."""
+        return schema
+
+    def create(self, changes: Changes) -> Applied:
+        """Write the cut's file, also without a single row: the table can then be read."""
+        files = self._files(changes.table, changes.end_ts)
+        if changes.here:
+            content = io.BytesIO()
+            pq.write_table(changes.arrow, content)
+            files.create_bytes(_PART, content.getvalue())
+        else:
+            self._upload(changes, files)
+        counted = changes.counted(self._spark)
+        return Applied(counted.rows, changes.end_ts, counted.checksum)
+
+    def apply(self, changes: Changes) -> Applied:
+        """Write the cut's file."""
+        return self.create(changes)
+
+    def alter(self, table: TableMeta, change: SchemaChange) -> None:
+        """Nothing: the next cut is written with the new schema."""
+
+    def truncate(self, table: TableMeta, ts: int) -> None:
+        """Nothing: a changelog keeps what was."""
+
+    def drop(self, table: TableMeta) -> None:
+        """Remove the table's directory."""
+        remove(self._spark, table_path(self._root, table.name))
+
+    def rename(self, old: TableMeta, new: TableMeta) -> None:
+        """Rename the table's directory, where that is one step; raises as `move`."""
+        move(self._spark, table_path(self._root, old.name), table_path(self._root, new.name))
+
+    def maintain(self, kept: Kept) -> Health | None:
+        """Nothing: a changelog is kept as it is."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+    def _files(self, table: TableMeta, end_ts: int | None = None) -> HadoopFiles:
+        path = table_path(self._root, table.name)
+        return HadoopFiles(self._spark, path if end_ts is None else f"{path}/{CUT}{end_ts}")
+
+    def _upload(self, changes: Changes, files: HadoopFiles) -> None:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            local = Path(directory) / _PART
+            with pq.ParquetWriter(local, changes.table.schema) as writer:
+                for batch in changes.batches():
+                    writer.write_batch(batch)
+            files.upload(_PART, local)
