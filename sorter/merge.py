@@ -16,10 +16,10 @@ from typing import Final
 import pyarrow as pa
 
 from sorter import order
-from sorter.order import SortKey
+from sorter.order import Sorted, SortKey
 
 _FEW_RUNS: Final = 4
-_PART_BYTES: Final = 64 << 10
+_PART_BYTES: Final = 32 << 10
 _WHOLE: Final = 1 << 62
 
 
@@ -41,6 +41,7 @@ class _Opened:
 
     def __init__(self, run: Run) -> None:
         self.number = run.number
+        self.end = None
         self._blocks = iter(run.blocks)
         self._waiting = next(self._blocks, None)
         self._block_rows = 0
@@ -69,13 +70,16 @@ class _Opened:
             self.rows = self._next_block()
         if self.rows.num_rows:
             self.first = order.row_key(self.rows, 0)
-        self.end = order.row_key(self.rows, self.rows.num_rows - 1) if self._waiting is not None else None
 
     def _next_block(self) -> pa.RecordBatch:
         assert self._waiting is not None, "a run has one block at least"
         block = self._waiting()
         self._waiting = next(self._blocks, None)
         self._block_rows = block.num_rows
+        if self._waiting is None:
+            self.end = None
+        elif block.num_rows:
+            self.end = order.row_key(block, block.num_rows - 1)
         return block
 
 
@@ -94,6 +98,7 @@ def merge(
     if len(runs) == 1 and unique:
         yield from _alone(runs[0], window_bytes, seen)
         return
+    piece_bytes = max(window_bytes // 2, 1) if unique else _WHOLE  # copies of a row stay in one batch
     waiting = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_Opened] = []
     while waiting or opened:
@@ -101,9 +106,13 @@ def merge(
             opened.append(_Opened(waiting.popleft()))
         else:
             parts = _complete(opened, waiting, window_bytes)
-            for part in parts:
-                seen(part)
-            yield from _windows(parts, window_bytes, unique=unique)
+            many = len(parts) > _FEW_RUNS
+            for window in _windows(parts, window_bytes, unique=unique):
+                seen(window.rows)
+                yield from window.pieces(piece_bytes)
+            if many:
+                del parts, window
+                pa.default_memory_pool().release_unused()  # else it keeps as much again as is in use
         opened = [run for run in opened if run.rows.num_rows]
 
 
@@ -137,9 +146,8 @@ def _limit(opened: list[_Opened], waiting: deque[Run]) -> SortKey | None:
     return min(ends, default=None)
 
 
-def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) -> Iterator[pa.RecordBatch]:
+def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) -> Iterator[Sorted]:
     """Sort the parts together, a window at a time; of very many parts each brings some rows to a window."""
-    piece_bytes = max(window_bytes // 2, 1) if unique else _WHOLE  # copies of a row stay in one batch
     window_bytes = max(window_bytes, len(parts) * _PART_BYTES)
     while len(parts) > 1:
         rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
@@ -147,9 +155,9 @@ def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) ->
         if size <= window_bytes:
             break
         heads, parts = _cut(parts, max(share, 1))
-        yield from order.arrange(heads, unique=unique).pieces(piece_bytes)
+        yield order.arrange(heads, unique=unique)
     if parts:
-        yield from order.arrange(parts, unique=unique).pieces(piece_bytes)
+        yield order.arrange(parts, unique=unique)
 
 
 def _cut(parts: list[pa.RecordBatch], share: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:

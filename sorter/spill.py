@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
+import pyarrow as pa
+
 from sorter.merging import merge_runs
 from sorter.stats import Counters
 from sorter.store import BlockStore
@@ -77,6 +79,7 @@ class Spiller:
     def _spill(self, table: Table, enough: int) -> None:
         """Write a table's rows, run by run; it can be used in between."""
         while table.spill(self._run_bytes):
+            pa.default_memory_pool().release_unused()  # what sorting took; else it stays ours beside the next rows
             merge_runs(table)
             if self._counters.memory_bytes <= enough:
                 return
