@@ -34,7 +34,7 @@ from storage.meta.client import open_meta
 from storage.model.errors import InvalidError
 from storage.pump.append import Append, open_append
 from storage.pump.recovery import Recovery
-from storage.vfs import RealFS
+from storage.vfs.fs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
 _STREAMS = stream_pb2.DESCRIPTOR.services_by_name["PumpService"]

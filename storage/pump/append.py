@@ -27,7 +27,7 @@ from storage.pump.readers import Readers
 from storage.pump.recovery import Recovery, recover
 from storage.pump.threads import Threads
 from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
-from storage.vfs import FS
+from storage.vfs.fs import FS
 
 THROTTLE = Throttle()
 

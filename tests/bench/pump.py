@@ -24,7 +24,7 @@ from tipb import binlog_pb2, pump_pb2
 
 from storage.pump.append import Append, open_append
 from storage.pump.binlog import parse
-from storage.vfs import RealFS
+from storage.vfs.fs import RealFS
 from tests.bench.http2 import Load
 from tests.bench.target import Target
 from tests.integration.store.daemons import start

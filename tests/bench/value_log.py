@@ -15,7 +15,7 @@ from pathlib import Path
 from storage.pump.append import Append, open_append
 from storage.pump.binlog import parse
 from storage.value_log import ValueLog
-from storage.vfs import RealFS
+from storage.vfs.fs import RealFS
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from storage.pump.append import Append, open_append
 from storage.pump.binlog import fake
-from storage.vfs import RealFS
+from storage.vfs.fs import RealFS
 
 CLUSTER_ID = 7710419005281151504
 TIDB = Path(__file__).parents[2] / "golden" / "tidb" / "binlogs.jsonl.gz"

@@ -10,7 +10,7 @@ from tipb import binlog_pb2
 from storage.kv import KV, MemoryKV
 from storage.pump.append import Append, open_append
 from storage.pump.binlog import Binlog, fake, parse
-from storage.vfs import FS
+from storage.vfs.fs import FS
 
 DIRECTORY = Path("/pump")
 Row = tuple[int, int, bytes]

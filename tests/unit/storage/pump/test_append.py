@@ -17,7 +17,8 @@ from storage.pump.committer import PumpClosedError
 from storage.pump.pull import BinlogPurgedError
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
-from storage.vfs import HookedFS, MemFS
+from storage.vfs.hooked import HookedFS
+from storage.vfs.memory import MemFS
 from tests.unit.storage.pump.storages import (
     DIRECTORY,
     commit,

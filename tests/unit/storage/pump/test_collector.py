@@ -11,7 +11,7 @@ from storage.leveldb import LevelDB
 from storage.pump.append import Append
 from storage.pump.collector import Collected, Throttle
 from storage.pump.pull import BinlogPurgedError, Chunk
-from storage.vfs import MemFS
+from storage.vfs.memory import MemFS
 from tests.unit.storage.pump.storages import DIRECTORY, commit, heartbeat, opened, prewrite, wait_max_commit_ts
 
 

@@ -11,7 +11,8 @@ from storage.pump.binlog import Binlog, fake, parse
 from storage.pump.committer import Committer, PumpBusyError, PumpClosedError
 from storage.pump.feed import Feed
 from storage.value_log import ValueLog
-from storage.vfs import HookedFS, MemFS
+from storage.vfs.hooked import HookedFS
+from storage.vfs.memory import MemFS
 
 
 class Disk:

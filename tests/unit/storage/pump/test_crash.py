@@ -16,7 +16,8 @@ from storage.pump.binlog import Binlog
 from storage.pump.index import IndexVersionError
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
-from storage.vfs import HookedFS, MemFS
+from storage.vfs.hooked import HookedFS
+from storage.vfs.memory import MemFS
 from tests.unit.storage.pump.storages import (
     DIRECTORY,
     Row,

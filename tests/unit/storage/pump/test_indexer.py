@@ -13,7 +13,7 @@ from storage.model.errors import UnavailableError
 from storage.pump.append import Append
 from storage.pump.feed import GROUPS_MAX, Feed, Group
 from storage.value_log import Pointer
-from storage.vfs import MemFS
+from storage.vfs.memory import MemFS
 from tests.unit.storage.pump.storages import commit, heartbeat, opened, prewrite, pulled, wait_max_commit_ts
 
 

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.vfs import FS, HookedFS, MemFS, RealFS, fail_nth
+from storage.vfs.fs import FS, RealFS
+from storage.vfs.hooked import HookedFS, fail_nth
+from storage.vfs.memory import MemFS
 
 DIRECTORY = Path("/log")
 
