@@ -58,7 +58,8 @@ def held(upstream, ts):
 def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
 ):
-    monkeypatch.setattr(changes, "HERE_BYTES", here_bytes)
+    for most in ("HERE_BYTES", "ARROW_BYTES"):
+        monkeypatch.setattr(changes, most, here_bytes)
     keep(spark, changefeed, captures, tmp_path, CUTS if here_bytes > 0 else CUTS[:3])
     end_ts = CUTS[-1] if here_bytes > 0 else CUTS[2]
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, end_ts)

@@ -47,7 +47,7 @@ class Kill:
 def main() -> int:
     step, batch, way, *arguments = sys.argv[1:]
     if way == "merge":
-        changes.FEW_ROWS, changes.HERE_BYTES = 0, -1
+        changes.FEW_ROWS, changes.HERE_BYTES, changes.ARROW_BYTES = 0, -1, -1
     Kill(step, int(batch)).follow()
     return job.main(arguments)
 

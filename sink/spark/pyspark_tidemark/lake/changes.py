@@ -23,9 +23,10 @@ FEW_ROWS = 20_000
 HERE_BYTES = 8 << 20
 """Up to here they go through the driver: executors cost a Python worker, and have to read twice to count.
 
-Several tables are written at a time, and their rows are in the JVM, too, when Delta merges them, whose
-heap has 1 GiB by default.
+Several tables are written at a time, and their rows are in the JVM, too, whose heap has 1 GiB by default.
 """
+ARROW_BYTES = 64 << 20
+"""So many where the JVM never sees the rows."""
 _CELL_BYTES = 8
 """What a column takes in memory at least, in Arrow and in Spark, where captures count a byte or two, as for nulls."""
 _COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
@@ -65,8 +66,17 @@ class Changes:
     @property
     def here(self) -> bool:
         """Whether the driver reads them; as one task's data they are also less than the 128 MiB that Spark allows."""
+        return self._bytes <= HERE_BYTES
+
+    @property
+    def in_arrow(self) -> bool:
+        """Whether the driver reads them to write files itself."""
+        return self._bytes <= ARROW_BYTES
+
+    @property
+    def _bytes(self) -> int:
         told = sum(part.size_bytes for part in self.slices)
-        return max(told, self.planned_rows * len(self.table.schema) * _CELL_BYTES) <= HERE_BYTES
+        return max(told, self.planned_rows * len(self.table.schema) * _CELL_BYTES)
 
     @property
     def spark_schema(self) -> StructType:
@@ -98,7 +108,7 @@ class Changes:
 
     def counted(self, session: SparkSession) -> Counted:
         """Rows and checksum; what executors read, they read once more for it."""
-        if self.here:
+        if self.here or "arrow" in self.__dict__:
             rows, total = checksum([self.arrow])
             return Counted(rows, hexadecimal(total))
         parts = self.frame(session).mapInArrow(_counted, from_arrow_schema(_COUNTED)).collect()

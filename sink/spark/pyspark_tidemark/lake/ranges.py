@@ -17,16 +17,22 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 def may_meet(keys: Any, bounds: Bounds) -> bool:
     """Whether one of `keys` (pyarrow.Table of the key's columns) may be in the file."""
-    return _near(_extent(keys), bounds) and bool(pc.any(_inside(keys, bounds), min_count=0).as_py())
+    return near(_extent(keys), bounds) and bool(pc.any(_inside(keys, bounds), min_count=0).as_py())
 
 
 def possible(keys: Any, files: Iterable[Bounds], most: int) -> Any:
     """For each key whether one of the files may hold it (BooleanArray); all may when more than `most` are near."""
-    extent = _extent(keys)
-    near = [bounds for bounds in files if _near(extent, bounds)]
-    if len(near) > most:
+    ends = _extent(keys)
+    found = [bounds for bounds in files if near(ends, bounds)]
+    if len(found) > most:
         return _all(keys, value=True)
-    return reduce(pc.or_, (_inside(keys, bounds) for bounds in near), _all(keys, value=False))
+    return reduce(pc.or_, (_inside(keys, bounds) for bounds in found), _all(keys, value=False))
+
+
+def near(extent: Bounds, bounds: Bounds) -> bool:
+    """Whether a key within `extent` may be in the file."""
+    shared = [(*extent[name], *bounds[name]) for name in bounds if name in extent]
+    return not any(low > high_there or low_there > high for low, high, low_there, high_there in shared)
 
 
 def extent(rows: Any, key: Sequence[str]) -> Bounds:
@@ -58,11 +64,6 @@ def _extent(keys: Any) -> Bounds:
         name: pc.min_max(keys[name]).as_py() for name in keys.column_names if _ordered(keys.schema.field(name).type)
     }
     return {name: (ends["min"], ends["max"]) for name, ends in found.items() if ends["min"] is not None}
-
-
-def _near(extent: Bounds, bounds: Bounds) -> bool:
-    shared = [(*extent[name], *bounds[name]) for name in bounds if name in extent]
-    return not any(low > high_there or low_there > high for low, high, low_there, high_there in shared)
 
 
 def _inside(keys: Any, bounds: Bounds) -> Any:

@@ -1,18 +1,25 @@
 """Mode `upsert`: a table equals its upstream at each cut.
 
 What the driver holds of a cut is written without Spark jobs: the files that may have its keys, by their statistics, are
-searched for them, rows found are masked, the rows that live are one new file. What only executors hold is merged.
+searched for them, rows found are masked, the rows that live are one new file. What only executors hold is merged, or
+appended if no file may have its keys.
 """
 
+from collections.abc import Sequence
+from decimal import Decimal
+
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.changes import DELETE, Changes
+from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.delta.files import without, written
+from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.tables import PROPERTIES, DeltaTables
 from pyspark_tidemark.lake.fold import Folded, fold, fold_frame
 from pyspark_tidemark.lake.mode import lake_columns
 from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.ranges import near
 from pyspark_tidemark.lake.schema import fitted
 
 _TRIES = 5
@@ -30,39 +37,47 @@ class Upsert:
 
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: nothing can be there, so the rows that live on are appended."""
-        columns = lake_columns(changes.table)
         if changes.here:
-            rows = fold(changes.arrow, changes.table.key).live.select(columns)
+            rows = fold(changes.arrow, changes.table.key).live.select(lake_columns(changes.table))
         else:
             last = fold_frame(changes.frame(self._tables.session(changes.table.name)), changes.table.key)
-            rows = last.where(f"_op <> '{DELETE}'").select(*[quoted(name) for name in columns])
+            rows = _live(last, changes)
         self._tables.write(changes, rows, mode="append", **PROPERTIES)
         return True
 
     def apply(self, changes: Changes) -> bool:
         """Apply a later cut; returns whether the table has more files than before."""
-        session = self._tables.session(changes.table.name)
-        if not changes.here:
-            return self._merge(changes, fold_frame(changes.frame(session), changes.table.key))
-        folded = fold(changes.arrow, changes.table.key)
+        name, key = changes.table.name, changes.table.key
+        known = self._tables.listing(name)
+        if not changes.in_arrow or (known is None and not changes.here):
+            return self._by_tasks(changes, known)
+        folded = fold(changes.arrow, key)
         if not len(folded.live) and not len(folded.known):
             return False
-        return self._mask(changes, folded) or self._merge(
-            changes, session.createDataFrame(folded.last, changes.spark_schema)
-        )
+        if known is None:
+            return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
+        return self._mask(changes, folded)
 
     def _mask(self, changes: Changes, folded: Folded) -> bool:
-        """One commit without Spark; False if only Delta may write to the table."""
+        """One commit without Spark, again from what is there if somebody else has committed meanwhile."""
         name = changes.table.name
         for _ in range(_TRIES):
             known = self._tables.listing(name)
             if known is None:
-                return False
+                break
             actions = without(known.layout, known.files.values(), folded.known.select(list(changes.table.key)))
             actions += written(known.layout, fitted(folded.live, known.layout.schema))
             if self._tables.commit(changes, known, actions):
                 return True
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
+
+    def _by_tasks(self, changes: Changes, known: Listing | None) -> bool:
+        """A large cut: an append if no file may hold one of its keys, as of most of a dump's, else a MERGE."""
+        last = fold_frame(changes.frame(self._tables.session(changes.table.name)), changes.table.key)
+        if known is None or _may_meet(last, changes.table.key, known):
+            return self._merge(changes, last)
+        self._tables.write(changes, _live(last, changes), mode="append")
+        return True
 
     def _merge(self, changes: Changes, last: DataFrame) -> bool:
         last.createOrReplaceTempView("changes")
@@ -82,3 +97,19 @@ class Upsert:
             session.sql(statement)
             session.catalog.dropTempView("changes")  # it may hold the rows
         return True
+
+
+def _live(last: DataFrame, changes: Changes) -> DataFrame:
+    """The rows that the table must hold after a cut."""
+    return last.where(f"_op <> '{DELETE}'").select(*[quoted(name) for name in lake_columns(changes.table)])
+
+
+def _may_meet(last: DataFrame, key: Sequence[str], known: Listing) -> bool:
+    """Whether a file may hold one of the keys that may have been there before; reads the changes once."""
+    columns = [F.col(quoted(name)) for name in key]
+    ends = last.where(f"_first_op <> '{INSERT}'").agg(*map(F.min, columns), *map(F.max, columns)).collect()[0]
+    if ends[0] is None:
+        return False
+    pairs = zip(key, ends[: len(key)], ends[len(key) :], strict=True)
+    extent = {name: (low, high) for name, low, high in pairs if isinstance(low, int | Decimal | str)}
+    return any(near(extent, file.bounds) for file in known.files.values())

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
+from pyspark_tidemark.lake.ranges import Bounds
 
 APP, CUT = "cdc.app", "cdc.cut"
 PROPERTIES = {
@@ -83,10 +84,11 @@ class Catalog:
             snapshot = None if parent is None else table.snapshot(parent)
         return found
 
-    def layout(self, table: Any, key: Sequence[str]) -> Layout:
+    def layout(self, table: Any, key: Sequence[str], held: Sequence[Bounds] | None = None) -> Layout:
         """What is needed to write files of a table."""
         schema = self.schema(table)
-        return Layout(f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key))
+        ranges = None if held is None else tuple(held)
+        return Layout(f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key), ranges)
 
     def schema(self, table: Any) -> Any:
         """The current pyarrow.Schema, with field ids."""
@@ -97,19 +99,21 @@ class Catalog:
         found = table.schemas().get(table.snapshot(snapshot_id).schemaId())
         return arrow_schema(self._iceberg.SchemaParser.toJson(found))
 
-    def commit(self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int) -> None:
-        """One snapshot with the files, fenced by the cut.
+    def commit(self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int) -> list[Any]:
+        """One snapshot with the files, fenced by the cut; returns those with rows, as Iceberg names them.
 
         Raises:
             SourceError: ErrTargetBusy, somebody else has committed in between.
         """
         delta = table.newRowDelta()
+        rows = [self.data_file(table, file.path) for file in written if not file.deletes]
+        for file in rows:
+            delta.addRows(file)
         for file in written:
             if file.deletes:
                 delta.addDeletes(self.delete_file(table, file.path, key))
-            else:
-                delta.addRows(self.data_file(table, file.path))
         self.fenced(delta, cut)
+        return rows
 
     def fenced(self, update: Any, cut: int) -> None:
         """Commit an update whose snapshot says which cut the table holds.
@@ -141,6 +145,19 @@ class Catalog:
             numbers[at] = ids[column]
         builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(numbers)
         return self._described(table, builder, path).build()
+
+    def files(self, table: Any) -> list[Any]:
+        """The data files that the current snapshot shows, with their columns' statistics."""
+        return [task.file() for task in self.listed(table.newScan().includeColumnStats().planFiles())]
+
+    def bounds(self, file: Any, number: int, kind: Any) -> tuple[Any, Any] | None:
+        """The lowest and the highest value of a column in a file, or what bounds them; None if that is not known."""
+        low, high = file.lowerBounds(), file.upperBounds()
+        if low is None or high is None or low.get(number) is None or high.get(number) is None:
+            return None
+        ends = [self._iceberg.types.Conversions.fromByteBuffer(kind, found.get(number)) for found in (low, high)]
+        plain = [str(end.toString()) if hasattr(end, "toString") else end for end in ends]
+        return plain[0], plain[1]
 
     def listed(self, iterable: Any) -> list[Any]:
         """A Java Iterable as a list."""

@@ -11,7 +11,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
+from pyspark_tidemark.lake.ranges import Bounds, possible
 
+MOST_NEAR = 64
+"""So many ranges are compared with each key; where more are near, a delete is cheaper."""
 WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_())])
 
 
@@ -25,6 +28,8 @@ class Layout:
     """The table's schema with field ids, serialized."""
     key: tuple[str, ...]
     """What equality deletes name; empty: nothing is ever deleted."""
+    held: tuple[Bounds, ...] | None = None
+    """All keys of the table are within one of these; None: that is not known."""
 
     @property
     def arrow(self) -> Any:
@@ -35,6 +40,12 @@ class Layout:
     def deletes(self) -> Any:
         """The schema of equality-delete files."""
         return pa.schema([self.arrow.field(name) for name in self.key])
+
+    def there(self, rows: Any) -> Any:
+        """Those of `rows` (pyarrow.Table) whose keys the table may hold."""
+        if self.held is None or not self.key or not len(rows):
+            return rows
+        return rows.filter(possible(rows.select(list(self.key)), self.held, MOST_NEAR))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +120,7 @@ def _write(layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any
     for live, gone in parts:
         rows.add(live)
         if layout.key:
-            keys.add(gone)
+            keys.add(layout.there(gone))
     return rows.close() + keys.close()
 
 

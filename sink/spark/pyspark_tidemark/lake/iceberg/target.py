@@ -13,6 +13,7 @@ from pyspark_tidemark.lake.fold import fold, fold_frame
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.evolution import add_filled
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task, write, written_by_task
+from pyspark_tidemark.lake.iceberg.held import Held
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.types import storable, type_name
 from pyspark_tidemark.lake.mode import APPEND, UPSERT, check_key, lake_schema
@@ -29,6 +30,7 @@ class IcebergTarget:
         self._spark = spark
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
+        self._held = Held(self._catalog)
         self._committing = threading.Lock()
         self._maintenance = Maintenance(spark, self._catalog, self._committing, compact_every)
 
@@ -68,6 +70,7 @@ class IcebergTarget:
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """One metadata commit with all steps, then a snapshot with the new schema; added columns with values apart."""
+        self._held.forget(table.name)
         update = self._catalog.load(table.name).updateSchema()
         for old, new in change.renamed:
             update.renameColumn(old, new)
@@ -97,6 +100,7 @@ class IcebergTarget:
     def drop(self, table: TableMeta) -> None:
         """Remove the table and its files."""
         self._catalog.drop(table.name)
+        self._held.forget(table.name)
         self._maintenance.forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
@@ -124,7 +128,9 @@ class IcebergTarget:
         return () if self._mode == APPEND else table.key
 
     def _apply(self, table: Any, changes: Changes) -> Applied:
-        written = self._written(changes, self._catalog.layout(table, self._key(changes.table)))
+        key = self._key(changes.table)
+        held = self._held.ranges(changes.table.name, table, key)
+        written = self._written(changes, self._catalog.layout(table, key, held))
         if written or table.currentSnapshot() is None:
             self._commit(table, changes, written)
             self._maintenance.committed(changes.table.name, deletes=any(file.deletes for file in written))
@@ -138,10 +144,11 @@ class IcebergTarget:
             position = self._catalog.position(table, name)
             if position is not None and position >= changes.end_ts:
                 raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
-            self._catalog.commit(table, written, self._key(changes.table), changes.end_ts)
+            key = self._key(changes.table)
+            self._held.committed(name, table, key, self._catalog.commit(table, written, key, changes.end_ts))
 
     def _written(self, changes: Changes, layout: Any) -> list[Written]:
-        if not changes.here:
+        if not changes.in_arrow:
             frame = changes.frame(self._spark)
             if self._mode == APPEND:
                 return self._run(frame, rows_by_task(layout))

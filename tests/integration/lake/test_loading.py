@@ -1,0 +1,48 @@
+"""An initial load, rows told as updates in key order: what no file can hold is not searched for and not deleted."""
+
+import pytest
+from pyspark_tidemark.lake import changes
+
+from tests.integration.lake import test_delta_modes, test_iceberg
+from tests.integration.spark.upstream import Upstream
+
+pytestmark = pytest.mark.timeout(300)
+CUTS = (10, 20, 30)
+CHUNKS = (range(10), range(10, 20), range(15, 25))
+"""The last one brings some keys again."""
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    upstream = Upstream(1, transactions=0)
+    for ts, chunk in zip(CUTS, CHUNKS, strict=True):
+        for seq, key in enumerate(chunk):
+            envelope = {"_op": "update", "_commit_ts": ts, "_start_ts": ts - 1, "_seq": seq}
+            upstream.accounts.rows.append(envelope | Upstream._account(key, ts))
+    upstream.end_ts = CUTS[-1]
+    return upstream
+
+
+def test_delta_appends_large_chunks_and_merges_only_what_may_be_there(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch
+):
+    for most in ("HERE_BYTES", "ARROW_BYTES"):
+        monkeypatch.setattr(changes, most, -1)
+    test_delta_modes.keep(spark, changefeed, captures, tmp_path, "upsert", CUTS)
+    path = f"{tmp_path}/bank/accounts"
+    history = sorted(spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect(), key=lambda row: row.version)
+    assert [row.operation for row in history] == ["WRITE", "WRITE", "MERGE"]
+    rows = [row.asDict() for row in spark.read.format("delta").load(path).collect()]
+    assert test_iceberg.balances(rows) == test_iceberg.held(upstream, CUTS[-1])
+
+
+def test_iceberg_deletes_only_keys_that_may_be_there(spark, changefeed, captures, upstream, tmp_path):
+    deletes = []
+    for end in range(1, len(CUTS) + 1):  # a driver of its own for each cut: it reads what files hold
+        target = test_iceberg.keep(spark, changefeed, captures, tmp_path, CUTS[end - 1 : end])
+        table = target._catalog.load("bank.accounts")
+        deletes.append(int(table.currentSnapshot().summary().get("total-equality-deletes")))
+    assert deletes == [0, 0, 5]
+    assert test_iceberg.balances(test_iceberg.read_by_iceberg(spark, tmp_path, "bank.accounts")) == (
+        test_iceberg.held(upstream, CUTS[-1])
+    )
