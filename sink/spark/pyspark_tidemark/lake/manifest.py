@@ -146,7 +146,8 @@ class FileManifest:
 
         Empty files stay: they stand where a predecessor would publish.
         """
-        single = [file.name for file in _listed(self._files) if file.single]
+        listed = _listed(self._files)
+        single = [file.name for file in listed if file.single]
         if len(single) < ROLL_UP_FILES:
             return
         texts = {name: text for name in single if (text := self._files.read(name))}
@@ -154,7 +155,8 @@ class FileManifest:
         if len(chosen) < ROLL_UP_FILES:
             return
         new = records(line for name in chosen for line in texts[name].splitlines())
-        before = [cut for cut in self.cuts() if cut.end_ts < new[0].end_ts]
+        older = _read(self._files, [file for file in listed if not file.single])
+        before = [cut for cut in older if cut.end_ts < new[0].end_ts]
         name = f"{new[0].end_ts:020d}-{new[-1].end_ts:020d}.json"
         self._files.create(name, _text(rolled(before, new)))
         self._files.remove(chosen)
