@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,7 +165,8 @@ def test_expired_orphans_are_resolved_by_whoever_meets_them(
 
 def total(client: Any, accounts: list[bytes]) -> int:
     """The client gives a lock up after 1.5 s, but after a failed commit it leaves locks that live for 3 s."""
-    for _ in range(5):
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
         with begun(client) as txn:
             try:
                 return sum(int(balance) for _, balance in txn.batch_get(accounts))
@@ -177,19 +179,22 @@ def total(client: Any, accounts: list[bytes]) -> int:
 def test_concurrent_clients_keep_the_bank_whole(cluster: Cluster, client: Any) -> None:
     accounts = [row_key(table, handle) for table in (101, 102) for handle in (1000, 1001, 1002)]
     put(client, dict.fromkeys(accounts, b"100"))
-    tellers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.store.teller", cluster.coordinator.addr, mode, str(seed)],
-            stdout=subprocess.PIPE,
-            env={"PYTHONPATH": ".:proto/gen"},
-        )
-        for seed, mode in enumerate(["optimistic", "pessimistic", "optimistic"])
-    ]
     seen = 0
-    while any(teller.poll() is None for teller in tellers):
-        assert total(client, accounts) == 600
-        seen += 1
-    committed = [int(teller.communicate()[0]) for teller in tellers]
+    with contextlib.ExitStack() as running:
+        tellers = [
+            running.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.integration.store.teller", cluster.coordinator.addr, mode, str(seed)],
+                    stdout=subprocess.PIPE,
+                    env={"PYTHONPATH": ".:proto/gen"},
+                )
+            )
+            for seed, mode in enumerate(["optimistic", "pessimistic", "optimistic"])
+        ]
+        while any(teller.poll() is None for teller in tellers):
+            assert total(client, accounts) == 600
+            seen += 1
+        committed = [int(teller.communicate()[0]) for teller in tellers]
     assert all(teller.returncode == 0 for teller in tellers)
     assert sum(committed) > 20
     assert total(client, accounts) == 600
