@@ -17,7 +17,8 @@ from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflic
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot, clear_or_wait
-from server.rpc.tikv import KvClient, Pairs
+from server.rpc.tikv import KvClient
+from server.rpc.tikv_reads import Pairs
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
 
 _OPTIMISTIC_TTL_MS = 3_000

@@ -17,8 +17,9 @@ from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
+from server.rpc.region_bounds import region_end
 from server.rpc.region_router import RegionError, StoreRefusedError
-from server.rpc.tikv import KvClient, region_end
+from server.rpc.tikv import KvClient
 from storage.codec import decode_bytes
 from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms

@@ -1,6 +1,7 @@
 """Percolator's refusals as errors: kvrpcpb.KeyError in, one TidemarkError out. Source: kvproto kvrpcpb.proto."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
@@ -87,6 +88,12 @@ def key_error(error: kvrpcpb.KeyError) -> TidemarkError:
         right = error.primary_mismatch.lock_info
         return PrimaryMismatchError(f"the primary of {right.lock_version} is {right.primary_lock.hex()}")
     return TxnAbortedError(error.abort or error.retryable or f"the store refused: {str(error).strip()}")
+
+
+def check(answer: Any) -> None:
+    """Raise for the error of an answer of one key, if it has one."""
+    if answer.HasField("error"):
+        raise key_error(answer.error)
 
 
 def raise_for(errors: Iterable[kvrpcpb.KeyError]) -> None:

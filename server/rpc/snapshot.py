@@ -7,7 +7,8 @@ from server.rpc.backoff import Backoff
 from server.rpc.key_error import LockedError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.passing import Passing
-from server.rpc.tikv import KvClient, Pairs
+from server.rpc.tikv import KvClient
+from server.rpc.tikv_reads import Pairs
 
 T = TypeVar("T")
 

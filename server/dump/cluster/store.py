@@ -10,8 +10,9 @@ from server.puller.table import SourceTable
 from server.puller.tidb.table import part_spans
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
+from server.rpc.region_bounds import region_start
 from server.rpc.snapshot import Snapshot
-from server.rpc.tikv import KvClient, region_start
+from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
 from storage.model.span import Span
 

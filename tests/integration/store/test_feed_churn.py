@@ -13,7 +13,8 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import PdClient
-from server.rpc.tikv import KvClient, region_end
+from server.rpc.region_bounds import region_end
+from server.rpc.tikv import KvClient
 from storage.codec import encode_i64
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
