@@ -19,8 +19,9 @@ from sink.key_change import split_key_changes
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
 from storage.tidb.cells import RowBlock
+from storage.tidb.column import Column
 from storage.tidb.handle import HandleCells
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 
 class Mounter:

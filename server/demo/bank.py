@@ -5,9 +5,10 @@ from typing import Final
 
 from storage.model.span import Span
 from storage.tidb.cell import Value
+from storage.tidb.column import Column
 from storage.tidb.key import decode_record_key, record_key, table_span
 from storage.tidb.record import decode_record, encode_record
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 SCHEMA: Final = "bank"
 OPENING_BALANCE: Final = 1_000

@@ -17,9 +17,9 @@ from storage.model.errors import CorruptError
 from storage.tidb.binary import Mask
 from storage.tidb.cell import Value, decode_cell, decode_text, of_integer
 from storage.tidb.cells import Cells
+from storage.tidb.column import Column
 from storage.tidb.decimal_batch import PRECISION_MAX, decimal128, decode_decimals
 from storage.tidb.mysql import DATES, INTEGERS, TEXTS, Type
-from storage.tidb.schema import Column
 from storage.tidb.time import CoreTime, duration_text
 from storage.tidb.time_batch import unpack_days, unpack_micros
 

@@ -12,11 +12,11 @@ from typing import Final
 
 from storage.codec import decode_bytes, decode_i64, decode_u64, encode_bytes, encode_i64, encode_u64
 from storage.model.errors import CorruptError
+from storage.tidb.column import Column
 from storage.tidb.decimal import decimal_size
 from storage.tidb.integer import signed_cell, unsigned_cell
 from storage.tidb.json import json_size
 from storage.tidb.mysql import TEXTS, Type
-from storage.tidb.schema import Column
 from storage.tidb.varint import decode_uvarint, decode_varint, encode_uvarint, encode_varint
 
 NIL: Final = 0

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
 from storage.tidb.cells import Cells
+from storage.tidb.column import Column
 from storage.tidb.decimal import digit_groups
-from storage.tidb.schema import Column
 
 PRECISION_MAX: Final = 18
 _HEAD_BYTES = 2

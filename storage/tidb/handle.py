@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from storage.model.errors import CorruptError
 from storage.tidb.cells import Cells
+from storage.tidb.column import Column
 from storage.tidb.datum import decode_datum
 from storage.tidb.integer import signed_cell, unsigned_cell
 from storage.tidb.key import decode_int_handles, decode_record_key
 from storage.tidb.mysql import TEXTS
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 _BINARY_COLLATIONS = frozenset({"binary", "utf8mb4_bin", "utf8_bin", "utf8mb4_0900_bin", "latin1_bin", "ascii_bin"})
 _MASK = (1 << 64) - 1

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from storage.model.errors import InvalidError
 from storage.tidb.cell import Value, decode_cell, encode_cell, parse_default
+from storage.tidb.column import Column
 from storage.tidb.handle import handle_cells
 from storage.tidb.key import record_key
 from storage.tidb.row import decode_row, encode_row
 from storage.tidb.row_v1 import as_v2
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 _SIGN = 1 << 63
 

@@ -4,7 +4,6 @@ A row names its columns by id, so a schema serves all rows since the columns it 
 lacks take `origin_default`. Only public, stored, visible columns can be read from rows (`TableInfo.stored_columns`).
 """
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,68 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from storage.model.errors import InvalidError
-from storage.tidb.mysql import INTEGERS, NO_FLAGS, TEXTS, Flag, Type
+from storage.tidb.column import PUBLIC, UNSPECIFIED, Column, column_json, name_json, parse_column
+from storage.tidb.mysql import INTEGERS, Flag
 
-PUBLIC = 5  # model.StatePublic
-_BINARY = "binary"
 _KEY_FLAGS = Flag.PRIMARY_KEY | Flag.NOT_NULL | Flag.NO_DEFAULT
-_UNSPECIFIED = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One column: `model.ColumnInfo` with its `FieldType`."""
-
-    name: str
-    type: Type
-    id: int = 0
-    offset: int = 0
-    flags: Flag = NO_FLAGS
-    flen: int = _UNSPECIFIED
-    """Display width in digits, characters or bits."""
-    decimal: int = _UNSPECIFIED
-    """Digits after the point; fractional second digits for times."""
-    charset: str = _BINARY
-    collate: str = _BINARY
-    elems: tuple[str, ...] = ()
-    """The names of an ENUM's or SET's members."""
-    origin_default: str | bytes | None = None
-    """What rows written before the column was added hold; a BIT's are bytes."""
-    default: str | bytes | None = None
-    generated: str = ""
-    generated_stored: bool = False
-    hidden: bool = False
-    state: int = PUBLIC
-
-    @classmethod
-    def bigint(cls, name: str, flags: Flag = NO_FLAGS) -> "Column":
-        """A BIGINT column of a table of our own."""
-        return cls(name=name, type=Type.LONGLONG, flags=flags, flen=20, decimal=0)
-
-    @classmethod
-    def varchar(cls, name: str, flen: int) -> "Column":
-        """A VARCHAR column of `flen` UTF-8 characters."""
-        return cls(name=name, type=Type.VARCHAR, flen=flen, decimal=0, charset="utf8mb4", collate="utf8mb4_bin")
-
-    @property
-    def unsigned(self) -> bool:
-        """Whether the type is UNSIGNED (what is stored: `stores_signed`)."""
-        return Flag.UNSIGNED in self.flags
-
-    @property
-    def stores_signed(self) -> bool:
-        """Whether cells are signed integers."""
-        return self.type in {Type.YEAR, Type.TIME} or (self.type in INTEGERS and not self.unsigned)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the values are characters, not bytes."""
-        return self.type in TEXTS and self.charset != _BINARY
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether rows hold the column and readers may see it."""
-        return self.state == PUBLIC and not self.hidden and (not self.generated or self.generated_stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +146,7 @@ def _table(doc: Mapping[str, Any]) -> TableInfo:
     return TableInfo(
         id=int(doc["id"]),
         name=doc["name"]["O"],
-        columns=tuple(sorted(map(_column, doc.get("cols") or []), key=lambda column: column.offset)),
+        columns=tuple(sorted(map(parse_column, doc.get("cols") or []), key=lambda column: column.offset)),
         indices=tuple(map(_index, doc.get("index_info") or [])),
         pk_is_handle=bool(doc["pk_is_handle"]),
         is_common_handle=bool(doc.get("is_common_handle")),
@@ -213,33 +154,6 @@ def _table(doc: Mapping[str, Any]) -> TableInfo:
         is_view=doc.get("view") is not None,
         is_sequence=doc.get("sequence") is not None,
     )
-
-
-def _column(doc: Mapping[str, Any]) -> Column:
-    field = doc["type"]
-    return Column(
-        id=int(doc["id"]),
-        name=doc["name"]["O"],
-        type=Type(field["Tp"]),
-        offset=int(doc["offset"]),
-        flags=Flag(field["Flag"]),
-        flen=int(field["Flen"]),
-        decimal=int(field["Decimal"]),
-        charset=field["Charset"],
-        collate=field["Collate"],
-        elems=tuple(field.get("Elems") or ()),
-        origin_default=_default(doc, "origin_default"),
-        default=_default(doc, "default"),
-        generated=doc.get("generated_expr_string") or "",
-        generated_stored=bool(doc.get("generated_stored")),
-        hidden=bool(doc.get("hidden")),
-        state=int(doc["state"]),
-    )
-
-
-def _default(doc: Mapping[str, Any], member: str) -> str | bytes | None:
-    bits = doc.get(f"{member}_bit")
-    return base64.b64decode(bits) if bits is not None else doc.get(member)
 
 
 def _index(doc: Mapping[str, Any]) -> Index:
@@ -251,22 +165,18 @@ def _index(doc: Mapping[str, Any]) -> Index:
         unique=bool(doc["is_unique"]),
         primary=bool(doc["is_primary"]),
         public=doc["state"] == PUBLIC,
-        whole=all(column["length"] == _UNSPECIFIED for column in columns),
+        whole=all(column["length"] == UNSPECIFIED for column in columns),
     )
 
 
-def _name_json(name: str) -> dict[str, str]:
-    return {"O": name, "L": name.lower()}
-
-
 def _table_json(table: TableInfo) -> dict[str, Any]:
-    definitions = [{"id": number, "name": _name_json(f"p{number}")} for number in table.partition_ids]
+    definitions = [{"id": number, "name": name_json(f"p{number}")} for number in table.partition_ids]
     return {
         "id": table.id,
-        "name": _name_json(table.name),
+        "name": name_json(table.name),
         "charset": "utf8mb4",
         "collate": "utf8mb4_bin",
-        "cols": [_column_json(column) for column in table.columns],
+        "cols": [column_json(column) for column in table.columns],
         "index_info": [_index_json(index, table) for index in table.indices] or None,
         "state": PUBLIC,
         "pk_is_handle": table.pk_is_handle,
@@ -281,51 +191,14 @@ def _table_json(table: TableInfo) -> dict[str, Any]:
     }
 
 
-def _column_json(column: Column) -> dict[str, Any]:
-    return {
-        "id": column.id,
-        "name": _name_json(column.name),
-        "offset": column.offset,
-        **_default_json("origin_default", column.origin_default),
-        **_default_json("default", column.default),
-        "default_is_expr": False,
-        "generated_expr_string": column.generated,
-        "generated_stored": column.generated_stored,
-        "dependences": None,
-        "type": {
-            "Tp": int(column.type),
-            "Flag": int(column.flags),
-            "Flen": column.flen,
-            "Decimal": column.decimal,
-            "Charset": column.charset,
-            "Collate": column.collate,
-            "Elems": list(column.elems) or None,
-            "ElemsIsBinaryLit": None,
-            "Array": False,
-        },
-        "state": column.state,
-        "comment": "",
-        "hidden": column.hidden,
-        "change_state_info": None,
-        "version": 2,
-    }
-
-
-def _default_json(member: str, value: str | bytes | None) -> dict[str, Any]:
-    bits = base64.b64encode(value).decode() if isinstance(value, bytes) else None
-    return {member: value if isinstance(value, str) else None, f"{member}_bit": bits}
-
-
 def _index_json(index: Index, table: TableInfo) -> dict[str, Any]:
     columns = [table.columns[offset] for offset in index.column_offsets]
-    length = _UNSPECIFIED if index.whole else 1
+    length = UNSPECIFIED if index.whole else 1
     return {
         "id": index.id,
-        "idx_name": _name_json(index.name),
-        "tbl_name": _name_json(""),
-        "idx_cols": [
-            {"name": _name_json(column.name), "offset": column.offset, "length": length} for column in columns
-        ],
+        "idx_name": name_json(index.name),
+        "tbl_name": name_json(""),
+        "idx_cols": [{"name": name_json(column.name), "offset": column.offset, "length": length} for column in columns],
         "state": PUBLIC if index.public else 0,
         "comment": "",
         "index_type": 1,

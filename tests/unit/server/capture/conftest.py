@@ -21,8 +21,9 @@ from server.rpc.pd import MinSafePoint, RegionRoute
 from storage.kv import MemoryKV
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.tidb.column import Column
 from storage.tidb.record import encode_record
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 TABLE = TableInfo.build(101, "accounts", [Column.bigint("id"), Column.bigint("balance")])
 Row = cdcpb.Event.Row

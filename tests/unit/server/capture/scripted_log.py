@@ -8,8 +8,9 @@ from server.puller.source import TableChange
 from server.puller.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from storage.model.event import INSERT, raw_batch
+from storage.tidb.column import Column
 from storage.tidb.record import encode_record
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 
 def table_of(number, name, *columns):

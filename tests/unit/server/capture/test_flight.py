@@ -19,9 +19,10 @@ from sink.mounter import Mounter
 from sink.versions import Versions
 from sorter import Sorter
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
+from storage.tidb.column import Column
 from storage.tidb.key import table_span
 from storage.tidb.record import encode_record
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 
 START = 1000
 

@@ -23,8 +23,9 @@ from server.capture.flight import OwnerFeeds
 from server.puller.tidb.source import TidbSource
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose
+from storage.tidb.column import Column
 from storage.tidb.mysql import Type
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 from tests.unit.server.capture.conftest import new
 
 URI = "delta:///lake"

@@ -8,8 +8,9 @@ from server.capture import keeper
 from server.capture.errors import ParameterError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
 from sink.errors import RangeCrossesDdlError
+from storage.tidb.column import Column
 from storage.tidb.mysql import Type
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
 from tests.unit.server.capture.test_owner import until

@@ -11,8 +11,9 @@ from server.puller.pump.merge import Transaction
 from server.puller.pump.rows import BATCH_ROWS, Tables, batches
 from server.puller.table import TableRecord
 from server.puller.tidb.table import tidb_table
+from storage.tidb.column import Column
 from storage.tidb.mutation import MutationError
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import SchemaHistory, Table
 from storage.tidb.varint import encode_varint
 

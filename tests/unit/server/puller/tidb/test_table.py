@@ -11,8 +11,9 @@ from server.puller.tidb.change import table_change
 from server.puller.tidb.errors import DdlUnsupportedError
 from server.puller.tidb.table import Removed, part_spans, removed_from, tidb_table
 from storage.model.errors import InvalidError
+from storage.tidb.column import Column
 from storage.tidb.key import record_key
-from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import REMOVED, Change, Table
 
 DOC = json.loads(TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")]).to_json())
