@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import structlog
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
+from server.demo.heartbeats import Heartbeats
 from server.rpc.backoff import Backoff, GaveUpError
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
@@ -23,7 +24,6 @@ from storage.model.errors import ClosedError, ConflictError, TidemarkError
 
 _OPTIMISTIC_TTL_MS = 3_000
 _PESSIMISTIC_TTL_MS = 20_000
-_HEARTBEAT_S = 10.0
 _LOCK_WAIT_MS = 1_000
 
 _log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ class TransactionClient:
         self.timeout_s = timeout_s
         self.lock_wait_s = lock_wait_s
         self.resolver = LockResolver(pd, kv)
-        self._beating: set[Transaction] = set()
+        self.heartbeats = Heartbeats()
 
     @classmethod
     @asynccontextmanager
@@ -79,7 +79,7 @@ class TransactionClient:
             asyncio.TaskGroup() as tasks,
         ):
             client = cls(pd, kv, timeout_s=timeout_s, lock_wait_s=lock_wait_s)
-            heart = tasks.create_task(client._beat(), name="transaction heartbeats")
+            heart = tasks.create_task(client.heartbeats.run(), name="transaction heartbeats")
             try:
                 yield client
             finally:
@@ -96,21 +96,6 @@ class TransactionClient:
     def snapshot(self, ts: int) -> Snapshot:
         """Reads as of `ts`."""
         return Snapshot(self.kv, self.resolver, ts, timeout_s=self.timeout_s)
-
-    def keep(self, transaction: "Transaction") -> None:
-        """Do not let the transaction's locks expire."""
-        self._beating.add(transaction)
-
-    def forget(self, transaction: "Transaction") -> None:
-        """Let the transaction's locks expire from now on."""
-        self._beating.discard(transaction)
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            for transaction in list(self._beating):
-                if transaction in self._beating:  # it may have ended while another one's was under way
-                    await transaction.heartbeat()
 
 
 class Transaction:
@@ -257,7 +242,7 @@ class Transaction:
             lock_ttl_ms=self._ttl_ms(),
             wait_ms=_LOCK_WAIT_MS,
         )
-        self._client.keep(self)
+        self._client.heartbeats.keep(self)
         return found
 
     async def _wait_for(self, err: LockedError, backoff: Backoff) -> None:
@@ -316,7 +301,7 @@ class Transaction:
         if self._ended:
             raise TransactionEndedError("the transaction has ended; begin another one")
         self._ended = True
-        self._client.forget(self)
+        self._client.heartbeats.forget(self)
 
 
 def _written(mutation: kvrpcpb.Mutation) -> bytes | None:
