@@ -171,16 +171,20 @@ async def gc(cluster: Cluster) -> Any:
     return (await cluster.leader())[1]
 
 
-async def eventually(claim: Any, seconds: float = 20.0) -> None:
-    """Wait until the coroutine function `claim` answers true."""
-    async with asyncio.timeout(seconds):
-        while True:
-            try:
-                if await claim():
-                    return
-            except TidemarkError:
-                pass
-            await asyncio.sleep(0.05)
+async def eventually(claim: Any, seconds: float = 50.0) -> None:
+    """Wait until the coroutine function `claim` answers true; what it raises last is told."""
+    refused: TidemarkError | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    if await claim():
+                        return
+                except TidemarkError as err:
+                    refused = err
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise TimeoutError(f"not within {seconds} s") from refused
 
 
 @pytest.fixture(scope="session")

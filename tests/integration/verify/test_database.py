@@ -17,7 +17,7 @@ from pyspark_tidemark.options import parse
 
 from tests.integration.capture.processes import COMMAND, Reader, running_cluster
 from tests.integration.spark.cluster import flight
-from tests.integration.verify.upstream.test_mysql import Writer, created
+from tests.integration.verify.writer import Writer, created
 from tests.mariadb import running_mariadb
 
 pytestmark = pytest.mark.timeout(600)

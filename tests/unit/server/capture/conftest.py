@@ -18,9 +18,6 @@ from server.capture.source.registry import sources
 from server.puller.source import SourceContext
 from server.puller.tikv.fault import Fault
 from server.rpc.pd import MinSafePoint, RegionRoute
-from storage.kv import MemoryKV
-from storage.meta.client import EtcdMeta
-from storage.meta.embedded import EmbeddedEtcd
 from storage.tidb.column import Column
 from storage.tidb.record import encode_record
 from storage.tidb.schema import TableInfo
@@ -117,17 +114,6 @@ def new(changefeed="feed", sink_uri="delta:///lake", start_ts=0, target_ts=0, ta
 @pytest.fixture
 def upstream():
     return Upstream()
-
-
-@pytest.fixture
-async def meta():
-    server = EmbeddedEtcd(MemoryKV())
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(server.run()), tasks.create_task(server.run_expiry())]
-        yield EtcdMeta(server)
-        for task in running:
-            task.cancel()
-        server.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The real embedded metadata, in memory."""
+"""What daemons keep their metadata in."""
 
 import asyncio
 
