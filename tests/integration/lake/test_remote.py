@@ -15,7 +15,11 @@ from pyspark_tidemark.lake import target
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
+from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.lake.targets import check_reachable
 
+from server.verify.lake.files import lake as verified
+from server.verify.lake.files.lake import FileLake
 from tests.integration.spark.test_source import plain
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,6 +67,11 @@ def test_what_hadoop_throws_is_told(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(target, "RENAMING", ())
     with pytest.raises(SourceError, match=r"ErrTargetUnusable.*only if there is none"):
         HadoopFiles(spark, f"file://{tmp_path}")
+
+
+def test_iceberg_says_what_it_needs_to_write_to_hdfs():
+    with pytest.raises(SourceError, match=r"ErrTargetUnusable.*libhdfs"):
+        check_reachable("hdfs://127.0.0.1:1/lake")
 
 
 def test_a_lake_behind_hadoop_is_not_written_with_a_lock(spark, tmp_path):
@@ -117,11 +126,10 @@ def chain(spark, root):
     return cuts
 
 
-def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstream, tmp_path):
+def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstream, tmp_path, monkeypatch):
     root, uri = tmp_path / "lake", f"delta+file://{tmp_path}/lake"
     lived(captures, uri, tmp_path / "one", "SIGKILL", "tables", 1)
-    lived(captures, uri, tmp_path / "two", "SIGKILL", "announced", 1, max_rows=40)
-    lived(captures, uri, tmp_path / "three")
+    lived(captures, uri, tmp_path / "two", max_rows=90)
 
     cuts = chain(spark, root)
     assert cuts[-1].end_ts == captures.checkpoint_ts == upstream.end_ts
@@ -130,6 +138,12 @@ def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstr
         assert {(row.id,): row.asDict() for row in shown} == upstream.accounts.state(cut.end_ts)
         assert len(shown) == len(upstream.accounts.state(cut.end_ts))
     assert version_at(uri, "bank.accounts") == version_at(uri, "bank.accounts", upstream.end_ts)
+
+    monkeypatch.setattr(verified, "_IDLE_S", 0.1)
+    with FileLake.open(TargetUri.parse(uri), "bank", tmp_path / "verify", locked=True) as lake:
+        assert lake.cut(None)["cut"] == upstream.end_ts
+    with FileLake.open(TargetUri.parse(uri), "bank", tmp_path / "verify", locked=False) as lake:
+        assert lake.cut(upstream.end_ts - 1)["cut"] == cuts[-2].end_ts
 
 
 def test_a_driver_that_slept_through_its_successors_life_writes_nothing_more(spark, captures, upstream, tmp_path):

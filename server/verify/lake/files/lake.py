@@ -10,13 +10,17 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import Leaves
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
-from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.lake.targets import cut_files, opened_files
 
 from server.verify.lake.files import repair
 from server.verify.lake.files.table import LakeTable
 from server.verify.lake.question import Question
+
+_IDLE_S = 10.0
+"""A job that runs claims a cut every three seconds, also while nothing changes."""
 
 
 class FileLake:
@@ -37,7 +41,7 @@ class FileLake:
         self._directory = directory
         self._manifest = manifest
         self._session = session
-        self._cuts: list[CutRecord] = read_cuts(Path(uri.path) / DIRECTORY)
+        self._cuts: list[CutRecord] = cuts_in(cut_files(uri, lambda: self._spark))
 
     @classmethod
     @contextmanager
@@ -47,9 +51,12 @@ class FileLake:
         Raises:
             SourceError: ErrTargetBusy, its job runs; ErrTargetForeign, ErrManifestCorrupt.
         """
+        lake = cls(uri, changefeed, directory)
         with ExitStack() as stack:
-            manifest = stack.enter_context(FileManifest.opened(uri.path, changefeed)) if locked else None
-            yield cls(uri, changefeed, directory, manifest=manifest)
+            if locked:
+                lake._manifest = stack.enter_context(opened_files(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S))
+                lake._cuts = lake._manifest.cuts()
+            yield lake
 
     def cut(self, at: int | None) -> dict[str, Any]:
         """See `LakeSide.cut`."""

@@ -17,6 +17,7 @@ Design, and what this does not fence: docs/design/0028-remote-lakes.md.
 import dataclasses
 import json
 import socket
+import time
 import uuid
 from typing import Any
 
@@ -174,6 +175,18 @@ class Claims:
     def _held(self) -> Claim:
         assert self._mine is not None, "the lake is taken first"
         return self._mine
+
+
+def check_idle(claims: Files, seconds: float) -> None:
+    """See that nobody claims anything for so long: a courtesy, the claims themselves keep the lake whole.
+
+    Raises:
+        SourceError: ErrTargetBusy.
+    """
+    before = claims.names()[-1:] if seconds else []
+    time.sleep(seconds)
+    if seconds and claims.names()[-1:] != before:
+        raise SourceError("ErrTargetBusy", "a job writes to this lake; stop it first")
 
 
 def created(files: Files, name: str, text: str) -> bool:

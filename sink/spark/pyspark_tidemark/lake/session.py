@@ -1,4 +1,7 @@
-"""The Spark session of the lake job: bound to loopback, no UI, modest memory, Delta and Iceberg from local jars."""
+"""The Spark session of the lake job: no UI, modest memory, jars of Delta and Iceberg; on loopback if it is local.
+
+What a cluster or a file system needs comes from where Spark and Hadoop look for it: SPARK_CONF_DIR, HADOOP_CONF_DIR.
+"""
 
 import os
 import sys
@@ -11,9 +14,9 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import JARS, default_directory, install, present
 
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+"""Executors on other machines could not reach such a driver, so only for those in its own process."""
 _BASE = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -47,14 +50,20 @@ def open_session(*, master: str, driver_memory: str, directory: Path, lake: str,
     local = directory / "local"
     local.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    settings = _BASE | {
-        "spark.driver.memory": driver_memory,
-        "spark.local.dir": str(local),
-        "spark.sql.warehouse.dir": str(directory / "warehouse"),
-    }
+    settings = (
+        _BASE
+        | (_LOOPBACK if master.startswith("local") else {})
+        | {
+            "spark.driver.memory": driver_memory,
+            "spark.local.dir": str(local),
+            "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        }
+    )
     if lake in JARS:
         jars = present(default_directory(), lake) or install(default_directory(), lake)
-        settings |= {"spark.jars": ",".join(str(jar) for jar in jars)} | (_DELTA if lake == "delta" else {})
+        settings |= _DELTA if lake == "delta" else {}
+        asked = extra.get("spark.jars", "").split(",")
+        extra = extra | {"spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, asked)]))}
     builder = SparkSession.builder.master(master).appName("tidemark")
     for name, value in (settings | extra).items():
         builder = builder.config(name, value)

@@ -4,15 +4,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.claims import DIRECTORY as CLAIMS
+from pyspark_tidemark.lake.claims import check_idle
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.files import Files, LocalFiles
 from pyspark_tidemark.lake.hadoop import HadoopFiles
+from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.jdbc.database import Database
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
@@ -34,11 +37,20 @@ def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> 
 
 
 @contextmanager
-def opened_files(target: TargetUri, changefeed: str, spark: Callable[[], SparkSession]) -> Iterator[FileManifest]:
-    """The manifest of a lake in files, and the right to write it, for the block."""
+def opened_files(
+    target: TargetUri, changefeed: str, spark: Callable[[], SparkSession], *, idle_s: float = 0.0
+) -> Iterator[FileManifest]:
+    """The manifest of a lake in files, and the right to write it, for the block.
+
+    Behind Hadoop the right is taken from whoever has it, after `idle_s` in which nobody used it.
+
+    Raises:
+        SourceError: ErrTargetBusy, and those of `FileManifest`.
+    """
     if target.is_remote:
         cuts = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
         claims = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}/{CLAIMS}")
+        check_idle(claims, idle_s)
         yield FileManifest.taken(cuts, claims, changefeed, target.path)
         return
     with FileManifest.opened(target.path, changefeed) as manifest:
@@ -58,12 +70,29 @@ def open_target(arguments: Arguments, spark: SparkSession) -> Target:
     if arguments.target.format == "delta":
         return DeltaTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
     if arguments.target.format == "iceberg":
+        check_reachable(root)
         return IcebergTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
     if arguments.target.is_database:
         return JdbcTarget(database(arguments.target), changefeed, mode=mode)
     if arguments.target.is_remote:
         return RemoteChangelog(spark, root, arguments.checkpoint_dir)
     return ChangelogTarget(spark, root)
+
+
+def check_reachable(root: str) -> None:
+    """See that pyarrow can write where Iceberg's files go: tasks have no Java.
+
+    Raises:
+        SourceError: ErrTargetUnusable.
+    """
+    try:
+        file_system(root)
+    except (OSError, pa.ArrowException) as err:
+        raise SourceError(
+            "ErrTargetUnusable",
+            f"pyarrow cannot reach {root} ({str(err).partition(chr(10))[0]}); Iceberg's files are written by it: for HDFS it needs libhdfs, by "
+            "HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH, on the driver and the executors",
+        ) from None
 
 
 def database(uri: TargetUri) -> Database:

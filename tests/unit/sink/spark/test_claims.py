@@ -3,7 +3,7 @@
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
-from pyspark_tidemark.lake.claims import Claim
+from pyspark_tidemark.lake.claims import Claim, check_idle
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 
@@ -90,6 +90,17 @@ def test_claims_do_not_pile_up_but_those_that_took_over_stay(lake, monkeypatch):
     assert len(lake[0].found) < 10 + start_ts // 10 // 4
     assert len(lake[1].found) < 3 + 20 // 4 + 2
     assert [Claim.from_json(lake[1].found[name]).taken for name in lake[1].names()][:3] == [1, 22, 43]
+
+
+def test_who_only_repairs_leaves_a_running_job_alone(lake):
+    running = taken(lake)
+    check_idle(lake[1], 0.01)
+    changing = iter([["1"], ["1", "2"]])
+    lake[1].names = lambda: next(changing)
+    with pytest.raises(SourceError, match=r"ErrTargetBusy.*stop it first"):
+        check_idle(lake[1], 0.01)
+    del lake[1].names
+    assert running.announce(0, 10) == 10
 
 
 def test_another_changefeeds_job_is_not_stopped(lake):
