@@ -88,9 +88,10 @@ def check_reachable(root: str) -> None:
     try:
         file_system(root)
     except (OSError, pa.ArrowException) as err:
+        said = str(err).partition("\n")[0]
         raise SourceError(
             "ErrTargetUnusable",
-            f"pyarrow cannot reach {root} ({str(err).partition(chr(10))[0]}); Iceberg's files are written by it: for HDFS it needs libhdfs, by "
+            f"pyarrow cannot reach {root} ({said}); Iceberg's files are written by it: for HDFS it needs libhdfs, by "
             "HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH, on the driver and the executors",
         ) from None
 
