@@ -4,13 +4,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gcsafepoint.explain.explanation import Explanation, WhatIf
-from gcsafepoint.explain.link import Chain, Kind, Link
+from gcsafepoint.explain.link import Chain, Link
 from gcsafepoint.explain.names import shown
 from gcsafepoint.explain.situation import Situation
 from storage.model.ts import MAX_TS, physical_ms
 
 _LAST_DATE_MS = 253_402_300_799_000
-_SERVICES = (Kind.SERVICE, Kind.GLOBAL_BARRIER, Kind.GC_WORKER)
 
 
 def document(explanation: Explanation) -> dict[str, Any]:

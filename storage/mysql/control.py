@@ -14,7 +14,6 @@ MARIADB_STANDALONE = 1
 MARIADB_COMMITS_AS_GROUP = 2
 MARIADB_PREPARED_XA = 64
 MARIADB_COMPLETED_XA = 128
-_U64 = struct.Struct("<Q")
 _MARIADB_GTID = struct.Struct("<QIB")
 _QUERY = struct.Struct("<IIBHH")
 _XID = struct.Struct("<III")
@@ -209,13 +208,3 @@ class MariaGtidList:
         reader = Reader(body)
         count = reader.number(4) & 0x0FFFFFFF
         return cls(tuple((reader.number(4), reader.number(4), reader.number(8)) for _ in range(count)))
-
-
-def parse_xid(body: bytes) -> int:
-    """The number of the engine's transaction that an XID event commits."""
-    return Reader(body).number(_U64.size)
-
-
-def parse_annotation(body: bytes) -> str:
-    """The statement whose rows follow (MariaDB's ANNOTATE_ROWS)."""
-    return body.decode(errors="replace")

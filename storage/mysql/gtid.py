@@ -9,7 +9,7 @@ import struct
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self, TypeAlias
+from typing import TypeAlias
 
 from storage.model.errors import InvalidError
 from storage.mysql.reader import Reader
@@ -22,14 +22,6 @@ _FORMAT_SHIFT = 56
 _TAGGED_COUNT = (1 << _FORMAT_SHIFT) - 1
 Source: TypeAlias = tuple[uuid.UUID, str]
 """The server that ran transactions first, and the tag it gave their GTIDs; mostly none."""
-
-
-class GtidSet(Protocol):
-    """What was read; immutable, its text is canonical."""
-
-    def contains(self, other: Self) -> bool:
-        """Whether it holds everything that `other` does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ A version of its own for each TABLE_MAP signature: rows name their columns by pl
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -105,10 +105,6 @@ class Table:
     def to_json(self) -> str:
         """The document as text."""
         return json.dumps(self.to_doc(), separators=(",", ":"), ensure_ascii=False)
-
-    def with_key(self, primary_key: Sequence[str]) -> "Table":
-        """The same table, its rows identified by other columns."""
-        return Table(self.id, self.name, self.columns, tuple(primary_key))
 
 
 def _column(doc: Mapping[str, Any]) -> Column:

@@ -24,7 +24,6 @@ _F64 = struct.Struct(">d")
 _SIGN = 1 << 63
 _MASK = (1 << 64) - 1
 _NUMBERS = INTEGERS | {Type.YEAR, Type.TIME}
-_BITS_MAX = 64
 
 
 def decode_cell(column: Column, cell: bytes) -> Value:

@@ -1,12 +1,6 @@
 """Why binlogs cannot be followed any further. In each case the feed stops before it would lose a row."""
 
-from storage.model.errors import CorruptError, InvalidError, UnavailableError
-
-
-class PumpUnavailableError(UnavailableError):
-    """A pump, or the registry of pumps, does not answer now."""
-
-    code = "ErrPumpUnavailable"
+from storage.model.errors import CorruptError, InvalidError
 
 
 class BinlogInvalidError(CorruptError):
