@@ -28,7 +28,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.kept import Keeper
-from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.manifest import Manifest, check_mode
 from pyspark_tidemark.lake.offset_log import logged_range
 from pyspark_tidemark.lake.progress import BatchListener
 from pyspark_tidemark.lake.session import open_session
@@ -179,8 +179,10 @@ def _run(arguments: Arguments, out: IO[str]) -> int:
             extra=arguments.conf,
         )
     )
+    if arguments.target.is_remote:
+        changefeed.describe()  # who cannot read it must not stop a job that can
     with opened_manifest(arguments, session) as manifest:
-        _check_mode(arguments, manifest)
+        check_mode(manifest.last, arguments.mode)
         start_ts = _start_ts(changefeed, manifest)
         if arguments.until_ts is not None and start_ts >= arguments.until_ts:
             return EXIT_OK
@@ -203,15 +205,6 @@ def _run(arguments: Arguments, out: IO[str]) -> int:
         keeper.close()
         spark.stop()
     return EXIT_OK
-
-
-def _check_mode(arguments: Arguments, manifest: Manifest) -> None:
-    """Tables of one mode are not those of another."""
-    last = manifest.last
-    if last is not None and last.mode not in (None, arguments.mode):
-        raise SourceError(
-            "ErrTargetMode", f"this lake is kept with --mode {last.mode}, not {arguments.mode}; choose another --target"
-        )
 
 
 def _start_ts(changefeed: Changefeed, manifest: Manifest) -> int:

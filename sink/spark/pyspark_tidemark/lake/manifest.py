@@ -97,13 +97,15 @@ class FileManifest:
             yield cls(files, lock, _own(_steady(lambda: _newest(files)), changefeed, root))
 
     @classmethod
-    def taken(cls, files: Files, claims: Files, changefeed: str, root: str) -> "FileManifest":
+    def taken(
+        cls, files: Files, claims: Files, changefeed: str, root: str, *, mode: str | None = None
+    ) -> "FileManifest":
         """The manifest in a directory that others can reach, too; whoever had it before has lost it.
 
         Raises:
-            SourceError: ErrTargetForeign, ErrManifestCorrupt, or one of the directory.
+            SourceError: ErrTargetForeign, ErrTargetMode, ErrManifestCorrupt, or one of the directory; then nobody has.
         """
-        _own(_steady(lambda: _newest(files)), changefeed, root)  # before its job is stopped
+        check_mode(_own(_steady(lambda: _newest(files)), changefeed, root), mode)
         right = Claims(files, claims)
         right.take()
         last = _steady(lambda: _newest(files))
@@ -214,6 +216,18 @@ def check_follows(last: CutRecord | None, record: CutRecord) -> None:
     """
     if last is not None and record.start_ts != last.end_ts:
         raise SourceError("ErrCutGap", f"the lake ends at {last.end_ts}, but the next cut starts at {record.start_ts}")
+
+
+def check_mode(last: CutRecord | None, mode: str | None) -> None:
+    """See that a lake is kept in a mode (None: any): tables of one mode are not those of another.
+
+    Raises:
+        SourceError: ErrTargetMode.
+    """
+    if last is not None and mode is not None and last.mode not in (None, mode):
+        raise SourceError(
+            "ErrTargetMode", f"this lake is kept with --mode {last.mode}, not {mode}; choose another --target"
+        )
 
 
 def _listed(files: Files) -> list[CutFile]:

@@ -32,13 +32,18 @@ def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> 
         with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
             yield rows
         return
-    with opened_files(arguments.target, arguments.changefeed, spark) as manifest:
+    with opened_files(arguments.target, arguments.changefeed, spark, mode=arguments.mode) as manifest:
         yield manifest
 
 
 @contextmanager
 def opened_files(
-    target: TargetUri, changefeed: str, spark: Callable[[], SparkSession], *, idle_s: float = 0.0
+    target: TargetUri,
+    changefeed: str,
+    spark: Callable[[], SparkSession],
+    *,
+    mode: str | None = None,
+    idle_s: float = 0.0,
 ) -> Iterator[FileManifest]:
     """The manifest of a lake in files, and the right to write it, for the block.
 
@@ -51,7 +56,7 @@ def opened_files(
         cuts = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
         claims = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}/{CLAIMS}")
         check_idle(claims, idle_s)
-        yield FileManifest.taken(cuts, claims, changefeed, target.path)
+        yield FileManifest.taken(cuts, claims, changefeed, target.path, mode=mode)
         return
     with FileManifest.opened(target.path, changefeed) as manifest:
         yield manifest

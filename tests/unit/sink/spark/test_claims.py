@@ -1,5 +1,7 @@
 """Claims of a lake that several drivers can reach: taken over, announced, published, tidied."""
 
+from pathlib import Path
+
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
@@ -8,6 +10,8 @@ from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 
 from tests.unit.sink.spark.memory_files import MemoryFiles as Memory
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "lake_claim_v1.json"
 
 
 def record(start_ts, end_ts, version=1):
@@ -103,12 +107,21 @@ def test_who_only_repairs_leaves_a_running_job_alone(lake):
     assert running.announce(0, 10) == 10
 
 
-def test_another_changefeeds_job_is_not_stopped(lake):
+def test_a_job_that_may_not_write_a_lake_does_not_stop_the_one_that_does(lake):
     running = taken(lake)
     applied(running, 0, 10)
     with pytest.raises(SourceError, match="ErrTargetForeign"):
         FileManifest.taken(*lake, "other", "hdfs://n/lake")
+    with pytest.raises(SourceError, match="ErrTargetMode"):
+        FileManifest.taken(*lake, "bank", "hdfs://n/lake", mode="scd2")
     assert applied(running, 10, 20) == 20
+
+
+def test_the_claims_document_is_as_written_down():
+    claim = Claim(12, "6f1c0000000000000000000000000000", "node-3", 9, 400, 450, 12)
+    assert claim.to_json() == GOLDEN.read_text(encoding="utf-8")
+    assert Claim.from_json(GOLDEN.read_text(encoding="utf-8")) == claim
+    assert claim.published_as == "00000000000000000450_000000000012.json"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "number": 1}'])
