@@ -175,6 +175,22 @@ def test_rows_older_than_a_column_hold_its_default_also_after_a_death_at_the_bar
     assert_equal(place, feed, "bank.t", 50)
 
 
+def test_versions_older_than_a_column_hold_its_default_too(spark, tmp_path):
+    place, feed, policy = Directory(spark, "delta", tmp_path), defaults_feed(), Policy("scd2")
+    place.target = lambda: DeltaTarget(spark, str(tmp_path), "evolving", mode="scd2")
+    keep(place, feed, feed.cut_ends(15, 25), die_at=(25,), policy=policy)
+    keep(place, feed, (50,), policy=policy)
+    versions = place.rows("bank.t", 50)
+    for ts in (25, 50):
+        valid = [row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)]
+        found = {row["id"]: row | {"_commit_ts": row["valid_from_ts"]} for row in valid}
+        state = feed.state(ts)["bank.t"]
+        assert len(valid) == len(state)
+        assert {key: {name: found[key][name] for name in row} for key, row in state.items()} == state
+    (gone,) = [row for row in versions if row["id"] == 3]
+    assert (gone["valid_to_ts"], gone["status"], gone["small"]) == (15, "it's \\ new", 7)
+
+
 def tables_feed():
     feed = EvolvingFeed()
     for name in ("bank.a", "bank.b"):
