@@ -19,6 +19,8 @@ CREATOR_VERSION: Final = "0.2.0"
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
+_REMOTE = re.compile(r"(((delta|parquet)\+(hdfs|viewfs|s3a))|(iceberg\+(hdfs|viewfs)))://[^@?]*/[^@?]*")
+"""Lakes on other file systems, as the lake job takes them: `pyspark_tidemark.lake.target`."""
 
 
 class State(enum.StrEnum):
@@ -140,8 +142,14 @@ def check_sink_uri(sink_uri: str) -> None:
     """Refuse what no reader could take as its target.
 
     Raises:
-        SinkUriError: there is no scheme.
+        SinkUriError: there is no scheme, or one of a lake on a file system that can hold none.
     """
+    scheme = sink_uri.partition(":")[0]
+    if "+" in scheme and not _REMOTE.fullmatch(sink_uri):
+        raise SinkUriError(
+            "a lake on another file system is FORMAT+SCHEME://authority/path: delta, parquet or iceberg on hdfs or "
+            "viewfs, delta or parquet on s3a, with credentials and settings where Hadoop looks for them"
+        )
     if not _SCHEME.match(sink_uri):
         raise SinkUriError(
             f"the sink URI {sink_uri!r} has no scheme; give one such as delta:///path or parquet:///path"

@@ -94,7 +94,7 @@ class Keeper:
         wanted = {
             found.id: found.sink_uri
             for found in known.changefeeds
-            if found.state in _RUNNING and urlsplit(found.sink_uri).scheme.partition("+")[0] in LAKES
+            if found.state in _RUNNING and is_lake(found.sink_uri)
         }
         for changefeed in self._jobs.keys() - wanted.keys():
             await self._jobs.pop(changefeed).drain()
@@ -129,6 +129,11 @@ class Keeper:
             await job.run()
         except TidemarkError as err:
             _log.error("lake job failed", changefeed=changefeed, code=err.code, error=err.message)
+
+
+def is_lake(sink_uri: str) -> bool:
+    """Whether a lake job keeps such a sink: `FORMAT:…` or `FORMAT+SCHEME:…`."""
+    return urlsplit(sink_uri).scheme.partition("+")[0] in LAKES
 
 
 def _show(changefeed: str, line: dict[str, Any]) -> None:

@@ -76,6 +76,20 @@ def test_a_sink_uri_needs_a_scheme():
         check_sink_uri("/lake")
 
 
+@pytest.mark.parametrize("text", ["delta+hdfs://nn:8020/lake", "parquet+s3a://bucket/lake", "iceberg+viewfs:///lake"])
+def test_a_sink_may_lie_on_another_file_system(text):
+    check_sink_uri(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["delta+s3://b/lake", "iceberg+s3a://b/lake", "delta+s3a://key:secret@b/lake", "a+b:c"]
+)
+def test_a_sink_that_no_lake_job_could_keep_is_refused_and_no_secret_repeated(text):
+    with pytest.raises(SinkUriError, match=r"FORMAT\+SCHEME") as caught:
+        check_sink_uri(text)
+    assert "secret" not in str(caught.value)
+
+
 def test_lost_history_does_not_hold_gc_back_any_more():
     info = ChangefeedInfo(id="a", sink_uri="x:", start_ts=1, target_ts=0, create_time="", tables=())
     assert info.moved_to(State.STOPPED).blocks_gc
