@@ -28,6 +28,7 @@ from tests.bench.sink import mount
 from tests.bench.sorter_workload import BASE_TS, Window, Workload
 
 _ROUND_WINDOWS = 64
+_MEMORY_BYTES = 64 << 20  # of all processes together, as the capture divides its quota
 _SHARDS = 4  # of a worker's sorter
 
 
@@ -42,8 +43,8 @@ class Told(NamedTuple):
 class Worker:
     """The share of one process."""
 
-    def __init__(self, directory: Path, spans: list[Span]) -> None:
-        self._sorter = Sorter(directory, memory_bytes=64 << 20)
+    def __init__(self, directory: Path, spans: list[Span], memory_bytes: int) -> None:
+        self._sorter = Sorter(directory, memory_bytes=memory_bytes)
         self._manager = SinkManager(self._sorter)
         for span in spans:
             self._sorter.add_table(span, BASE_TS)
@@ -84,7 +85,7 @@ def work(pipe: Connection, directory: str, args: argparse.Namespace, number: int
     mine = {span for span in workload.spans if get_db(span, of * _SHARDS) // _SHARDS == number}  # as the capture does
     windows = [window for window in workload.windows() if window.span in mine]
     with tempfile.TemporaryDirectory(dir=directory) as place:
-        worker = Worker(Path(place), sorted(mine))
+        worker = Worker(Path(place), sorted(mine), _MEMORY_BYTES // of)
         pipe.send(None)
         pipe.recv()
         pipe.send(worker.run(windows))
