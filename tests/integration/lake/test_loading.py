@@ -2,6 +2,7 @@
 
 import pytest
 from pyspark_tidemark.lake import changes
+from pyspark_tidemark.lake.delta import tables
 
 from tests.integration.lake import test_delta_modes, test_iceberg
 from tests.integration.spark.upstream import Upstream
@@ -46,3 +47,15 @@ def test_iceberg_deletes_only_keys_that_may_be_there(spark, changefeed, captures
     assert test_iceberg.balances(test_iceberg.read_by_iceberg(spark, tmp_path, "bank.accounts")) == (
         test_iceberg.held(upstream, CUTS[-1])
     )
+
+
+def test_delta_is_read_from_the_checkpoints_of_its_log(spark, changefeed, captures, upstream, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHECKPOINT_EVERY", 2)
+    test_delta_modes.keep(spark, changefeed, captures, tmp_path, "upsert", CUTS)
+    log = tmp_path / "bank" / "accounts" / "_delta_log"
+    assert [path.name for path in log.glob("*.checkpoint*.parquet")] == [f"{2:020}.checkpoint.parquet"]
+    for version in (0, 1):
+        (log / f"{version:020}.json").unlink()  # as Delta does when they are old
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    rows = [row.asDict() for row in spark.read.format("delta").load(str(log.parent)).collect()]
+    assert test_iceberg.balances(rows) == test_iceberg.held(upstream, CUTS[-1])
