@@ -120,6 +120,23 @@ def lived(captures, uri, scratch, *stop, max_rows=60):
     return [json.loads(line) for line in out.splitlines()]
 
 
+@contextlib.contextmanager
+def sleeping(captures, uri, scratch, step, batch):
+    """A life that is stopped at a step, for the block."""
+    while True:
+        with life(captures, uri, scratch, "SIGSTOP", step, batch) as process:
+            while process.poll() is None and not stopped(process.pid):
+                time.sleep(0.1)
+            if process.returncode is None:
+                yield process
+                return
+            assert process.returncode == EX_TEMPFAIL, process.stderr.read()
+
+
+def stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
+
 def chain(spark, root):
     cuts = cuts_in(HadoopFiles(spark, f"file://{root}/{DIRECTORY}"))
     assert [cut.start_ts for cut in cuts] == [0] + [cut.end_ts for cut in cuts[:-1]]
@@ -148,9 +165,7 @@ def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstr
 
 def test_a_driver_that_slept_through_its_successors_life_writes_nothing_more(spark, captures, upstream, tmp_path):
     root, uri = tmp_path / "lake", f"parquet+file://{tmp_path}/lake"
-    with life(captures, uri, tmp_path / "one", "SIGSTOP", "manifest", 1) as asleep:
-        while Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
-            time.sleep(0.1)
+    with sleeping(captures, uri, tmp_path / "one", "manifest", 1) as asleep:
         lived(captures, uri, tmp_path / "two", max_rows=35)
         before = chain(spark, root)
         asleep.send_signal(signal.SIGCONT)
