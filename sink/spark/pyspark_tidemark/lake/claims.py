@@ -79,7 +79,11 @@ class Claims:
         self._unpublished = False
 
     def take(self) -> None:
-        """Take the lake over from whoever had it; from when it returns, nobody else can claim or publish."""
+        """Take the lake over from whoever had it; from when it returns, nobody else can claim or publish.
+
+        Raises:
+            SourceError: ErrTargetBusy, somebody was faster.
+        """
         while True:
             numbers = [int(name) for name in self._claims.names()]
             try:
@@ -91,6 +95,8 @@ class Claims:
             mine = Claim(number, self._driver, self._host, number, *begun)
             if self._made(mine):
                 break
+        if int(self._claims.names()[-1]) > number:  # perhaps this one had been made before, and removed
+            raise self.taken_over()
         if mine.published_as is not None:
             self._cuts.create(mine.published_as, "")
         if last is not None:

@@ -96,6 +96,25 @@ def test_claims_do_not_pile_up_but_those_that_took_over_stay(lake, monkeypatch):
     assert [Claim.from_json(lake[1].found[name]).taken for name in lake[1].names()][:3] == [1, 22, 43]
 
 
+def test_who_is_slow_to_take_over_does_not_begin_where_claims_were_removed(lake):
+    first = taken(lake)
+    applied(first, 0, 10)
+    read = lake[1].read
+
+    def slow(name):
+        """Meanwhile the first goes on, and another takes over and removes what it claimed."""
+        lake[1].read = read
+        found = read(name)
+        applied(first, 10, 20)
+        applied(taken(lake), 20, 30)
+        return found
+
+    lake[1].read = slow
+    with pytest.raises(SourceError, match="ErrTargetBusy"):
+        taken(lake)
+    assert published(lake) == [(0, 10), (10, 20), (20, 30)]
+
+
 def test_who_only_repairs_leaves_a_running_job_alone(lake):
     running = taken(lake)
     check_idle(lake[1], 0.01)
