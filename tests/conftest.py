@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+import server as _before_grpc  # noqa: F401 - it says how gRPC forks, before a test imports gRPC
 from tests.mariadb import MariaDb, running_mariadb
 
 settings.register_profile("tidemark", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -28,15 +28,16 @@ def accounts(first, count, balance):
 
 @pytest.fixture(scope="module")
 def written(cluster):
-    """A changefeed with 60 transactions of 20 rows each, updates of the first among them."""
-    with changefeed(cluster, "accounts", [("bank", ACCOUNTS)]) as (reader, start_ts):
+    """60 transactions of 20 rows each, updates of the first among them, in two changefeeds: one is acknowledged."""
+    both = [changefeed(cluster, name, [("bank", ACCOUNTS)]) for name in ("followed", "looked-at")]
+    with both[0] as (followed, _), both[1] as (looked_at, start_ts):
         commit_ts = write(cluster, *(accounts(20 * (n % 50), 20, n) for n in range(60)))
-        yield start_ts, reader.wait_resolved(commit_ts)
+        yield start_ts, max(reader.wait_resolved(commit_ts) for reader in (followed, looked_at))
 
 
-def options(cluster, **more):
+def options(cluster, name, **more):
     endpoints = f"{NOBODY},{flight(cluster)}"
-    return {"endpoint": endpoints, "changefeed": "accounts", "table": "bank.accounts"} | more
+    return {"endpoint": endpoints, "changefeed": name, "table": "bank.accounts"} | more
 
 
 def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster, written, tmp_path):
@@ -53,7 +54,9 @@ def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster
 
     query = (
         spark.readStream.format("tidemark")
-        .options(**options(cluster, startTs=str(written[0]), endTs=str(written[1]), maxRowsPerTrigger="250"))
+        .options(
+            **options(cluster, "followed", startTs=str(written[0]), endTs=str(written[1]), maxRowsPerTrigger="250")
+        )
         .load()
         .writeStream.option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
@@ -65,12 +68,12 @@ def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster
     assert [len(rows) for rows in found if rows] == [240] * 5
     changes = [(row.id, row.balance) for rows in found for row in sorted(rows, key=lambda row: row._commit_ts)]
     assert changes == [(20 * (n % 50) + at, n) for n in range(60) for at in range(20)]
-    assert cluster.cli("changefeed", "query", "-c", "accounts")["checkpoint_tso"] > written[0]
+    assert cluster.cli("changefeed", "query", "-c", "followed")["checkpoint_tso"] > written[0]
 
 
 def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cluster, written):
     ranges = {"startTs": str(written[0]), "endTs": str(written[1]), "sliceBytes": "8000", "beforeImage": "true"}
-    frame = spark.read.format("tidemark").options(**options(cluster, **ranges)).load()
+    frame = spark.read.format("tidemark").options(**options(cluster, "looked-at", **ranges)).load()
     assert frame.rdd.getNumPartitions() > 3
     rows = sorted(frame.collect(), key=lambda row: (row._commit_ts, row._seq))
     assert [(row.id, row.balance) for row in rows] == [(20 * (n % 50) + at, n) for n in range(60) for at in range(20)]
