@@ -112,7 +112,7 @@ def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_pa
             worker = ("-c", "1", "-m", "700m", f"spark://127.0.0.1:{port}")
             stack.enter_context(daemon(tmp_path, "worker.Worker", *worker))
         moved = dict(encode_record(TRANSFERS, {"id": n, "src": 1, "dst": 2, "amount": 3}) for n in range(100))
-        end_ts = reader.wait_resolved(write(cluster, moved, *(accounts(20 * n, 20, n) for n in range(5))))
+        end_ts = reader.wait_resolved(write(cluster, moved, *(accounts(5000 + 20 * n, 20, n) for n in range(5))))
         ranges = {"startTs": str(start_ts), "endTs": str(end_ts), "sliceBytes": "1000", "envelope": "true"}
         given = {"endpoint": flight(cluster), "changefeed": "cut", "tablePattern": "bank.*"} | ranges
         done = subprocess.run(
