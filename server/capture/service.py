@@ -32,7 +32,7 @@ class ChangefeedService:
         self._membership = membership
         self._security = security
 
-    async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:  # noqa: N802
+    async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
         """Make a changefeed."""
 
         async def create() -> pb.CreateChangefeedResponse:
@@ -41,7 +41,7 @@ class ChangefeedService:
 
         return await self._by_owner("CreateChangefeed", request, context, create)
 
-    async def ListChangefeeds(self, request: pb.ListChangefeedsRequest, context: Context) -> Any:  # noqa: N802
+    async def ListChangefeeds(self, request: pb.ListChangefeedsRequest, context: Context) -> Any:
         """All changefeeds."""
 
         async def listed() -> pb.ListChangefeedsResponse:
@@ -49,7 +49,7 @@ class ChangefeedService:
 
         return await self._by_owner("ListChangefeeds", request, context, listed)
 
-    async def QueryChangefeed(self, request: pb.QueryChangefeedRequest, context: Context) -> Any:  # noqa: N802
+    async def QueryChangefeed(self, request: pb.QueryChangefeedRequest, context: Context) -> Any:
         """One changefeed."""
 
         async def queried() -> pb.QueryChangefeedResponse:
@@ -57,7 +57,7 @@ class ChangefeedService:
 
         return await self._by_owner("QueryChangefeed", request, context, queried)
 
-    async def PauseChangefeed(self, request: pb.PauseChangefeedRequest, context: Context) -> Any:  # noqa: N802
+    async def PauseChangefeed(self, request: pb.PauseChangefeedRequest, context: Context) -> Any:
         """Stop pulling."""
 
         async def pause() -> pb.PauseChangefeedResponse:
@@ -66,7 +66,7 @@ class ChangefeedService:
 
         return await self._by_owner("PauseChangefeed", request, context, pause)
 
-    async def ResumeChangefeed(self, request: pb.ResumeChangefeedRequest, context: Context) -> Any:  # noqa: N802
+    async def ResumeChangefeed(self, request: pb.ResumeChangefeedRequest, context: Context) -> Any:
         """Pull again."""
 
         async def resume() -> pb.ResumeChangefeedResponse:
@@ -75,7 +75,7 @@ class ChangefeedService:
 
         return await self._by_owner("ResumeChangefeed", request, context, resume)
 
-    async def RemoveChangefeed(self, request: pb.RemoveChangefeedRequest, context: Context) -> Any:  # noqa: N802
+    async def RemoveChangefeed(self, request: pb.RemoveChangefeedRequest, context: Context) -> Any:
         """Forget it."""
 
         async def remove() -> pb.RemoveChangefeedResponse:
@@ -104,14 +104,14 @@ class CaptureService:
         self._membership = membership
         self._blockers = blockers
 
-    async def GetBlockers(  # noqa: N802 - the name in the proto
+    async def GetBlockers(
         self, request: capturepb.GetBlockersRequest, context: Context
     ) -> capturepb.GetBlockersResponse:
         """What holds the changefeeds back that this capture runs; none if it does not own them."""
         del context
         return capturepb.GetBlockersResponse(changefeeds=await self._blockers.list(request.limit))
 
-    async def ListCaptures(  # noqa: N802 - the name in the proto
+    async def ListCaptures(
         self, request: capturepb.ListCapturesRequest, context: Context
     ) -> capturepb.ListCapturesResponse:
         """All living captures."""

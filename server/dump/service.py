@@ -27,9 +27,7 @@ class DumpService:
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
 
-    async def StartDump(  # noqa: N802 - the proto's name
-        self, request: pb.StartDumpRequest, context: Context
-    ) -> pb.StartDumpResponse:
+    async def StartDump(self, request: pb.StartDumpRequest, context: Context) -> pb.StartDumpResponse:
         """Ask for a dump; one that is over is done anew."""
         del context
         asked = await self._asked(request.changefeed_id)
@@ -55,27 +53,21 @@ class DumpService:
             await records.put_job(before, replace(wanted, id=uuid.uuid4().hex))
         return pb.StartDumpResponse(**await self._status(request.changefeed_id))
 
-    async def PauseDump(  # noqa: N802 - the proto's name
-        self, request: pb.PauseDumpRequest, context: Context
-    ) -> pb.PauseDumpResponse:
+    async def PauseDump(self, request: pb.PauseDumpRequest, context: Context) -> pb.PauseDumpResponse:
         """Read no more chunks."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=PAUSED))
         return pb.PauseDumpResponse(**await self._status(request.changefeed_id))
 
-    async def ResumeDump(  # noqa: N802 - the proto's name
-        self, request: pb.ResumeDumpRequest, context: Context
-    ) -> pb.ResumeDumpResponse:
+    async def ResumeDump(self, request: pb.ResumeDumpRequest, context: Context) -> pb.ResumeDumpResponse:
         """Go on, and try again what has failed."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, attempt=job.attempt + 1))
         return pb.ResumeDumpResponse(**await self._status(request.changefeed_id))
 
-    async def UpdateDump(  # noqa: N802 - the proto's name
-        self, request: pb.UpdateDumpRequest, context: Context
-    ) -> pb.UpdateDumpResponse:
+    async def UpdateDump(self, request: pb.UpdateDumpRequest, context: Context) -> pb.UpdateDumpResponse:
         """Go on in another order, or at another pace."""
         del context
         asked, records, job = await self._existing(request.changefeed_id)
@@ -85,18 +77,14 @@ class DumpService:
             await records.put_job(job, wanted)
         return pb.UpdateDumpResponse(**await self._status(request.changefeed_id))
 
-    async def RestartDump(  # noqa: N802 - the proto's name
-        self, request: pb.RestartDumpRequest, context: Context
-    ) -> pb.RestartDumpResponse:
+    async def RestartDump(self, request: pb.RestartDumpRequest, context: Context) -> pb.RestartDumpResponse:
         """Begin anew."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, id=uuid.uuid4().hex))
         return pb.RestartDumpResponse(**await self._status(request.changefeed_id))
 
-    async def GetDumpStatus(  # noqa: N802 - the proto's name
-        self, request: pb.GetDumpStatusRequest, context: Context
-    ) -> pb.GetDumpStatusResponse:
+    async def GetDumpStatus(self, request: pb.GetDumpStatusRequest, context: Context) -> pb.GetDumpStatusResponse:
         """How far it is."""
         del context
         return pb.GetDumpStatusResponse(**await self._status(request.changefeed_id))

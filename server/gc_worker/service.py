@@ -26,7 +26,7 @@ class GCService:
         self._records = records
         self._pd = pd
 
-    async def GetGCStatus(self, _request: gc_pb2.GetGCStatusRequest, _context: Any) -> gc_pb2.GetGCStatusResponse:  # noqa: N802 - the protocol's name
+    async def GetGCStatus(self, _request: gc_pb2.GetGCStatusRequest, _context: Any) -> gc_pb2.GetGCStatusResponse:
         """Settings, leader, safepoints, and the newest round; of this worker's own rounds as they are right now."""
         seen, own = await overview(self._records), self._worker.rounds.newest
         newest = max((it for it in (seen.newest, own) if it), key=lambda it: (it.id, it is own), default=None)
@@ -42,7 +42,7 @@ class GCService:
             failed_ranges=seen.failed_ranges,
         )
 
-    async def GetGCConfig(self, _request: gc_pb2.GetGCConfigRequest, _context: Any) -> gc_pb2.GetGCConfigResponse:  # noqa: N802 - the protocol's name
+    async def GetGCConfig(self, _request: gc_pb2.GetGCConfigRequest, _context: Any) -> gc_pb2.GetGCConfigResponse:
         """The settings, and all variables as rows of mysql.tidb."""
         rows = [
             gc_pb2.GCVariable(variable_name=name, variable_value=value, comment=comment)
@@ -50,7 +50,7 @@ class GCService:
         ]
         return gc_pb2.GetGCConfigResponse(config=config_message(await read_config(self._records)), variables=rows)
 
-    async def SetGCConfig(self, request: gc_pb2.SetGCConfigRequest, _context: Any) -> gc_pb2.SetGCConfigResponse:  # noqa: N802 - the protocol's name
+    async def SetGCConfig(self, request: gc_pb2.SetGCConfigRequest, _context: Any) -> gc_pb2.SetGCConfigResponse:
         """Set variables of mysql.tidb by their names, all or none; durable at once, in force at the next tick."""
         bounds = self._worker.bounds
         await check_mode(self._cluster, (await read_config(self._records)).updated(request.variables, bounds))
@@ -58,20 +58,20 @@ class GCService:
         await self._worker.settings_changed()
         return gc_pb2.SetGCConfigResponse(config=config_message(config))
 
-    async def RunGC(self, request: gc_pb2.RunGCRequest, _context: Any) -> gc_pb2.RunGCResponse:  # noqa: N802 - the protocol's name
+    async def RunGC(self, request: gc_pb2.RunGCRequest, _context: Any) -> gc_pb2.RunGCResponse:
         """Run a round now; answers when it has ended, or has begun, or at once with what it would do."""
         if request.dry_run:
             return gc_pb2.RunGCResponse(plan=plan_message(await make_plan(self._cluster, self._records)))
         it = (await self._worker.begin_round())[0] if request.no_wait else await self._worker.demand_round()
         return gc_pb2.RunGCResponse(round=round_message(it, self._worker.clock.now_ms()))
 
-    async def ListRounds(self, request: gc_pb2.ListRoundsRequest, _context: Any) -> gc_pb2.ListRoundsResponse:  # noqa: N802 - the protocol's name
+    async def ListRounds(self, request: gc_pb2.ListRoundsRequest, _context: Any) -> gc_pb2.ListRoundsResponse:
         """The last rounds, newest first."""
         rounds = await history.load(self._records, request.limit or history.KEPT)
         now_ms = self._worker.clock.now_ms()
         return gc_pb2.ListRoundsResponse(rounds=[round_message(it, now_ms) for it in rounds])
 
-    async def RegisterDeleteRange(  # noqa: N802 - the protocol's name
+    async def RegisterDeleteRange(
         self, request: gc_pb2.RegisterDeleteRangeRequest, _context: Any
     ) -> gc_pb2.RegisterDeleteRangeResponse:
         """Record what a dropped table or index left; registering the same range again does nothing."""
@@ -79,7 +79,7 @@ class GCService:
         await register(self._records, new)
         return gc_pb2.RegisterDeleteRangeResponse()
 
-    async def ListDeleteRanges(  # noqa: N802 - the protocol's name
+    async def ListDeleteRanges(
         self, _request: gc_pb2.ListDeleteRangesRequest, _context: Any
     ) -> gc_pb2.ListDeleteRangesResponse:
         """What waits to be destroyed, and what was within the last day."""

@@ -46,7 +46,7 @@ class PumpService:
         metrics.count(len(answers) - refused, sum(len(binlog.payload) for binlog in binlogs), refused)
         return answers
 
-    async def PullBinlogs(  # noqa: N802 - the name in the protocol
+    async def PullBinlogs(
         self, request: pump_pb2.PullBinlogReq, context: Any
     ) -> AsyncIterator[pump_pb2.PullBinlogResp]:
         """Committed binlogs after `startFrom.offset`, in commit order, without end."""

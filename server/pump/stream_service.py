@@ -23,7 +23,7 @@ class StreamService:
         self._admission = admission
         self._steering = steering
 
-    async def WriteBinlogs(  # noqa: N802 - the name in the protocol
+    async def WriteBinlogs(
         self, requests: AsyncIterator[pb.WriteBinlogsRequest], _context: Any
     ) -> AsyncIterator[pb.WriteBinlogsResponse]:
         """One answer a request, in order, when its binlogs are durable; a failed write ends the stream."""
@@ -37,9 +37,7 @@ class StreamService:
             sequence += len(request.payloads)
             yield pb.WriteBinlogsResponse(acknowledged=sequence, refused=refused)
 
-    async def ChangeState(  # noqa: N802 - the name in the protocol
-        self, request: pb.ChangeStateRequest, _context: Any
-    ) -> pb.ChangeStateResponse:
+    async def ChangeState(self, request: pb.ChangeStateRequest, _context: Any) -> pb.ChangeStateResponse:
         """Begin to pause or to close."""
         assert self._steering is not None
         state = await self._steering.apply(request.node_id, _ACTIONS.get(request.action, str(request.action)))

@@ -25,7 +25,7 @@ class DebugService:
     def __init__(self, config: OnlineConfig) -> None:
         self._config = config
 
-    async def ModifyTikvConfig(  # noqa: N802
+    async def ModifyTikvConfig(
         self, request: debugpb.ModifyTikvConfigRequest, _: Any
     ) -> debugpb.ModifyTikvConfigResponse:
         """Change one setting; the module is ignored, as in TiKV, names are whole."""
@@ -45,7 +45,7 @@ class StoreService:
     handover: Handover
     scanners: Executor
 
-    async def GetStoreStatus(  # noqa: N802
+    async def GetStoreStatus(
         self, _request: store_pb2.GetStoreStatusRequest, _: Any
     ) -> store_pb2.GetStoreStatusResponse:
         """Regions with their sizes, GC's progress, and how far the store is resolved."""
@@ -60,16 +60,12 @@ class StoreService:
             safe_ts=self.hub.safe_ts(b"", b""),
         )
 
-    async def MergeRegions(  # noqa: N802
-        self, request: store_pb2.MergeRegionsRequest, _: Any
-    ) -> store_pb2.MergeRegionsResponse:
+    async def MergeRegions(self, request: store_pb2.MergeRegionsRequest, _: Any) -> store_pb2.MergeRegionsResponse:
         """See `Merger.merge`."""
         merged = await self.merger.merge(request.source_region_id, request.target_region_id)
         return store_pb2.MergeRegionsResponse(region=region_message(merged, self.identity.store_id))
 
-    async def AdoptRegion(  # noqa: N802
-        self, request: store_pb2.AdoptRegionRequest, _: Any
-    ) -> store_pb2.AdoptRegionResponse:
+    async def AdoptRegion(self, request: store_pb2.AdoptRegionRequest, _: Any) -> store_pb2.AdoptRegionResponse:
         """See `Handover.adopt`."""
         await self.handover.adopt(request.cluster_id, request.region, request.gc_safe_point)
         return store_pb2.AdoptRegionResponse()

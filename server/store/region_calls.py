@@ -54,7 +54,7 @@ class RegionCalls:
     def __init__(self, backend: RegionBackend) -> None:
         self._regions = backend
 
-    async def KvGC(self, request: kvrpcpb.GCRequest, _: Any) -> kvrpcpb.GCResponse:  # noqa: N802
+    async def KvGC(self, request: kvrpcpb.GCRequest, _: Any) -> kvrpcpb.GCResponse:
         """Collect one region up to the given safepoint (GC mode "central"); done when it returns."""
         region = self._regions.gate.admit(request.context, ())
         if not isinstance(region, Region):
@@ -66,9 +66,7 @@ class RegionCalls:
         await self._regions.collector.collect(region, request.safe_point)
         return kvrpcpb.GCResponse()
 
-    async def KvDeleteRange(  # noqa: N802
-        self, request: kvrpcpb.DeleteRangeRequest, _: Any
-    ) -> kvrpcpb.DeleteRangeResponse:
+    async def KvDeleteRange(self, request: kvrpcpb.DeleteRangeRequest, _: Any) -> kvrpcpb.DeleteRangeResponse:
         """Destroy all versions of a range within one region."""
         region = self._regions.gate.admit(request.context, (request.start_key,))
         if not isinstance(region, Region):
@@ -80,7 +78,7 @@ class RegionCalls:
             await self._regions.collector.destroy(lower, upper)
         return kvrpcpb.DeleteRangeResponse()
 
-    async def UnsafeDestroyRange(  # noqa: N802
+    async def UnsafeDestroyRange(
         self, request: kvrpcpb.UnsafeDestroyRangeRequest, _: Any
     ) -> kvrpcpb.UnsafeDestroyRangeResponse:
         """Destroy all versions and locks of a range of this store, whatever its regions; done when it returns."""
@@ -89,15 +87,11 @@ class RegionCalls:
         await self._regions.collector.destroy(encode_bytes(request.start_key), encode_bytes(request.end_key))
         return kvrpcpb.UnsafeDestroyRangeResponse()
 
-    async def SplitRegion(  # noqa: N802
-        self, request: kvrpcpb.SplitRegionRequest, _: Any
-    ) -> kvrpcpb.SplitRegionResponse:
+    async def SplitRegion(self, request: kvrpcpb.SplitRegionRequest, _: Any) -> kvrpcpb.SplitRegionResponse:
         """Split a region at user keys."""
         return await self._regions.splitter.split(request)
 
-    async def GetStoreSafeTS(  # noqa: N802
-        self, request: kvrpcpb.StoreSafeTSRequest, _: Any
-    ) -> kvrpcpb.StoreSafeTSResponse:
+    async def GetStoreSafeTS(self, request: kvrpcpb.StoreSafeTSRequest, _: Any) -> kvrpcpb.StoreSafeTSResponse:
         """The least resolved timestamp of the regions that the range touches; 0 when there is none."""
         asked = request.key_range
         return kvrpcpb.StoreSafeTSResponse(safe_ts=self._regions.hub.safe_ts(*_encoded(asked.start_key, asked.end_key)))

@@ -33,7 +33,7 @@ class TikvService(RegionCalls):
         for stream in self._streams:
             stream.close()
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:  # noqa: N802
+    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         """See `batch_commands`."""
         stream = BatchStream(self._runner, self._waits, self._others)
         self._streams.add(stream)
@@ -45,7 +45,7 @@ class TikvService(RegionCalls):
             self._streams.discard(stream)
             receiving.cancel()
 
-    async def KvPessimisticLock(  # noqa: N802
+    async def KvPessimisticLock(
         self, request: kvrpcpb.PessimisticLockRequest, _: Any
     ) -> kvrpcpb.PessimisticLockResponse:
         """Take pessimistic locks, see `lock_wait`; not a batch function, because one call's wait is not another's."""

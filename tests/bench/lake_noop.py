@@ -21,10 +21,10 @@ class Told(StreamingQueryListener):
         self.ended = threading.Event()
         self._until_ts = until_ts
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryStarted(self, event: Any) -> None:
         """Nothing."""
 
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryProgress(self, event: Any) -> None:
         """One batch is committed."""
         progress = event.progress
         source = progress.sources[0]
@@ -36,10 +36,10 @@ class Told(StreamingQueryListener):
         if end_ts >= self._until_ts:
             self.ended.set()
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryIdle(self, event: Any) -> None:
         """Nothing."""
 
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryTerminated(self, event: Any) -> None:
         """No more lines come."""
         self.ended.set()
 

@@ -31,7 +31,7 @@ class WorkerService:
         self._host = host
         self._make_source = make_source
 
-    async def Run(self, request: pb.RunRequest, context: Context) -> AsyncIterator[pb.ShareProgress]:  # noqa: N802
+    async def Run(self, request: pb.RunRequest, context: Context) -> AsyncIterator[pb.ShareProgress]:
         """Run a share as long as the capture listens."""
         del context
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
@@ -48,9 +48,7 @@ class WorkerService:
         if hosted.error is not None:
             raise hosted.error
 
-    async def ChangeShare(  # noqa: N802 - the name in the proto
-        self, request: pb.ChangeShareRequest, context: Context
-    ) -> pb.ChangeShareResponse:
+    async def ChangeShare(self, request: pb.ChangeShareRequest, context: Context) -> pb.ChangeShareResponse:
         """A schema change of the share's tables."""
         del context
         hosted, _ = self._host.running(request.changefeed)
@@ -58,20 +56,20 @@ class WorkerService:
         await assignment.catalog.change(wire.change_of(request.change, assignment.source))
         return pb.ChangeShareResponse()
 
-    async def LimitShare(self, request: pb.LimitShareRequest, context: Context) -> pb.LimitShareResponse:  # noqa: N802
+    async def LimitShare(self, request: pb.LimitShareRequest, context: Context) -> pb.LimitShareResponse:
         """How far the schema changes are known."""
         del context
         hosted, _ = self._host.running(request.changefeed)
         hosted.assignment.catalog.resolve(request.barrier_ts)
         return pb.LimitShareResponse()
 
-    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:  # noqa: N802
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:
         """End a share."""
         del context
         await self._host.stop(request.changefeed)
         return pb.StopResponse()
 
-    async def Extents(self, request: pb.ExtentsRequest, context: Context) -> pb.ExtentsResponse:  # noqa: N802
+    async def Extents(self, request: pb.ExtentsRequest, context: Context) -> pb.ExtentsResponse:
         """The share's part in choosing a cut."""
         del context
         bounds = wire.bounds_of(request)
@@ -81,7 +79,7 @@ class WorkerService:
 
         return await self._asked(request.changefeed, part)
 
-    async def CutTable(self, request: pb.CutTableRequest, context: Context) -> pb.CutTableResponse:  # noqa: N802
+    async def CutTable(self, request: pb.CutTableRequest, context: Context) -> pb.CutTableResponse:
         """The end of a cut of one table."""
         del context
         bounds, span = wire.bounds_of(request), table_span(request.table_id)
@@ -91,7 +89,7 @@ class WorkerService:
 
         return await self._asked(request.changefeed, cut)
 
-    async def PlanTables(self, request: pb.PlanTablesRequest, context: Context) -> pb.PlanTablesResponse:  # noqa: N802
+    async def PlanTables(self, request: pb.PlanTablesRequest, context: Context) -> pb.PlanTablesResponse:
         """How much each table has in a range."""
         del context
 
@@ -100,7 +98,7 @@ class WorkerService:
 
         return await self._asked(request.changefeed, plan)
 
-    async def AckShare(self, request: pb.AckShareRequest, context: Context) -> pb.AckShareResponse:  # noqa: N802
+    async def AckShare(self, request: pb.AckShareRequest, context: Context) -> pb.AckShareResponse:
         """The reader has committed everything up to a ts."""
         del context
         hosted, _ = self._host.running(request.changefeed)
@@ -113,7 +111,7 @@ class WorkerService:
 
         return await self._asked(request.changefeed, ack)
 
-    async def GetTableBlockers(  # noqa: N802 - the name in the proto
+    async def GetTableBlockers(
         self, request: pb.GetTableBlockersRequest, context: Context
     ) -> pb.GetTableBlockersResponse:
         """The share's tables that are furthest behind."""
@@ -122,7 +120,7 @@ class WorkerService:
         tables = await hosted.processor.blockers(request.limit, with_locks=request.with_locks)
         return pb.GetTableBlockersResponse(tables=tables)
 
-    async def DumpTable(self, request: pb.DumpTableRequest, context: Context) -> pb.DumpTableResponse:  # noqa: N802
+    async def DumpTable(self, request: pb.DumpTableRequest, context: Context) -> pb.DumpTableResponse:
         """A round of a dump."""
         del context
         hosted, _ = self._host.running(request.changefeed)

@@ -21,7 +21,7 @@ class MetaStorageService:
         self._etcd = etcd
         self._cluster_id = cluster_id
 
-    async def Get(self, request: pb.GetRequest, _context: Any) -> pb.GetResponse:  # noqa: N802 - PD's name
+    async def Get(self, request: pb.GetRequest, _context: Any) -> pb.GetResponse:
         """Read a key or range."""
         asked = rpc_pb2.RangeRequest(
             key=request.key, range_end=request.range_end, limit=request.limit, revision=request.revision
@@ -34,7 +34,7 @@ class MetaStorageService:
         header = self._header(found.header.revision)
         return pb.GetResponse(header=header, kvs=pairs, more=found.more, count=found.count)
 
-    async def Put(self, request: pb.PutRequest, _context: Any) -> pb.PutResponse:  # noqa: N802 - PD's name
+    async def Put(self, request: pb.PutRequest, _context: Any) -> pb.PutResponse:
         """Set a key; durable when it returns."""
         asked = rpc_pb2.PutRequest(key=request.key, value=request.value, lease=request.lease, prev_kv=request.prev_kv)
         try:
@@ -46,7 +46,7 @@ class MetaStorageService:
             answer.prev_kv.CopyFrom(_pair(done.response_put.prev_kv))
         return answer
 
-    async def Delete(self, request: pb.DeleteRequest, _context: Any) -> pb.DeleteResponse:  # noqa: N802 - PD's name
+    async def Delete(self, request: pb.DeleteRequest, _context: Any) -> pb.DeleteResponse:
         """Delete a key or range; durable when it returns."""
         asked = rpc_pb2.DeleteRangeRequest(key=request.key, range_end=request.range_end, prev_kv=request.prev_kv)
         try:
@@ -57,9 +57,7 @@ class MetaStorageService:
         before = [_pair(pair) for pair in deleted.prev_kvs]
         return pb.DeleteResponse(header=self._header(revision), deleted=deleted.deleted, prev_kvs=before)
 
-    async def Watch(  # noqa: N802 - PD's name
-        self, request: pb.WatchRequest, _context: Any
-    ) -> AsyncIterator[pb.WatchResponse]:
+    async def Watch(self, request: pb.WatchRequest, _context: Any) -> AsyncIterator[pb.WatchResponse]:
         """Changes from `start_revision` on (0: from now); the stream ends when they are no longer kept."""
         asked = rpc_pb2.WatchCreateRequest(
             key=request.key,

@@ -76,7 +76,7 @@ class ExplainService:
     def __init__(self, explainer: Explainer) -> None:
         self._explainer = explainer
 
-    async def ExplainGC(self, request: pb.ExplainGCRequest, _context: Any) -> pb.ExplainGCResponse:  # noqa: N802 - the name in the proto
+    async def ExplainGC(self, request: pb.ExplainGCRequest, _context: Any) -> pb.ExplainGCResponse:
         """Chains of blockers, the lowest first."""
         found = await self._explainer.explain(list(request.what_if_remove), request.limit)
         return ParseDict(found, pb.ExplainGCResponse())

@@ -28,12 +28,12 @@ class ChangeDataService:
         for outbox in self._open:
             outbox.close()
 
-    async def EventFeed(self, requests: Any, _: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
+    async def EventFeed(self, requests: Any, _: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         """Subscriptions in, events out; resolved timestamps name regions, not requests."""
         async for message in self._feed(requests, multiplexed=False):
             yield message
 
-    async def EventFeedV2(self, requests: Any, context: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:  # noqa: N802
+    async def EventFeedV2(self, requests: Any, context: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         """Like EventFeed; refuses features it does not have."""
         metadata = dict(context.invocation_metadata() or ())
         asked = {name.strip() for name in str(metadata.get("features", "")).split(",") if name.strip()}

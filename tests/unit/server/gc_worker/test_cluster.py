@@ -70,7 +70,7 @@ class Store:
         self.moved = False
         self.asked: list[Any] = []
 
-    async def KvScanLock(self, request: kvrpcpb.ScanLockRequest, _: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def KvScanLock(self, request: kvrpcpb.ScanLockRequest, _: Any) -> Any:
         self.asked.append(request)
         locks = [
             kvrpcpb.LockInfo(key=b"000", lock_version=5, primary_lock=b"000"),
@@ -78,16 +78,16 @@ class Store:
         ]
         return kvrpcpb.ScanLockResponse(locks=locks if request.start_key == b"" else [])
 
-    async def KvResolveLock(self, request: kvrpcpb.ResolveLockRequest, _: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def KvResolveLock(self, request: kvrpcpb.ResolveLockRequest, _: Any) -> Any:
         self.asked.append(request)
         error = errorpb.Error(epoch_not_match=errorpb.EpochNotMatch()) if self.moved else None
         return kvrpcpb.ResolveLockResponse(region_error=error)
 
-    async def KvCheckTxnStatus(self, request: kvrpcpb.CheckTxnStatusRequest, _: Any) -> Any:  # noqa: N802 - its name
+    async def KvCheckTxnStatus(self, request: kvrpcpb.CheckTxnStatusRequest, _: Any) -> Any:
         self.asked.append(request)
         return kvrpcpb.CheckTxnStatusResponse(commit_version=9)
 
-    async def UnsafeDestroyRange(self, request: kvrpcpb.UnsafeDestroyRangeRequest, _: Any) -> Any:  # noqa: N802 - its name
+    async def UnsafeDestroyRange(self, request: kvrpcpb.UnsafeDestroyRangeRequest, _: Any) -> Any:
         self.asked.append(request)
         return kvrpcpb.UnsafeDestroyRangeResponse(error="disk full" if request.start_key == b"x" else "")
 

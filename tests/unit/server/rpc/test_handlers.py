@@ -24,11 +24,11 @@ STREAM = "/tikvpb.Tikv/BatchCommands"
 class ReadsItself:
     """Reads its stream in the task gRPC gave it."""
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:  # noqa: N802
+    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         async for request in requests:
             yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
 
-    async def RawGet(self, request: kvrpcpb.RawGetRequest, _: Any) -> kvrpcpb.RawGetResponse:  # noqa: N802
+    async def RawGet(self, request: kvrpcpb.RawGetRequest, _: Any) -> kvrpcpb.RawGetResponse:
         return kvrpcpb.RawGetResponse(value=request.key)
 
 
@@ -38,7 +38,7 @@ class ReadsElsewhere(ReadsItself):
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:  # noqa: N802
+    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         found: asyncio.Queue[tikvpb.BatchCommandsRequest | None] = asyncio.Queue()
         self._tasks.create_task(self._read(requests, found))
         while (request := await found.get()) is not None:

@@ -32,7 +32,7 @@ class Servicer:
         self.leave = asyncio.Event()
         self.inside = 0
 
-    async def RawGet(self, request: kvrpcpb.RawGetRequest, _: Any) -> kvrpcpb.RawGetResponse:  # noqa: N802
+    async def RawGet(self, request: kvrpcpb.RawGetRequest, _: Any) -> kvrpcpb.RawGetResponse:
         self.inside += 1
         await self.leave.wait()
         return kvrpcpb.RawGetResponse(value=request.key)

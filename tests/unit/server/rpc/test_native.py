@@ -62,7 +62,7 @@ async def test_a_reader_that_does_not_read_holds_its_writer_up_and_nobody_else()
     written = 0
 
     class Endless:
-        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:
             nonlocal written
             while True:
                 yield tikvpb.BatchCommandsResponse(request_ids=range(1 << 14))
@@ -83,7 +83,7 @@ async def test_a_reader_that_does_not_read_holds_its_writer_up_and_nobody_else()
 
 async def test_requests_that_nobody_reads_hold_their_writer_up() -> None:
     class Deaf:
-        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:
             await asyncio.Event().wait()
             yield tikvpb.BatchCommandsResponse()
 
@@ -101,7 +101,7 @@ async def test_requests_that_nobody_reads_hold_their_writer_up() -> None:
 
 async def test_a_stream_may_end_before_its_requests_do() -> None:
     class Once:
-        async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[Any]:
             async for request in requests:
                 yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
                 return
@@ -151,7 +151,7 @@ async def test_tls_with_and_without_client_certificates(certificates: Certificat
     seen: dict[str, Any] = {}
 
     class Asks:
-        async def RawGet(self, request: Any, context: Any) -> Any:  # noqa: N802
+        async def RawGet(self, request: Any, context: Any) -> Any:
             seen.update(context.auth_context(), peers=context.peer_identities())
             return kvrpcpb.RawGetResponse()
 
@@ -233,7 +233,7 @@ async def test_random_bytes_over_sockets_hurt_nobody_else() -> None:
 
 async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
     class Waits:
-        async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[Any]:
             async for request in requests:
                 yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
 

@@ -25,11 +25,11 @@ class Coordinator:
         self.failures = list(failures)
         self.member = pdpb_pb2.Member()
 
-    async def GetMembers(self, _request: Any, _: Any) -> pdpb_pb2.GetMembersResponse:  # noqa: N802
+    async def GetMembers(self, _request: Any, _: Any) -> pdpb_pb2.GetMembersResponse:
         header = pdpb_pb2.ResponseHeader(cluster_id=7)
         return pdpb_pb2.GetMembersResponse(header=header, members=[self.member], leader=self.member)
 
-    async def AllocID(self, _request: Any, _: Any) -> pdpb_pb2.AllocIDResponse:  # noqa: N802
+    async def AllocID(self, _request: Any, _: Any) -> pdpb_pb2.AllocIDResponse:
         if self.failures:
             raise self.failures.pop(0)
         return pdpb_pb2.AllocIDResponse(header=pdpb_pb2.ResponseHeader(cluster_id=7), id=5)

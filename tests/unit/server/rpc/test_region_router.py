@@ -64,11 +64,11 @@ class Store:
         self.requests.append(request)
         return self.script(request) or otherwise()
 
-    async def KvGet(self, request: kvrpcpb.GetRequest, _: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def KvGet(self, request: kvrpcpb.GetRequest, _: Any) -> Any:
         value = self.pairs.get(request.key)
         return await self._answer(request, lambda: kvrpcpb.GetResponse(value=value or b"", not_found=value is None))
 
-    async def KvScan(self, request: kvrpcpb.ScanRequest, _: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def KvScan(self, request: kvrpcpb.ScanRequest, _: Any) -> Any:
         inside = [
             kvrpcpb.KvPair(key=key, value=value)
             for key, value in sorted(self.pairs.items())
@@ -76,11 +76,11 @@ class Store:
         ]
         return await self._answer(request, lambda: kvrpcpb.ScanResponse(pairs=inside[: request.limit]))
 
-    async def KvBatchGet(self, request: kvrpcpb.BatchGetRequest, _: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def KvBatchGet(self, request: kvrpcpb.BatchGetRequest, _: Any) -> Any:
         found = [kvrpcpb.KvPair(key=key, value=self.pairs[key]) for key in request.keys if key in self.pairs]
         return await self._answer(request, lambda: kvrpcpb.BatchGetResponse(pairs=found))
 
-    async def KvPrewrite(self, request: kvrpcpb.PrewriteRequest, _: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def KvPrewrite(self, request: kvrpcpb.PrewriteRequest, _: Any) -> Any:
         return await self._answer(request, kvrpcpb.PrewriteResponse)
 
 

@@ -31,14 +31,14 @@ class Servicer:
         self.entered, self.leave = asyncio.Event(), asyncio.Event()
         self.leave.set()
 
-    async def RawGet(self, request: kvrpcpb.RawGetRequest, _: Any) -> kvrpcpb.RawGetResponse:  # noqa: N802
+    async def RawGet(self, request: kvrpcpb.RawGetRequest, _: Any) -> kvrpcpb.RawGetResponse:
         self.entered.set()
         await self.leave.wait()
         if not request.key:
             raise ConflictError("empty key")
         return kvrpcpb.RawGetResponse(value=request.key)
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:  # noqa: N802
+    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         async for request in requests:
             if not request.request_ids:
                 raise InvalidError("no ids")

@@ -19,7 +19,7 @@ class Query:
         self.stopped = False
 
     @property
-    def isActive(self):  # noqa: N802 - Spark's name
+    def isActive(self):
         self._looks -= 1
         return self._looks >= 0
 

@@ -174,11 +174,11 @@ async def test_a_worker_that_is_gone_is_lost(worker, tmp_path):
 class Silent:
     """Takes everything and says nothing."""
 
-    async def Run(self, request, context):  # noqa: N802 - the name in the proto
+    async def Run(self, request, context):
         await asyncio.Event().wait()
         yield worker_pb2.ShareProgress()
 
-    async def Stop(self, request, context):  # noqa: N802 - the name in the proto
+    async def Stop(self, request, context):
         return worker_pb2.StopResponse()
 
 

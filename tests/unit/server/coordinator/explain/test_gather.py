@@ -22,7 +22,7 @@ class Capture(CaptureServiceServicer):
     def __init__(self, answers):
         self._answers = answers
 
-    async def GetBlockers(self, request, context):  # noqa: N802 - the name in the proto
+    async def GetBlockers(self, request, context):
         await self._answers.wait()
         region = pb.RegionBlockers(region_id=7, resolved_ts=9, store="s:1")
         region.locks.add(start_ts=10, primary=b"p", key=b"k", ttl_ms=3000, kind="put")
