@@ -16,7 +16,8 @@ from typing import Any, Self
 from server.capture import keys
 from server.capture.changefeed import checkpoint_of
 from server.dump.errors import DumpStateError
-from server.dump.progress import TableDump, TableProgress, TableState
+from server.dump.progress import TableProgress, TableState
+from server.dump.table_dump import TableDump
 from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError
 

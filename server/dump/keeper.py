@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from server.dump.job import DumpRecords
-from server.dump.progress import TableDump, TableProgress
+from server.dump.progress import TableProgress
+from server.dump.table_dump import TableDump
 from storage.model.errors import UnavailableError
 
 _SETTLE_S: Final = 0.3

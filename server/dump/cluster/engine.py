@@ -25,7 +25,8 @@ from server.dump.cluster.plan import cursor_of
 from server.dump.cluster.survey import Surveyed, Surveyor
 from server.dump.job import RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
-from server.dump.progress import Read, TableDump, TableProgress, TableState
+from server.dump.progress import TableProgress, TableState
+from server.dump.table_dump import Read, TableDump
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
 from storage.tasks import together

@@ -30,7 +30,8 @@ from server.dump.mysql.reader import Server, Taken
 from server.dump.mysql.switches import SWITCHES
 from server.dump.mysql.threads import ServerThreads
 from server.dump.mysql.window import HIGH, LOW
-from server.dump.progress import TableDump, TableState
+from server.dump.progress import TableState
+from server.dump.table_dump import TableDump
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
 from server.puller.table import SourceTable

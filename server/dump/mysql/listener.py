@@ -16,7 +16,8 @@ from server.dump.job import Job
 from server.dump.mysql.check import DumpChunkDiffersError, Repairs
 from server.dump.mysql.lag import Lags
 from server.dump.mysql.window import Chunk, Closed, Windows
-from server.dump.progress import TableDump, TableProgress, TableState
+from server.dump.progress import TableProgress, TableState
+from server.dump.table_dump import TableDump
 from server.puller.mysql.tables import same_keys
 from server.puller.source import TableChange
 from server.puller.table import SourceTable

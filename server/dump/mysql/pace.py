@@ -6,7 +6,8 @@ from typing import Final
 
 from server.dump.job import Job
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
-from server.dump.progress import Range, TableDump
+from server.dump.progress import Range
+from server.dump.table_dump import TableDump
 from storage.model.errors import TidemarkError
 
 ATTEMPTS: Final = 3

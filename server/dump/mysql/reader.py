@@ -17,7 +17,8 @@ from server.dump.mysql.check import Check, Doubt
 from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
 from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
-from server.dump.progress import Range, Read
+from server.dump.progress import Range
+from server.dump.table_dump import Read
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions

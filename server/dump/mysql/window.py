@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.dump.mysql.check import Doubt, unexplained
-from server.dump.progress import Read
+from server.dump.table_dump import Read
 from storage.model.event import snapshot_rows
 
 LOW: Final = 1

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from server.dump.mysql.check import FACTOR, Digests, Doubt, DumpChunkDiffersError, Repairs, unexplained
 from server.dump.mysql.check_value import canonical, crc32s
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.progress import Cell, Range, Read
+from server.dump.progress import Cell, Range
+from server.dump.table_dump import Read
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
 

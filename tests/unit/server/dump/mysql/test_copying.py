@@ -10,7 +10,8 @@ from server.dump.job import DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.copying import DumpCopying
 from server.dump.mysql.listener import DumpListener
-from server.dump.progress import Cell, Range, TableDump, TableProgress, TableState
+from server.dump.progress import Cell, Range, TableProgress, TableState
+from server.dump.table_dump import TableDump
 from server.puller.mysql.source import mysql_table
 from server.puller.table import SourceTable, TableRecord
 from storage.meta.client import EtcdMeta
