@@ -9,7 +9,8 @@ from storage.kv import MemoryKV
 from storage.mvcc import percolator
 from storage.mvcc.engine import Engine
 from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import Prewrite, Prewritten, prewrite
+from storage.mvcc.prewrite import Prewritten, prewrite
+from storage.mvcc.prewrite_check import Prewrite
 
 KEYS = st.sampled_from([b"", b"a", b"ab", b"abcdefgh", b"abcdefghi", b"b"])
 VALUES = st.sampled_from([None, b"", b"x", b"y" * 300])
@@ -45,11 +46,8 @@ def played(txns: list[tuple[str, dict[bytes, bytes | None]]]) -> History:
         keys = sorted(changes)
         if any(key in history.open for key in keys):
             continue
-        ops = {None: Op.DELETE}
-        mutations = [
-            Mutation(Op.LOCK if end == "lock" else ops.get(changes[key], Op.PUT), key, changes[key] or b"")  # type: ignore[call-overload]
-            for key in keys
-        ]
+        ops = [Op.LOCK if end == "lock" else Op.DELETE if changes[key] is None else Op.PUT for key in keys]
+        mutations = [Mutation(op, key, changes[key] or b"") for op, key in zip(ops, keys, strict=True)]
         txn = Prewrite(mutations=mutations, primary=keys[0], start_ts=start_ts, ttl_ms=1)
         assert history.engine.apply([partial(prewrite, txn=txn)]).results == [Prewritten()]
         if end == "open":

@@ -13,7 +13,8 @@ from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.mutation import Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
-from storage.mvcc.prewrite import Prewrite, Prewritten, prewrite
+from storage.mvcc.prewrite import Prewritten, prewrite
+from storage.mvcc.prewrite_check import Prewrite
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import Lock
 from storage.mvcc.snapshot import Snapshot

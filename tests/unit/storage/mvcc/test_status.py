@@ -1,6 +1,7 @@
 """What becomes of other people's transactions."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,8 @@ from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Engine
 from storage.mvcc.mutation import Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
-from storage.mvcc.prewrite import Prewrite, Prewritten, prewrite
+from storage.mvcc.prewrite import Prewritten, prewrite
+from storage.mvcc.prewrite_check import Prewrite
 from storage.mvcc.snapshot import Snapshot, scan_locks
 from storage.mvcc.status import Action, StatusCheck
 
@@ -36,8 +38,8 @@ def engine_with_lock(min_commit_ts: int = 0, *keys: bytes) -> Engine:
 
 
 def check(engine: Engine, **asked: int | bool | bytes) -> status.TxnStatus | errors.MvccError:
-    question = {"primary": b"p", "start_ts": START, "caller_start_ts": 0, "current_ts": ALIVE} | asked
-    request = StatusCheck(**question)  # type: ignore[arg-type]
+    question: dict[str, Any] = {"primary": b"p", "start_ts": START, "caller_start_ts": 0, "current_ts": ALIVE} | asked
+    request = StatusCheck(**question)
     found: status.TxnStatus | errors.MvccError = engine.apply(
         [partial(status.check_txn_status, check=request)]
     ).results[0]
