@@ -3,7 +3,6 @@
 `tikv-ctl modify-tikv-config -m server -n gc.max_write_bytes_per_sec -v 10MB` does it, as does grpcurl on debugpb.Debug.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +11,8 @@ from typing import Final
 import structlog
 
 from storage.kv import Reader
-from storage.model.errors import CorruptError, InvalidError
+from storage.model.errors import InvalidError
+from storage.mvcc.document import encode_document, reading_document
 from storage.mvcc.draft import Draft
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.layout import META
@@ -73,7 +73,7 @@ class OnlineConfig:
             )
         value = parse_size(text)
         self._set[known] = value
-        await self._group.submit([partial(_put, data=json.dumps({"format": _FORMAT, "sizes": self._set}).encode())])
+        await self._group.submit([partial(_put, data=encode_document(_FORMAT, sizes=self._set))])
         self._followers[known](value)
         _log.info("setting changed", name=known, value=value)
         return value
@@ -87,10 +87,5 @@ def _stored(reader: Reader) -> dict[str, int]:
     data = reader.get(SETTINGS_KEY)
     if data is None:
         return {}
-    try:
-        document = json.loads(data)
-        if document["format"] != _FORMAT:
-            raise CorruptError(f"the stored settings have format {document['format']}; this program knows {_FORMAT}")
+    with reading_document(data, _FORMAT, "the record of settings") as document:
         return {str(name): int(value) for name, value in document["sizes"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise CorruptError(f"the stored settings are damaged: {err}; restore the store from a backup") from err

@@ -5,11 +5,10 @@ had done with the older one (TiDB's GC document: "100 % of the regions"). Every 
 that a store goes on after a crash where it was.
 """
 
-import json
 from dataclasses import dataclass, replace
 from typing import Final
 
-from storage.model.errors import CorruptError
+from storage.mvcc.document import encode_document, reading_document
 from storage.mvcc.layout import META
 
 WALK_KEY: Final = META + b"gc"
@@ -56,16 +55,15 @@ class GcWalk:
 
     def encode(self) -> bytes:
         """The bytes kept at `WALK_KEY` (docs/format/mvcc.md)."""
-        document = {
-            "format": _FORMAT,
-            "safe_point": self.safe_point,
-            "next_key": self.next_key.hex(),
-            "rewind_key": self.rewind_key.hex(),
-            "wrapped": self.wrapped,
-            "finished": self.finished,
-            "begun_safe_point": self.begun_safe_point,
-        }
-        return json.dumps(document).encode()
+        return encode_document(
+            _FORMAT,
+            safe_point=self.safe_point,
+            next_key=self.next_key.hex(),
+            rewind_key=self.rewind_key.hex(),
+            wrapped=self.wrapped,
+            finished=self.finished,
+            begun_safe_point=self.begun_safe_point,
+        )
 
 
 def decode_walk(data: bytes) -> GcWalk:
@@ -74,10 +72,7 @@ def decode_walk(data: bytes) -> GcWalk:
     Raises:
         CorruptError: not such bytes.
     """
-    try:
-        document = json.loads(data)
-        if document["format"] != _FORMAT:
-            raise CorruptError(f"the GC progress has format {document['format']}; this program knows {_FORMAT}")
+    with reading_document(data, _FORMAT, "the GC progress") as document:
         return GcWalk(
             safe_point=int(document["safe_point"]),
             next_key=bytes.fromhex(document["next_key"]),
@@ -86,5 +81,3 @@ def decode_walk(data: bytes) -> GcWalk:
             finished=bool(document["finished"]),
             begun_safe_point=int(document["begun_safe_point"]),
         )
-    except (ValueError, KeyError, TypeError) as err:
-        raise CorruptError(f"the GC progress is damaged: {err}; restore the store from a backup") from err

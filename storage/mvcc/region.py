@@ -6,12 +6,12 @@ of new ones; a merge keeps the target's id, and its version is above both. So of
 with the greater version is the newer.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from storage.model.errors import CorruptError, NotFoundError
+from storage.model.errors import NotFoundError
+from storage.mvcc.document import encode_document, reading_document
 
 _FORMAT = 1
 
@@ -125,7 +125,7 @@ def _ends(region: Region, encoded: bytes) -> bool:
 def encode_regions(regions: Iterable[Region]) -> bytes:
     """The bytes kept in the store's META column (docs/format/mvcc.md)."""
     rows = [[r.region_id, r.peer_id, r.start_key.hex(), r.end_key.hex(), r.conf_ver, r.version] for r in regions]
-    return json.dumps({"format": _FORMAT, "regions": rows}).encode()
+    return encode_document(_FORMAT, regions=rows)
 
 
 def decode_regions(data: bytes) -> RegionMap:
@@ -134,15 +134,8 @@ def decode_regions(data: bytes) -> RegionMap:
     Raises:
         CorruptError: not such bytes.
     """
-    try:
-        document = json.loads(data)
-        if document["format"] != _FORMAT:
-            raise CorruptError(
-                f"the store's region table has format {document['format']}; this program knows {_FORMAT}"
-            )
+    with reading_document(data, _FORMAT, "the store's region table") as document:
         return RegionMap(
             Region(region, peer, bytes.fromhex(start), bytes.fromhex(end), conf_ver, version)
             for region, peer, start, end, conf_ver, version in document["regions"]
         )
-    except (ValueError, KeyError, TypeError) as err:
-        raise CorruptError(f"the store's region table is damaged: {err}; restore the store from a backup") from err
