@@ -5,25 +5,20 @@ Invariants:
    connection fails with GOAWAY and hears nothing more. It raises nothing.
 2. What a peer can make us hold is bounded: one frame, one header block, the streams the host admits, and for each what
    its window lets in. What it can make us send without end (acknowledgements) is bounded by patience.
-3. Every header block is decoded, in order, whoever refuses its stream.
 """
 
 from collections.abc import Callable
 
-import grpc
-
 from server.rpc.errors import StatusError
-from server.rpc.http2 import frames, response_blocks
+from server.rpc.http2 import frames
 from server.rpc.http2.control import Control, FrameHandler
 from server.rpc.http2.flood import Patience
 from server.rpc.http2.frames import ConnectionFault, ErrorCode, StreamFault
-from server.rpc.http2.header_blocks import HeaderDecoder, OversizedHeadersError
 from server.rpc.http2.host import UNKNOWN_PEER, Bounds, Host
-from server.rpc.http2.request_head import HttpRefusalError, read_head
+from server.rpc.http2.requests import Requests
 from server.rpc.http2.stream import STREAM_WINDOW, Stream
 
 CONNECTION_WINDOW = 16 << 20
-_MAX_BLOCK_FRAMES = 64
 _RESETS, _RESETS_PER_S = 20_000, 1000
 _EMPTY, _EMPTY_PER_S = 1000, 10
 
@@ -53,20 +48,16 @@ class Connection:
         self._out: list[bytes | memoryview] = []
         self._rest = b""
         self._credit = CONNECTION_WINDOW
-        self._last_stream = 0
         self.draining = self._preface_seen = False
-        self._block: tuple[int, int, bytearray, int] | None = None
-        self._decoder = HeaderDecoder(bounds.metadata_bytes, read_head)
-        self._control = Control(self, bounds.pings, bounds.pings_per_s, clock)
+        self._requests = Requests(self, bounds)
         self._resets = Patience("too many calls opened and reset", _RESETS, _RESETS_PER_S, clock)
         self.empty = Patience("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
         self._handlers: dict[int, FrameHandler] = {
-            frames.HEADERS: self._on_headers,
             frames.DATA: self._on_data,
             frames.RST_STREAM: self._on_rst_stream,
             frames.WINDOW_UPDATE: self._on_window_update,
-            frames.CONTINUATION: self._on_continuation,
-            **self._control.handlers(),
+            **self._requests.handlers(),
+            **Control(self, bounds.pings, bounds.pings_per_s, clock).handlers(),
         }
         self._introduce()
 
@@ -95,7 +86,7 @@ class Connection:
 
     def fail(self, fault: ConnectionFault) -> None:
         """End it: GOAWAY says why, its calls are given up."""
-        self.send(frames.goaway(self._last_stream, fault.code, fault.text))
+        self.send(frames.goaway(self._requests.last_stream, fault.code, fault.text))
         self.failed = fault
         self._rest = b""
         self.abort()
@@ -129,6 +120,14 @@ class Connection:
         self.congested = False
         for stream in list(self.streams.values()):
             stream.writable()
+
+    def deliver(self, stream: Stream, data: bytes, *, ended: bool) -> None:
+        """What the peer says in a call, and whether it says more; what is wrong with it ends the call."""
+        stream.remote_closed = ended
+        try:
+            stream.receive(data, ended=ended)
+        except StatusError as err:
+            stream.finish(err.status, err.message)
 
     def _introduce(self) -> None:
         values = {3: self._bounds.streams, 4: STREAM_WINDOW, 6: self._bounds.metadata_bytes}
@@ -165,7 +164,8 @@ class Connection:
         return len(frames.PREFACE)
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if self._block is not None and (kind != frames.CONTINUATION or number != self._block[0]):
+        block = self._requests.unfinished
+        if block is not None and (kind != frames.CONTINUATION or number != block[0]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame between HEADERS and their CONTINUATION")
         if not self.ready and kind != frames.SETTINGS:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
@@ -185,71 +185,6 @@ class Connection:
         if stream is not None:
             stream.abort()
 
-    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
-        if not number & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"clients do not open stream {number}")
-        if flags & (frames.PADDED | frames.PRIORITIZED):
-            payload = frames.prioritized(number, frames.unpadded(payload, flags), flags)
-        if flags & frames.END_HEADERS:
-            self._request(number, payload, ended=bool(flags & frames.END_STREAM))
-        else:
-            self._block = (number, flags, bytearray(payload), 1)
-
-    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        if self._block is None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        _, begun, block, count = self._block
-        block += payload
-        if count >= _MAX_BLOCK_FRAMES or len(block) > 4 * self._bounds.metadata_bytes:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        self._block = (number, begun, block, count + 1)
-        if flags & frames.END_HEADERS:
-            self._block = None
-            self._request(number, bytes(block), ended=bool(begun & frames.END_STREAM))
-
-    def _request(self, number: int, block: bytes, *, ended: bool) -> None:
-        if number <= self._last_stream:
-            self._trailers(number, block, ended=ended)
-            return
-        self._last_stream = number
-        try:
-            head, timeout_s = self._decoder.request(block)
-            if self.draining or len(self.streams) >= self._bounds.streams:
-                raise StreamFault(ErrorCode.REFUSED_STREAM, "no more streams")
-            stream = self.host.open(self, number, head, timeout_s)
-        except HttpRefusalError as refusal:
-            self._refuse(number, response_blocks.http_status(refusal.status), ended=ended)
-        except OversizedHeadersError:
-            text = f"received metadata of more than {self._bounds.metadata_bytes} bytes"
-            self._refuse_call(number, StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, text), ended=ended)
-        except StatusError as err:
-            self._refuse_call(number, err, ended=ended)
-        else:
-            self.streams[number] = stream
-            if ended:
-                self._deliver(stream, b"", ended=True)
-
-    def _trailers(self, number: int, block: bytes, *, ended: bool) -> None:
-        """HEADERS of a stream that was open before: they can only end it; what they say is nobody's business."""
-        try:
-            self._decoder.fields(block)
-        except OversizedHeadersError as err:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "trailers that are too large") from err
-        stream = self.streams.get(number)
-        if stream is None or stream.remote_closed:
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is closed")
-        if not ended:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "headers in the middle of a call")
-        self._deliver(stream, b"", ended=True)
-
-    def _refuse_call(self, number: int, err: StatusError, *, ended: bool) -> None:
-        self._refuse(number, response_blocks.HEAD + response_blocks.trailers(err.status, err.message), ended=ended)
-
-    def _refuse(self, number: int, block: bytes, *, ended: bool) -> None:
-        self.send(frames.header_block(number, block, end_stream=True))
-        if not ended:
-            self.send(frames.rst_stream(number, ErrorCode.NO_ERROR))
-
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
         self._take_credit(size)
@@ -263,14 +198,7 @@ class Connection:
         ended = bool(flags & frames.END_STREAM)
         if not payload and not ended:
             self.empty.spend()
-        self._deliver(stream, payload, ended=ended)
-
-    def _deliver(self, stream: Stream, data: bytes, *, ended: bool) -> None:
-        stream.remote_closed = ended
-        try:
-            stream.receive(data, ended=ended)
-        except StatusError as err:
-            stream.finish(err.status, err.message)
+        self.deliver(stream, payload, ended=ended)
 
     def _take_credit(self, size: int) -> None:
         """Of the whole connection, which is given back at once: slow calls hold up themselves, not their neighbours."""
@@ -282,7 +210,7 @@ class Connection:
             self._credit = CONNECTION_WINDOW
 
     def _check_not_idle(self, number: int) -> None:
-        if number > self._last_stream or not number & 1:
+        if number > self._requests.last_stream or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which was never opened")
 
     def _on_rst_stream(self, _flags: int, number: int, payload: bytes) -> None:
