@@ -1,7 +1,8 @@
-"""Several coroutines at once, owned by one TaskGroup: all end before the caller goes on, errors come as themselves."""
+"""Several coroutines at once, owned by one TaskGroup: all end before the caller goes on."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,3 +19,15 @@ async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             first = first.exceptions[0]
         raise first from None
     return [task.result() for task in running]
+
+
+@asynccontextmanager
+async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run all for the block, and cancel them at its end; the failure of one ends the block, and comes in a group."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part) for part in parts]
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()

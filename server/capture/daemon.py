@@ -2,12 +2,11 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2
@@ -34,12 +33,12 @@ from server.dump.service import DumpService
 from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
-from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from storage.meta.client import open_meta
+from storage.tasks import beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
         shutil.rmtree(directory / "sorter", ignore_errors=True)
         async with (
             PdClient.open(config.coordinator, security) as pd,
-            open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
+            metadata_at(config.coordinator, security) as meta,
             KvClient.open(pd, security) as kv,
             EventFeeds.open(pd.cluster_id, security) as feeds,
             AsyncExitStack() as parts,
@@ -100,7 +99,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             )
             async with readers as flight, server.listen(config.addr) as bound:
                 run = membership.run(config.advertise_addr or bound, config.advertise_flight_addr or flight.bound)
-                async with _running(run, locks.run(), _shown(owner)):
+                async with beside(run, locks.run(), _shown(owner)):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
 
@@ -136,18 +135,6 @@ async def _processors(
 
     async with pool.running():
         yield processor
-
-
-@asynccontextmanager
-async def _running(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `parts` for the block; their failure ends it."""
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(part) for part in parts]
-        try:
-            yield
-        finally:
-            for task in running:
-                task.cancel()
 
 
 async def _shown(owner: Owner) -> None:

@@ -46,6 +46,7 @@ from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
 from storage.meta.store.history import Retention
+from storage.tasks import beside
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
 _PATIENCE_S = 2.0
@@ -105,16 +106,12 @@ class _Coordinator:
     @asynccontextmanager
     async def elected(self, meta: Meta) -> AsyncIterator[str]:
         """Follow and lead in turns for the block; at its end somebody else leads before we stop listening."""
-        async with self._listening() as bound, asyncio.TaskGroup() as tasks:
+        async with self._listening() as bound:
             leader = self._keys.path("leader")
             election = Election(meta, leader, self._members, self._seat, partial(self._load, meta))
             membership = Membership(meta, self._keys, self._members)
-            running = [tasks.create_task(run) for run in (election.run(self._config.leader_lease), membership.run())]
-            try:
+            async with beside(election.run(self._config.leader_lease), membership.run()):
                 yield bound
-            finally:
-                for task in running:
-                    task.cancel()
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[str]:

@@ -14,6 +14,7 @@ from server.coordinator.leadership.members import Members
 from server.coordinator.term import Seat, Term
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Lease, Meta, Put
+from storage.tasks import beside
 
 LoadTerm = Callable[[Leadership], Awaitable[Term]]
 
@@ -54,15 +55,13 @@ class Election:
             return
         self._left = fence = Compare.created_at(self._key, result.revision)
         leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
-        async with asyncio.TaskGroup() as tasks:
-            ending = tasks.create_task(_end_with(lease, leadership), name="leader-lease")
+        async with beside(_end_with(lease, leadership)):
             async with leadership.throughout():
                 term = await self._load(leadership)
             _log.info("leading", revision=result.revision, lease=lease.id)
             async with self._seat.taken(term):
                 await leadership.ended.wait()
             _log.warning("leading no longer", revision=result.revision)
-            ending.cancel()
 
     async def _let_go(self) -> None:
         """Delete the key of our last term, if it is still there: an etcd that comes back gives old leases new time."""

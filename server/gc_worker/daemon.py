@@ -22,13 +22,13 @@ from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
 from server.gc_worker.records import MetaRecords
 from server.gc_worker.service import GCService
-from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient, PdUnavailableError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from storage.meta.client import open_meta
 from storage.model.ts import physical_ms
+from storage.tasks import beside
 
 _LEAST_LEASE_S = 2.0
 _BOOTSTRAP_POLL_S = 1.0
@@ -82,8 +82,7 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
     async with (
         PdClient.open(config.coordinator, security) as pd,
         KvClient.open(pd, security) as kv,
-        open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
-        asyncio.TaskGroup() as tasks,
+        metadata_at(config.coordinator, security) as meta,
     ):
         records = MetaRecords(meta)
         cluster, server = TikvCluster(pd, kv, records, security), RpcServer(security)
@@ -107,11 +106,8 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
         server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
         async with server.listen(config.addr) as bound:
             election.address = config.advertise_addr or _told(bound)
-            working = tasks.create_task(_work(worker, pd, config.tick_seconds), name="gc worker")
-            try:
+            async with beside(_work(worker, pd, config.tick_seconds)):
                 yield {"gc-worker": bound}
-            finally:
-                working.cancel()
 
 
 def _told(bound: str) -> str:

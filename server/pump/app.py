@@ -24,13 +24,12 @@ from server.pump.steering import Steering
 from server.pump.stream_service import StreamService
 from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, write_heartbeats
 from server.routes import Routes
-from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine
+from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from storage.meta.client import open_meta
 from storage.model.errors import InvalidError
 from storage.pump.append import Append, open_append
 from storage.pump.recovery import Recovery
@@ -61,7 +60,7 @@ async def opened(
     fs, data_dir = RealFS(), Path(config.data_dir)
     async with (
         PdClient.open(config.coordinator, security) as pd,
-        open_meta(f"etcd://{config.coordinator}", lambda address: connect(address, security)) as meta,
+        metadata_at(config.coordinator, security) as meta,
         KvClient.open(pd, security) as kv,
         open_append(fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log) as storage,
     ):

@@ -14,6 +14,7 @@ from server.spark.java import require_java
 from server.up.child import Child
 from server.up.metrics import collect_from
 from storage.model.errors import UnavailableError
+from storage.tasks import beside
 
 
 class DataDirError(UnavailableError):
@@ -70,12 +71,9 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
             lakes = _lakes(data, started, tls)
             started.append(lakes)
             await lakes.start()
-        async with asyncio.TaskGroup() as tasks:
-            keepers = [tasks.create_task(child.run(), name=child.name) for child in started]
+        async with beside(*(child.run() for child in started)):
             with collect_from(started):
                 yield {"cluster_id": await _cluster_id(pd, security), **_endpoints(started)}
-            for keeper in keepers:
-                keeper.cancel()
     finally:
         for child in reversed(started):
             await child.drain()

@@ -22,6 +22,7 @@ from server.rpc.limits import MAX_MESSAGE_BYTES
 from server.up.child import Child
 from sorter.shard import get_db
 from storage.model.span import Span
+from storage.tasks import beside
 
 _SORTER_SHARDS: Final = 4
 _THREADS_PER_WORKER: Final = 4
@@ -96,12 +97,9 @@ class Pool:
             async with asyncio.TaskGroup() as starting:
                 for child in children:
                     starting.create_task(child.start(), name=child.name)
-            async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(child.run(), name=child.name) for child in children]
+            async with beside(*(child.run() for child in children)):
                 with metrics.collect_from(self.workers):
                     yield
-                for keeper in keepers:
-                    keeper.cancel()
         finally:
             self.executor.shutdown(cancel_futures=True)
             async with asyncio.TaskGroup() as draining:

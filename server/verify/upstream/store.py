@@ -19,6 +19,7 @@ from server.rpc.tikv import KvClient
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
 from storage.model.event import snapshot_rows
+from storage.tasks import beside
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 
@@ -79,10 +80,8 @@ async def held(pd: PdClient, service: str, ts: int) -> AsyncIterator[None]:
             await _hold(pd, service, ts)
 
     try:
-        async with asyncio.TaskGroup() as tasks:
-            renewing = tasks.create_task(renewed(), name="hold the history")
+        async with beside(renewed()):
             yield
-            renewing.cancel()
     finally:
         await pd.update_service_gc_safe_point(service, 0, 0)
 
