@@ -125,21 +125,12 @@ class ForeignClient:
             start = bytes(page[-1][0]) + b"\x00"
 
 
-class ForeignTransaction:
-    """One transaction of `tikv-client`.
-
-    Its Rust half panics when it is dropped unfinished, as it must be when the cluster is killed under it: such a one
-    is never freed.
-    """
+class GuardedTransaction:
+    """One transaction of either client, whose errors become ours."""
 
     def __init__(self, inner: Any, *, pessimistic: bool) -> None:
         self._inner = inner
         self._pessimistic = pessimistic
-        self._ended = False
-
-    def __del__(self) -> None:
-        if not self._ended:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
 
     async def get(self, key: bytes) -> bytes | None:
         """See `Transaction.get`."""
@@ -158,11 +149,35 @@ class ForeignTransaction:
     async def commit(self) -> None:
         """See `Transaction.commit`."""
         await guarded(self._inner.commit())
-        self._ended = True
 
     async def rollback(self) -> None:
         """See `Transaction.rollback`."""
         await guarded(self._inner.rollback())
+
+
+class ForeignTransaction(GuardedTransaction):
+    """One transaction of `tikv-client`.
+
+    Its Rust half panics when it is dropped unfinished, as it must be when the cluster is killed under it: such a one
+    is never freed.
+    """
+
+    def __init__(self, inner: Any, *, pessimistic: bool) -> None:
+        super().__init__(inner, pessimistic=pessimistic)
+        self._ended = False
+
+    def __del__(self) -> None:
+        if not self._ended:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
+
+    async def commit(self) -> None:
+        """See `Transaction.commit`."""
+        await super().commit()
+        self._ended = True
+
+    async def rollback(self) -> None:
+        """See `Transaction.rollback`."""
+        await super().rollback()
         self._ended = True
 
 
@@ -174,9 +189,9 @@ class OwnClient:
     def __init__(self, inner: own.TransactionClient) -> None:
         self._inner = inner
 
-    async def begin(self, *, pessimistic: bool) -> "OwnTransaction":
+    async def begin(self, *, pessimistic: bool) -> GuardedTransaction:
         """See `BankClient.begin`."""
-        return OwnTransaction(await guarded(self._inner.begin(pessimistic=pessimistic)), pessimistic=pessimistic)
+        return GuardedTransaction(await guarded(self._inner.begin(pessimistic=pessimistic)), pessimistic=pessimistic)
 
     async def now(self) -> int:
         """See `BankClient.now`."""
@@ -191,34 +206,6 @@ class OwnClient:
             if len(page) < _PAGE:
                 return found
             start = page[-1][0] + b"\x00"
-
-
-class OwnTransaction:
-    """One transaction of our own client."""
-
-    def __init__(self, inner: own.Transaction, *, pessimistic: bool) -> None:
-        self._inner = inner
-        self._pessimistic = pessimistic
-
-    async def get(self, key: bytes) -> bytes | None:
-        """See `Transaction.get`."""
-        return await guarded(self._inner.get_for_update(key) if self._pessimistic else self._inner.get(key))
-
-    async def put(self, key: bytes, value: bytes) -> None:
-        """See `Transaction.put`."""
-        await guarded(self._inner.put(key, value))
-
-    async def delete(self, key: bytes) -> None:
-        """See `Transaction.delete`."""
-        await guarded(self._inner.delete(key))
-
-    async def commit(self) -> None:
-        """See `Transaction.commit`."""
-        await guarded(self._inner.commit())
-
-    async def rollback(self) -> None:
-        """See `Transaction.rollback`."""
-        await guarded(self._inner.rollback())
 
 
 async def guarded(call: Awaitable[T]) -> T:

@@ -12,6 +12,7 @@ import structlog
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.demo.heartbeats import Heartbeats
+from server.demo.write_buffer import WriteBuffer
 from server.rpc.backoff import Backoff, GaveUpError
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
@@ -21,6 +22,7 @@ from server.rpc.snapshot import Snapshot, clear_or_wait
 from server.rpc.tikv import KvClient
 from server.rpc.tikv_reads import Pairs
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
+from storage.tasks import beside
 
 _OPTIMISTIC_TTL_MS = 3_000
 _PESSIMISTIC_TTL_MS = 20_000
@@ -76,14 +78,10 @@ class TransactionClient:
         async with (
             PdClient.open(coordinator, security) as pd,
             KvClient.open(pd, security) as kv,
-            asyncio.TaskGroup() as tasks,
         ):
             client = cls(pd, kv, timeout_s=timeout_s, lock_wait_s=lock_wait_s)
-            heart = tasks.create_task(client.heartbeats.run(), name="transaction heartbeats")
-            try:
+            async with beside(client.heartbeats.run()):
                 yield client
-            finally:
-                heart.cancel()
 
     async def current_timestamp(self) -> int:
         """A fresh timestamp."""
@@ -108,7 +106,7 @@ class Transaction:
         self._snapshot = client.snapshot(start_ts)
         self._pessimistic = pessimistic
         self._began = asyncio.get_running_loop().time()
-        self._writes: dict[bytes, kvrpcpb.Mutation] = {}
+        self._writes = WriteBuffer()
         self._locked: set[bytes] = set()  # pessimistically, in the store
         self._lock_only: set[bytes] = set()
         self._for_update_ts = 0
@@ -118,26 +116,20 @@ class Transaction:
     async def get(self, key: bytes) -> bytes | None:
         """The value of `key`, own writes included."""
         if key in self._writes:
-            return _written(self._writes[key])
+            return self._writes.value(key)
         return await self._snapshot.get(key)
 
     async def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those `keys` that exist, own writes included."""
         wanted = set(keys)
-        found = await self._snapshot.batch_get(wanted - self._writes.keys())
-        own = {key: _written(self._writes[key]) for key in wanted & self._writes.keys()}
-        return found | {key: value for key, value in own.items() if value is not None}
+        own = wanted & self._writes.keys
+        return self._writes.over(await self._snapshot.batch_get(wanted - own), own)
 
     async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
         """At most `limit` pairs of `[start_key, end_key)` in key order, own writes included; an empty end is no end."""
-        own = {
-            key: _written(mutation)
-            for key, mutation in self._writes.items()
-            if start_key <= key and (not end_key or key < end_key)
-        }
-        found: dict[bytes, bytes | None] = dict(await self._snapshot.scan(start_key, end_key, limit + len(own)))
-        merged = sorted((found | own).items())
-        return [(key, value) for key, value in merged if value is not None][:limit]
+        own = self._writes.between(start_key, end_key)
+        found = await self._snapshot.scan(start_key, end_key, limit + len(own))
+        return sorted(self._writes.over(dict(found), own).items())[:limit]
 
     async def get_for_update(self, key: bytes) -> bytes | None:
         """Lock `key` and return its newest value, own writes first: a pessimistic read of what will be written.
@@ -152,7 +144,7 @@ class Transaction:
             self._lock_only.add(key)
             return await self.get(key)
         newest = await self._lock([key])
-        return _written(self._writes[key]) if key in self._writes else newest.get(key)
+        return self._writes.value(key) if key in self._writes else newest.get(key)
 
     async def lock_keys(self, keys: Iterable[bytes]) -> None:
         """Lock `keys` without writing them: now if pessimistic, at commit if optimistic. Raises as `get_for_update`."""
@@ -181,11 +173,10 @@ class Transaction:
             UndeterminedError: the deciding answer was lost.
         """
         self._end()
-        for key in (self._locked | self._lock_only) - self._writes.keys():
-            self._writes[key] = kvrpcpb.Mutation(op=kvrpcpb.Lock, key=key)
+        self._writes.lock(self._locked | self._lock_only)
         if not self._writes:
             return 0
-        primary = self._primary or min(self._writes)
+        primary = self._primary or min(self._writes.keys)
         try:
             await self._prewrite(primary)
             commit_ts = await self._commit_primary(primary)
@@ -194,7 +185,7 @@ class Transaction:
         except TidemarkError:
             await self._undo()
             raise
-        await self._commit_secondaries(self._writes.keys() - {primary}, commit_ts)
+        await self._commit_secondaries(self._writes.keys - {primary}, commit_ts)
         return commit_ts
 
     async def rollback(self) -> None:
@@ -216,7 +207,7 @@ class Transaction:
             raise TransactionEndedError("the transaction has ended; begin another one")
         if self._pessimistic and mutation.key not in self._locked:
             await self._lock([mutation.key])
-        self._writes[mutation.key] = mutation
+        self._writes.add(mutation)
 
     async def _lock(self, keys: list[bytes]) -> dict[bytes, bytes]:
         if self._ended:
@@ -256,7 +247,7 @@ class Transaction:
         while True:
             try:
                 return await self._kv.prewrite(
-                    self._writes.values(),
+                    self._writes.mutations,
                     primary=primary,
                     start_version=self.start_ts,
                     lock_ttl_ms=self._ttl_ms(),
@@ -288,7 +279,7 @@ class Transaction:
             if self._locked:
                 await self._kv.pessimistic_rollback(self._locked, self.start_ts, self._for_update_ts)
             if self._writes:
-                await self._kv.batch_rollback(self._writes, self.start_ts)
+                await self._kv.batch_rollback(self._writes.keys, self.start_ts)
         except TidemarkError as err:
             _log.warning("locks left behind", start_ts=self.start_ts, code=err.code, error=err.message)
 
@@ -302,8 +293,3 @@ class Transaction:
             raise TransactionEndedError("the transaction has ended; begin another one")
         self._ended = True
         self._client.heartbeats.forget(self)
-
-
-def _written(mutation: kvrpcpb.Mutation) -> bytes | None:
-    """What a read of one's own write gives."""
-    return mutation.value if mutation.op in (kvrpcpb.Put, kvrpcpb.Insert) else None
