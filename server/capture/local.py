@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.processor import Assignment, ProcessorStats
+from server.capture.processor import Assignment, ProcessorStats, Standing
 from server.capture.rows import SorterRows
 from server.capture.run import Run
 from server.capture.sink import LocalSink
@@ -38,8 +38,10 @@ class Resources:
     """For each changefeed."""
 
 
-class LocalProcessor:
+class LocalProcessor(Standing):
     """Implements `server.capture.processor.Processor`."""
+
+    sink: LocalSink | None = None
 
     def __init__(self, resources: Resources, assignment: Assignment) -> None:
         self.start_ts = assignment.checkpoint_ts
@@ -47,12 +49,6 @@ class LocalProcessor:
         self._resources = resources
         self._directory = resources.directory / assignment.changefeed
         self._run: Run | None = None
-
-    @property
-    def sink(self) -> LocalSink | None:
-        """Set while it runs."""
-        run = self._run
-        return run.sink if run else None
 
     @property
     def table_pullers(self) -> tuple[TablePuller, ...]:
@@ -77,18 +73,6 @@ class LocalProcessor:
         """See `Processor.damage`."""
         run = self._run
         return run.repairs.error if run else None
-
-    @property
-    def checkpoint_ts(self) -> int:
-        """Everything up to it is at the target."""
-        sink = self.sink
-        return sink.checkpoint_ts() if sink else self.start_ts
-
-    @property
-    def resolved_ts(self) -> int:
-        """Everything up to it can be read."""
-        sink = self.sink
-        return sink.resolved_ts() if sink else self.start_ts
 
     def stats(self) -> ProcessorStats:
         """See `Processor.stats`."""
@@ -137,11 +121,11 @@ class LocalProcessor:
     async def _serving(self, run: Run) -> AsyncIterator[None]:
         try:
             run.open()
-            self._run = run
+            self._run, self.sink = run, run.sink
             yield
         finally:
             self.start_ts = max(self.start_ts, run.sink.checkpoint_ts())
-            self._run = None
+            self._run = self.sink = None
             await asyncio.shield(asyncio.to_thread(run.close))  # whoever cancels twice, too
 
 

@@ -1,5 +1,6 @@
 """Changefeeds as the API takes and shows them. Pure."""
 
+from dataclasses import asdict
 from typing import Final
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
@@ -109,14 +110,4 @@ def _changes(feed: Feed) -> list[pb.SchemaChange]:
 
 
 def _holding(feed: Feed) -> pb.Holding:
-    held = feed.processor.stats()
-    return pb.Holding(
-        regions=held.regions,
-        staged_bytes=held.staged_bytes,
-        sorter_memory_bytes=held.sorter_memory_bytes,
-        sorter_disk_bytes=held.sorter_disk_bytes,
-        disk_error=held.disk_error,
-        waiting=held.waiting,
-        pulled_ts=held.pulled_ts,
-        sorted_ts=held.sorted_ts,
-    )
+    return pb.Holding(**asdict(feed.processor.stats()))

@@ -61,7 +61,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessorStats:
-    """What a processor holds at this moment."""
+    """What a processor holds at this moment; the fields are those of the messages `Holding` and `ShareProgress`."""
 
     regions: int = 0
     staged_bytes: int = 0
@@ -154,6 +154,25 @@ class Processor(Protocol):
     def wipe(self) -> None:
         """Delete its directories; it does not run any more."""
         ...
+
+
+class Standing:
+    """Where a processor stands: as its sink tells while it runs, and where `run` begins while it does not."""
+
+    start_ts: int
+    sink: Sink | None = None
+
+    @property
+    def checkpoint_ts(self) -> int:
+        """Everything up to it is at the target."""
+        sink = self.sink
+        return sink.checkpoint_ts() if sink else self.start_ts
+
+    @property
+    def resolved_ts(self) -> int:
+        """Everything up to it can be read."""
+        sink = self.sink
+        return sink.resolved_ts() if sink else self.start_ts
 
 
 @dataclass(frozen=True, slots=True)

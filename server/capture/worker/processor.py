@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.processor import Assignment, ProcessorStats
+from server.capture.processor import Assignment, ProcessorStats, Standing
 from server.capture.worker.combined import CombinedSink
 from server.capture.worker.dealing import Dealing, dealt
 from server.capture.worker.directory import sorter_directory
@@ -29,8 +29,10 @@ from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 
-class WorkersProcessor:
+class WorkersProcessor(Standing):
     """Implements `server.capture.processor.Processor` over the workers of `pool`."""
+
+    sink: CombinedSink | None = None
 
     def __init__(
         self,
@@ -39,7 +41,6 @@ class WorkersProcessor:
         assignment: Assignment,
     ) -> None:
         self.start_ts = assignment.checkpoint_ts
-        self.sink: CombinedSink | None = None
         self.table_pullers: tuple[TablePuller, ...] = ()
         self._pool = pool
         self._directory = directory
@@ -58,18 +59,6 @@ class WorkersProcessor:
     def damage(self) -> TidemarkError | None:
         """See `Processor.damage`."""
         return None
-
-    @property
-    def checkpoint_ts(self) -> int:
-        """Everything up to it is at the target."""
-        sink = self.sink
-        return sink.checkpoint_ts() if sink else self.start_ts
-
-    @property
-    def resolved_ts(self) -> int:
-        """Everything up to it can be read."""
-        sink = self.sink
-        return sink.resolved_ts() if sink else self.start_ts
 
     def stats(self) -> ProcessorStats:
         """The sum over the workers."""

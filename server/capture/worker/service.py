@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -159,20 +160,12 @@ class _Told:
         if not moved and now_s - self._spoke_s < _SPEAK_EVERY_S:
             return None
         self._spoke_s = now_s
-        held = hosted.processor.stats()
         return pb.ShareProgress(
             resolved_ts=resolved_ts,
             checkpoint_ts=checkpoint_ts,
             tables=moved,
-            regions=held.regions,
-            staged_bytes=held.staged_bytes,
-            sorter_memory_bytes=held.sorter_memory_bytes,
-            sorter_disk_bytes=held.sorter_disk_bytes,
-            disk_error=held.disk_error,
-            waiting=held.waiting,
-            pulled_ts=held.pulled_ts,
-            sorted_ts=held.sorted_ts,
             ends=_ends(hosted),
+            **asdict(hosted.processor.stats()),
         )
 
     def _moved(self, sink: LocalSink, span: Span) -> changefeed_pb2.TableStatus | None:

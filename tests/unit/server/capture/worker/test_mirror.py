@@ -1,7 +1,10 @@
 """What a capture knows of a share moves forward only."""
 
+from dataclasses import asdict
+
 from tidemarkpb.v1 import changefeed_pb2, worker_pb2
 
+from server.capture.processor import ProcessorStats
 from server.capture.worker.mirror import Mirror
 
 
@@ -33,3 +36,11 @@ def test_how_far_a_share_is_pulled_and_sorted_is_as_told_last():
     mirror.absorb(worker_pb2.ShareProgress(pulled_ts=160, sorted_ts=150))
     mirror.absorb(worker_pb2.ShareProgress(pulled_ts=155, sorted_ts=151))
     assert (mirror.stats.pulled_ts, mirror.stats.sorted_ts) == (155, 151)
+
+
+def test_what_a_worker_holds_is_told_member_by_member():
+    held = ProcessorStats(1, 2, 3, 4, "disk full", 5, 6, 7)
+    mirror = Mirror(100)
+    mirror.absorb(worker_pb2.ShareProgress(**asdict(held)))
+    assert mirror.stats == held
+    assert changefeed_pb2.Holding(**asdict(held)).disk_error == "disk full"
