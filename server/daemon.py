@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -23,7 +23,7 @@ from server import http
 from server.log import LogConfig, configure
 from server.routes import Routes
 from server.rpc.credentials import SecurityConfig
-from storage.model.errors import TidemarkError
+from storage.model.errors import TidemarkError, ours_alone
 
 Endpoints: TypeAlias = Mapping[str, str]
 """What a started daemon listens on: name -> host:port; `cluster_id`, where known, is shown beside them."""
@@ -60,11 +60,7 @@ def run(
     except TidemarkError as err:
         return failed([err])
     except BaseExceptionGroup as group:
-        ours, others = group.split(TidemarkError)
-        if others is not None:
-            raise
-        assert ours is not None
-        return failed(leaves(ours))
+        return failed(ours_alone(group))
     return EXIT_OK
 
 
@@ -74,12 +70,6 @@ def failed(errors: Sequence[TidemarkError]) -> int:
         print(err, file=sys.stderr, flush=True)  # noqa: T201 - the one clear line for whoever started us
         _log.error("daemon failed", code=err.code, kind=err.kind.value, error=err.message)
     return EXIT_ERROR
-
-
-def leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
-    """Our errors in a group of groups, in order."""
-    nested = [leaves(err) if isinstance(err, BaseExceptionGroup) else [err] for err in group.exceptions]
-    return [err for errors in nested for err in errors if isinstance(err, TidemarkError)]
 
 
 async def _serve(opened: OpenDaemon, listen: Callable[..., AbstractContextManager[str]]) -> None:

@@ -11,7 +11,7 @@ from server.capture.feed import Feed
 from server.capture.safepoint import Safepoints
 from server.rpc.pd import PdRefusedError
 from sorter.errors import TableDamagedError
-from storage.model.errors import Kind, TidemarkError
+from storage.model.errors import Kind, TidemarkError, leaves
 
 _RETRY_S = (1.0, 30.0)
 _STUCK_S = 1800.0  # TiCDC's changefeed-error-stuck-duration
@@ -48,7 +48,7 @@ def note(feed: Feed, state: State, error: TidemarkError) -> None:
 
 def worst(group: BaseExceptionGroup[TidemarkError]) -> TidemarkError:
     """The first error that trying again does not help against; else the first."""
-    errors = _leaves(group)
+    errors = leaves(group)
     return next((error for error in errors if not _can_pass(error)), errors[0])
 
 
@@ -72,10 +72,3 @@ async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
 def _can_pass(error: TidemarkError) -> bool:
     """Whether it helps to try again: a coordinator may change its leader, and damaged rows can be pulled anew."""
     return error.kind in _PASSING or isinstance(error, PdRefusedError | TableDamagedError)
-
-
-def _leaves(group: BaseExceptionGroup[TidemarkError]) -> list[TidemarkError]:
-    found: list[TidemarkError] = []
-    for err in group.exceptions:
-        found += _leaves(err) if isinstance(err, BaseExceptionGroup) else [err]
-    return found

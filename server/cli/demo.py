@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from server.config import add_flags, load
-from server.daemon import EXIT_ERROR, EXIT_OK, leaves
+from server.daemon import EXIT_ERROR, EXIT_OK
 from server.demo.run import DemoConfig, run_demo
-from storage.model.errors import TidemarkError
+from storage.model.errors import ours_alone
 
 
 def run(argv: Sequence[str]) -> int:
@@ -23,10 +23,7 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_OK if config.keep else EXIT_ERROR
     except BaseExceptionGroup as group:
-        ours, others = group.split(TidemarkError)
-        if ours is None or others is not None:
-            raise
-        for line in dict.fromkeys(str(err) for err in leaves(ours)):
+        for line in dict.fromkeys(map(str, ours_alone(group))):
             print(line, file=sys.stderr)
         return EXIT_ERROR
     return EXIT_OK if equal else EXIT_ERROR

@@ -5,6 +5,7 @@ Only `server.rpc.errors` knows gRPC's status codes.
 """
 
 import enum
+from typing import Any
 
 
 class Kind(enum.Enum):
@@ -73,3 +74,21 @@ class CorruptError(TidemarkError):
 
     kind = Kind.CORRUPT
     code = "ErrCorrupt"
+
+
+def leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
+    """Our errors in a group of groups, in order."""
+    nested = [leaves(err) if isinstance(err, BaseExceptionGroup) else [err] for err in group.exceptions]
+    return [err for errors in nested for err in errors if isinstance(err, TidemarkError)]
+
+
+def ours_alone(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
+    """The errors of a group that has none but ours, in order.
+
+    Raises:
+        BaseExceptionGroup: it has others: the group as it is.
+    """
+    ours, others = group.split(TidemarkError)
+    if ours is None or others is not None:
+        raise group
+    return leaves(ours)
