@@ -32,12 +32,14 @@ def setting(default: Any, help_text: str) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
-    """One flag for each field of `section`; a true-or-false field `x` has `--x` and `--no-x`."""
+    """One flag for each field of `section`: `--x` and `--no-x` if it is true or false, repeated if it is a list."""
     for field in dataclasses.fields(section):
         shown = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
         flag = f"--{_kebab(field.name)}"
         if isinstance(field.default, bool):
             parser.add_argument(flag, dest=field.name, default=None, action=argparse.BooleanOptionalAction, help=shown)
+        elif isinstance(field.default, tuple):
+            parser.add_argument(flag, dest=field.name, default=None, action="append", help=shown)
         else:
             parser.add_argument(flag, dest=field.name, default=None, help=shown)
 
@@ -129,6 +131,8 @@ def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
     try:
         if wanted is bool:
             return _boolean(value)
+        if wanted is tuple:
+            return _texts(value)
         if isinstance(value, str) or type(value) is wanted or (wanted is float and type(value) is int):
             return wanted(value)
     except (ValueError, OverflowError):
@@ -137,7 +141,21 @@ def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
     return field.default
 
 
-_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list of strings",
+}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """A list of a file or of flags; one a line in the environment."""
+    found = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
+        raise ValueError(value)
+    return tuple(text for text in found if text)
 
 
 def _boolean(value: Any) -> bool:

@@ -29,6 +29,11 @@ class SparkConfig:
     until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
     compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
     keep_cuts_hours: float = setting(48.0, "how far back readers may go; older files and cuts are removed")
+    conf: tuple[str, ...] = setting(
+        (),
+        "a Spark setting of the job's session, NAME=VALUE; may be repeated; secrets belong into Hadoop's own files, "
+        "as anybody on the machine sees a process's arguments",
+    )
     token_file: str = setting("", "file with the token that captures ask readers for")
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting("", "file that the lines about each cut are appended to, besides standard output")
@@ -39,11 +44,14 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     """The command of the job's process.
 
     Raises:
-        ConfigError: a setting without which there is nothing to run.
+        ConfigError: a setting without which there is nothing to run, or a Spark setting without a value.
     """
     missing = [f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)]
     if missing:
         raise ConfigError(f"tidemark spark run needs {', '.join(missing)}")
+    unnamed = [text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text]
+    if unnamed:
+        raise ConfigError(f"--conf is NAME=VALUE, not {', '.join(map(repr, unnamed))}")
     flags = {
         "--endpoint": config.endpoint,
         "--changefeed": config.changefeed,
@@ -65,4 +73,5 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--key-path": security.key_path,
     }
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    given += [f"--conf={text}" for text in config.conf]
     return [sys.executable, "-m", "pyspark_tidemark.job", "--follow-parent", *given]

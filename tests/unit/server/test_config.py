@@ -20,6 +20,7 @@ class Example:
     workers: int = setting(4, "how many, 100 % of the cores at most")
     ratio: float = setting(0.5, "how much")
     sync: bool = setting(True, "whether")
+    conf: tuple[str, ...] = setting((), "may be repeated")
 
 
 def loaded(
@@ -64,6 +65,8 @@ def test_all_faults_are_named_at_once() -> None:
         {"data-dir": 7},
         {"data-dir": ["a"]},
         {"sync": 2},
+        {"conf": 1},
+        {"conf": ["a", 1]},
     ],
 )
 def test_a_value_of_the_wrong_type_is_a_fault_not_a_crash(document: dict[str, Any]) -> None:
@@ -100,6 +103,15 @@ def test_flags_are_made_from_the_fields_and_show_their_help() -> None:
     flags = vars(parser.parse_args(["--data-dir", "d", "--workers", "9"]))
     assert loaded(flags=flags) == Example(data_dir="d", workers=9)
     assert "100 % of the cores" in " ".join(parser.format_help().split())
+
+
+def test_a_list_of_texts_is_a_repeated_flag_a_list_in_the_file_and_lines_in_the_environment() -> None:
+    parser = argparse.ArgumentParser(prog="example")
+    add_flags(parser, Example)
+    texts = ("a=b c", "d=e,f")
+    assert loaded(flags=vars(parser.parse_args(["--conf", texts[0], "--conf=d=e,f"]))).conf == texts
+    assert loaded({"conf": list(texts)}, flags=vars(parser.parse_args([]))).conf == texts
+    assert loaded(environ={"TIDEMARK_STORE_CONF": "a=b c\nd=e,f\n"}).conf == texts
 
 
 def test_an_unknown_section_names_the_nearest(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""The command line of the lake job."""
+
+import pytest
+from pyspark_tidemark.lake.arguments import Arguments
+
+from server.config import ConfigError
+from server.rpc.credentials import SecurityConfig
+from server.spark.config import SparkConfig, job_command
+
+NEEDED = {"endpoint": "grpc://127.0.0.1:1", "changefeed": "bank", "target": "delta:///lake"}
+
+
+def test_spark_settings_reach_the_job_as_they_were_given():
+    conf = ("spark.executor.memory=2g", "spark.driver.extraJavaOptions=-Da=b -Dc=d", "spark.x=")
+    command = job_command(SparkConfig(**NEEDED, conf=conf), SecurityConfig())
+    given = Arguments.parse(command[command.index("--follow-parent") :])
+    assert given.conf == {
+        "spark.executor.memory": "2g",
+        "spark.driver.extraJavaOptions": "-Da=b -Dc=d",
+        "spark.x": "",
+    }
+
+
+@pytest.mark.parametrize("text", ["spark.executor.memory", "=2g", " =2g"])
+def test_a_spark_setting_without_name_or_value_is_refused(text):
+    with pytest.raises(ConfigError, match="--conf is NAME=VALUE, not"):
+        job_command(SparkConfig(**NEEDED, conf=(text,)), SecurityConfig())
