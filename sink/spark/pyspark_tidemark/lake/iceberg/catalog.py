@@ -166,13 +166,6 @@ class Catalog:
         finally:
             iterable.close()
 
-    def java_set(self, items: Sequence[Any]) -> Any:
-        """A Java HashSet."""
-        found = self._jvm.java.util.HashSet()
-        for item in items:
-            found.add(item)
-        return found
-
     def java_type(self, name: str) -> Any:
         """Iceberg's type of that name."""
         return self._iceberg.types.Types.fromPrimitiveString(name)
