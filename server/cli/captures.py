@@ -14,7 +14,8 @@ _COLUMNS = (("ID", "id"), ("OWNER", "is-owner"), ("ADDRESS", "address"), ("FLIGH
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `capture`."""
-    verbs = groups.add_parser("capture", help="the captures of the cluster").add_subparsers(required=True)
+    group = groups.add_parser("capture", help="the captures of the cluster")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
     listed = verbs.add_parser("list", help="all living captures", parents=[shared])
     listed.set_defaults(command=list_captures)
 

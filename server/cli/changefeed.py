@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.cli import dump
 from server.cli.changefeed_view import detail, summary
+from server.cli.confirm import add_yes, confirm
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
@@ -35,16 +35,17 @@ class TablesFileError(InvalidError):
     code = "ErrTablesFileInvalid"
 
 
-class NotConfirmedError(InvalidError):
-    """The user did not say yes."""
-
-    code = "ErrNotConfirmed"
-
-
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `changefeed`."""
-    verbs = groups.add_parser("changefeed", help="what is replicated, and how far").add_subparsers(required=True)
+    group = groups.add_parser("changefeed", help="what is replicated, and how far")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
+    _add_create(verbs, shared)
+    dump.add_verbs(verbs, shared)
+    _add_list(verbs, shared)
+    _add_verbs_of_one(verbs, shared)
 
+
+def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
     create = verbs.add_parser("create", help="start to replicate tables", parents=[shared])
     create.add_argument("-c", "--changefeed-id", required=True, help="letters, digits and single hyphens")
     create.add_argument("--sink-uri", required=True, help="where the rows go, such as delta:///path")
@@ -74,15 +75,17 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     )
     create.add_argument("--start-ts", type=int, default=0, help="replicate what is committed after it (default: now)")
     create.add_argument("--target-ts", type=int, default=0, help="replicate up to it (default: without end)")
-    create.add_argument("--no-confirm", action="store_true", help="do not ask when the start lies more than a day back")
+    add_yes(create, "do not ask when the start lies more than a day back")
     create.set_defaults(command=create_changefeed)
 
-    dump.add_verbs(verbs, shared)
 
+def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed = verbs.add_parser("list", help="all changefeeds", parents=[shared])
     listed.add_argument("-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway")
     listed.set_defaults(command=list_changefeeds)
 
+
+def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
     for name, command, text in (
         ("query", query_changefeed, "one changefeed in detail"),
         ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
@@ -90,20 +93,26 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):
         verb = verbs.add_parser(name, help=text, parents=[shared])
-        verb.add_argument("-c", "--changefeed-id", required=True)
+        dump.add_changefeed_id(verb)
         verb.set_defaults(command=command)
         if name in ("resume", "remove"):
-            verb.add_argument("--no-confirm", action="store_true", help="do not ask")
+            add_yes(verb)
         if name == "resume":
-            verb.add_argument("--overwrite-checkpoint-ts", type=ts_or_now, help="go on from this ts, or from `now`")
+            verb.add_argument(
+                "--overwrite-checkpoint-ts",
+                type=ts_or_now,
+                metavar="TS|now",
+                help="go on from there: rows are left out, or come twice",
+            )
         if name == "remove":
             verb.add_argument("--dry-run", action="store_true", help="only show what would be removed")
 
 
 async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Make a changefeed of the tables that the filter takes, or whose schemas are in a file."""
-    if arguments.start_ts and time.time() - physical_ms(arguments.start_ts) / 1e3 > _LARGE_GAP_S:
-        _confirm(arguments, f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all since?")
+    gap_s = time.time() - physical_ms(arguments.start_ts) / 1e3
+    if arguments.start_ts and gap_s > _LARGE_GAP_S and not arguments.yes:
+        confirm(f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all since?")
     request = pb.CreateChangefeedRequest(
         id=arguments.changefeed_id,
         sink_uri=arguments.sink_uri,
@@ -146,8 +155,8 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
 async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Pull again; overwriting the checkpoint skips or repeats rows, so it is asked for."""
     wanted: int | str | None = arguments.overwrite_checkpoint_ts
-    if wanted is not None:
-        _confirm(arguments, f"Continue from {wanted}, whatever the checkpoint is? Rows may be skipped or repeated.")
+    if wanted is not None and not arguments.yes:
+        confirm(f"Continue from {wanted}, whatever the checkpoint is? Rows may be skipped or repeated.")
     if wanted == _NOW:
         async with remote.coordinator() as pd:
             wanted = await pd.tso()
@@ -162,9 +171,8 @@ async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     found = await query_changefeed(remote, arguments)
     if arguments.dry_run:
         return Output({"dry_run": True} | found.document)
-    _confirm(
-        arguments, f"Remove changefeed {arguments.changefeed_id} at checkpoint {found.document['checkpoint_tso']}?"
-    )
+    if not arguments.yes:
+        confirm(f"Remove changefeed {arguments.changefeed_id} at checkpoint {found.document['checkpoint_tso']}?")
     request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).RemoveChangefeed(request, timeout=CALL_S)
@@ -192,13 +200,3 @@ def read_tables(path: str) -> list[pb.Table]:
         raise TablesFileError(
             f'{path} must hold a JSON list of {{"schema_name": …, "table_info": {{…}}}}: {err!r}'
         ) from err
-
-
-def _confirm(arguments: argparse.Namespace, question: str) -> None:
-    if arguments.no_confirm:
-        return
-    if not sys.stdin.isatty():
-        raise NotConfirmedError(f"{question} Pass --no-confirm to say yes where nobody can be asked")
-    print(f"{question} [Y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise NotConfirmedError("nothing was changed")

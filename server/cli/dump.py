@@ -52,7 +52,7 @@ class PriorityError(InvalidError):
 def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verbs to the group `changefeed`."""
     start = verbs.add_parser("dumpstart", help="copy what the tables hold into the changefeed", parents=[shared])
-    start.add_argument("-c", "--changefeed-id", required=True)
+    add_changefeed_id(start)
     start.add_argument(
         "--table", action="append", default=[], metavar="SCHEMA.TABLE", help="with * and ?; default: all, also new ones"
     )
@@ -65,13 +65,18 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     _add_pace(start, 0)
     start.set_defaults(command=start_dump)
     update = verbs.add_parser("dumpupdate", help="go on at another pace, or in another order", parents=[shared])
-    update.add_argument("-c", "--changefeed-id", required=True)
+    add_changefeed_id(update)
     _add_pace(update, None)
     update.set_defaults(command=update_dump)
     for name, method, request, text in _VERBS:
         verb = verbs.add_parser(name, help=text, parents=[shared])
-        verb.add_argument("-c", "--changefeed-id", required=True)
+        add_changefeed_id(verb)
         verb.set_defaults(command=call_dump, method=method, request=request)
+
+
+def add_changefeed_id(verb: argparse.ArgumentParser) -> None:
+    """Add the flag that says which changefeed."""
+    verb.add_argument("-c", "--changefeed-id", required=True, help="its id in `changefeed list`")
 
 
 def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
@@ -82,10 +87,15 @@ def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
         metavar="SCHEMA.TABLE=N",
         help="with * and ?; tables of the greatest number are read first, those without have 0",
     )
-    verb.add_argument("--rows-per-second", type=_count, default=default, help="at most so many; 0: as the log lets it")
-    verb.add_argument("--bytes-per-second", type=_count, default=default, help="at most so many; 0: the same")
     verb.add_argument(
-        "--parallel", type=_count, default=default, help="chunks read at a time: 4 if not said, at most 16"
+        "--rows-per-second", type=_count, default=default, help="rows read at most; 0: as the log lets it"
+    )
+    verb.add_argument(
+        "--bytes-per-second", type=_count, default=default, help="bytes read at most; 0: as the log lets it"
+    )
+    unsaid = "as before" if default is None else 4
+    verb.add_argument(
+        "--parallel", type=_count, default=default, help=f"chunks read at a time, at most 16 (default: {unsaid})"
     )
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from server.cli import gc_config, gc_explain, gc_ranges, gc_run, gc_status
 from server.cli.output import Output
 from server.cli.remote import Remote
-from server.rpc.client import connect
-from storage.meta.client import open_meta
+from server.cli.service_safepoint import stored_safe_points
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `gc`."""
-    verbs = groups.add_parser("gc", help="garbage collection of the upstream").add_subparsers(required=True)
+    group = groups.add_parser("gc", help="garbage collection of the upstream")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
     gc_explain.add_verb(verbs, shared)
     safepoint = verbs.add_parser("safepoint", help="the GC safe point and the services' safe points", parents=[shared])
     safepoint.set_defaults(command=show_safepoint)
@@ -23,12 +23,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:
     """The GC safe point, and all service safe points, smallest first."""
-    async with (
-        remote.coordinator() as pd,
-        open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta,
-    ):
-        gc_safe_point = await pd.gc_safe_point()
-        pairs = await meta.get_prefix(f"/pd/{pd.cluster_id}/gc/safe_point/service/".encode())
+    gc_safe_point, pairs = await stored_safe_points(remote)
     services = sorted((json.loads(pair.value) for pair in pairs), key=lambda service: int(service["safe_point"]))
     least = services[0]["safe_point"] if services else 0
     return Output(

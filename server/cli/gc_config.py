@@ -21,10 +21,10 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     config.set_defaults(command=get_config, names=[])
     actions = config.add_subparsers(metavar="[get | set]")
     get = actions.add_parser("get", help="some variables, or all", parents=[shared])
-    get.add_argument("names", nargs="*", metavar="NAME")
+    get.add_argument("names", nargs="*", metavar="NAME", help="such as tikv_gc_life_time")
     get.set_defaults(command=get_config)
     put = actions.add_parser("set", help="set variables, all or none; in force at the next tick", parents=[shared])
-    put.add_argument("settings", nargs="+", metavar="NAME=VALUE", type=setting)
+    put.add_argument("settings", nargs="+", metavar="NAME=VALUE", type=setting, help="such as tikv_gc_life_time=24h")
     add_address(put)
     put.set_defaults(command=set_config)
 

@@ -14,7 +14,6 @@ from gcsafepoint.worker.records import Records
 from server.cli.remote import Remote, RemoteError
 from server.gc_worker.records import MetaRecords
 from server.rpc.client import connect
-from storage.meta.client import open_meta
 from storage.model.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def add_address(verb: argparse.ArgumentParser) -> None:
 @asynccontextmanager
 async def gc_records(remote: Remote) -> AsyncIterator[Records]:
     """GC's records for the block."""
-    async with open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta:
+    async with remote.metadata() as meta:
         yield MetaRecords(meta)
 
 

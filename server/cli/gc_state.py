@@ -26,7 +26,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     flags.add_argument("--include-expired", action="store_true", help="show barriers whose TTL is over, too")
     flags.add_argument("--exclude-global-barriers", action="store_true", help="leave out those of all keyspaces")
     one = verbs.add_parser("keyspace", help="the state that holds for one keyspace", parents=[shared, flags])
-    one.add_argument("keyspace_id", type=keyspace_id, help=f"0 to {_LAST_KEYSPACE}, or {NULL_KEYSPACE}: the null one")
+    one.add_argument("keyspace_id", type=keyspace_id, help=f"0 to {_LAST_KEYSPACE}, or null ({NULL_KEYSPACE})")
     one.set_defaults(command=show_keyspace)
     every = verbs.add_parser("all", help="the states of all keyspaces", parents=[shared, flags])
     every.set_defaults(command=show_all)

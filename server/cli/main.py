@@ -17,7 +17,7 @@ COMMANDS = {
     "capture": "pull, sort and hand out row changes",
     "pump": "receive, match and serve TiDB binlogs",
     "gc-worker": "resolve locks, delete ranges, do GC",
-    "spark": "the Spark job that keeps lake tables current: spark run",
+    "spark": "the Spark jobs that keep lake tables current: spark run, spark keep",
     "cli": "ask and steer a cluster: changefeeds, captures, GC, TSO",
     "demo": "a bank workload through a foreign client, with proof that the lake equals the store",
 }

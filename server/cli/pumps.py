@@ -2,8 +2,6 @@
 
 import argparse
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -13,7 +11,6 @@ from tidemarkpb.v1.pump_pb2_grpc import PumpServiceStub
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
 from server.rpc.client import connect
-from storage.meta.client import open_meta
 from storage.meta.meta import Meta
 from storage.model.errors import NotFoundError
 
@@ -30,7 +27,8 @@ class NodeUnknownError(NotFoundError):
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `pump`."""
-    verbs = groups.add_parser("pump", help="the pumps that TiDB writes binlogs to").add_subparsers(required=True)
+    group = groups.add_parser("pump", help="the pumps that TiDB writes binlogs to")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
     for kind, alias in (("pumps", "list"), ("drainers", "")):
         listed = verbs.add_parser(alias or kind, aliases=[kind] * bool(alias), help=f"all {kind}", parents=[shared])
         listed.set_defaults(command=list_nodes, kind=kind)
@@ -42,26 +40,29 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         left = verbs.add_parser(verb, aliases=[f"{verb}-pump"], help=text, parents=[shared])
         left.add_argument("--node-id", required=True, help="the pump's name in `pump list`")
         left.set_defaults(command=change_state, action=action)
-    for kind, noun, aliases in (("pumps", "pump", ["update-pump"]), ("drainers", "drainer", [])):
-        verb = "update" if aliases else f"update-{noun}"
+    for kind, noun, listing, verb in (("pumps", "pump", "list", "update"), ("drainers", "drainer", "drainers", "")):
+        long = f"update-{noun}"
         updated = verbs.add_parser(
-            verb, aliases=aliases, help=f"only write a dead {noun}'s state into the registry", parents=[shared]
+            verb or long,
+            aliases=[long] * bool(verb),
+            help=f"only write a dead {noun}'s state into the registry",
+            parents=[shared],
         )
-        updated.add_argument("--node-id", required=True, help=f"the {noun}'s name in `pump {kind}`")
+        updated.add_argument("--node-id", required=True, help=f"the {noun}'s name in `pump {listing}`")
         updated.add_argument("--state", required=True, choices=_STATES, help="what TiDB and pumps are told")
         updated.set_defaults(command=update, kind=kind)
 
 
 async def list_nodes(remote: Remote, arguments: argparse.Namespace) -> Output:
     """All registered pumps, or drainers."""
-    async with _registry(remote) as meta:
+    async with remote.metadata() as meta:
         pairs = await meta.get_prefix(_PREFIX + arguments.kind.encode() + b"/")
     return Output([json.loads(pair.value) for pair in pairs], _COLUMNS)
 
 
 async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Ask a living pump to leave."""
-    async with _registry(remote) as meta:
+    async with remote.metadata() as meta:
         entry = await _entry(meta, "pumps", arguments.node_id)
     try:
         async with connect(entry["host"], remote.security) as channel:
@@ -74,7 +75,7 @@ async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 async def update(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Change the registry entry; a living pump or reader writes its own state over it."""
-    async with _registry(remote) as meta:
+    async with remote.metadata() as meta:
         entry = await _entry(meta, arguments.kind, arguments.node_id) | {"state": arguments.state}
         await meta.put(_key(arguments.kind, arguments.node_id), json.dumps(entry, separators=(",", ":")).encode())
     return Output(entry)
@@ -86,12 +87,6 @@ async def _entry(meta: Meta, kind: str, node_id: str) -> dict[str, Any]:
         raise NodeUnknownError(f"{node_id} is none of the registered ones; see `tidemark cli pump {kind}`")
     entry: dict[str, Any] = json.loads(pair.value)
     return entry
-
-
-@asynccontextmanager
-async def _registry(remote: Remote) -> AsyncIterator[Meta]:
-    async with open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta:
-        yield meta
 
 
 def _key(kind: str, node_id: str) -> bytes:

@@ -1,7 +1,7 @@
 """What the `tidemark cli` commands share: the addresses, the calls, and what a failed call tells the user."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -9,7 +9,9 @@ import grpc.aio
 
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
+from storage.meta.client import EtcdMeta
 from storage.model.errors import InvalidError, TidemarkError, UnavailableError
 
 CALL_S = 30.0
@@ -72,6 +74,10 @@ class Remote:
         """A coordinator's client for the block; raises PdUnavailableError if none answers."""
         async with PdClient.open(self.pd, self.security) as pd:
             yield pd
+
+    def metadata(self) -> AbstractAsyncContextManager[EtcdMeta]:
+        """The cluster's metadata for the block."""
+        return metadata_at(self.pd, self.security)
 
     @asynccontextmanager
     async def leader(self) -> AsyncIterator[tuple[PdClient, grpc.aio.Channel]]:

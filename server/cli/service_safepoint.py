@@ -2,18 +2,15 @@
 
 import argparse
 import json
-import sys
 import time
 from typing import Any
 
 from gcsafepoint.explain.document import span, time_of
 from gcsafepoint.explain.names import feed_of, shown
-from server.cli.changefeed import NotConfirmedError
+from server.cli.confirm import NotConfirmedError, add_yes, confirm
 from server.cli.gc_explain import explained
 from server.cli.output import Output, table
 from server.cli.remote import NotServedError, Remote
-from server.rpc.client import connect
-from storage.meta.client import open_meta
 from storage.meta.meta import KeyValue
 from storage.model.errors import CorruptError, InvalidError, NotFoundError
 
@@ -42,7 +39,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     delete = group.add_subparsers(metavar="delete").add_parser("delete", help="let GC pass one", parents=[shared])
     delete.add_argument("service_id", help="as listed")
     delete.add_argument("--dry-run", action="store_true", help="only say what would become of it")
-    delete.add_argument("--yes", action="store_true", help="do not ask, not even for a changefeed that exists")
+    add_yes(delete, "do not ask, not even for a changefeed that exists")
     delete.set_defaults(command=delete_service)
 
 
@@ -94,13 +91,15 @@ async def delete_service(remote: Remote, arguments: argparse.Namespace) -> Outpu
 _TOTALS = ("min_service_gc_safe_point", "gc_safe_point")
 
 
-async def _safe_points(remote: Remote) -> dict[str, Any]:
-    async with (
-        remote.coordinator() as pd,
-        open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta,
-    ):
+async def stored_safe_points(remote: Remote) -> tuple[int, list[KeyValue]]:
+    """The GC safe point, and the records of the services' safe points, the lapsed ones too."""
+    async with remote.coordinator() as pd, remote.metadata() as meta:
         gc_safe_point = await pd.gc_safe_point()
-        pairs = await meta.get_prefix(f"/pd/{pd.cluster_id}/gc/safe_point/service/".encode())
+        return gc_safe_point, list(await meta.get_prefix(f"/pd/{pd.cluster_id}/gc/safe_point/service/".encode()))
+
+
+async def _safe_points(remote: Remote) -> dict[str, Any]:
+    gc_safe_point, pairs = await stored_safe_points(remote)
     services = sorted(map(_service, pairs), key=lambda service: (service["safe_point"], service["service_id"]))
     now_s = int(time.time())
     live = [service["safe_point"] for service in services if service["expired_at"] >= now_s]
@@ -143,11 +142,7 @@ def _confirm(service_id: str, effect: dict[str, Any]) -> None:
             f"changefeed {shown(feed_of(service_id))} exists and is {effect['state']}: {effect['summary']}. Resume or "
             "remove the changefeed instead, or pass --yes to give its history up"
         )
-    if not sys.stdin.isatty():
-        raise NotConfirmedError(f"{effect['summary']}. Pass --yes to say yes where nobody can be asked")
-    print(f"{effect['summary']}. Delete it? [Y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise NotConfirmedError("nothing was changed")
+    confirm(f"{effect['summary']}. Delete it?")
 
 
 def _left(seconds: int) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import random
 from dataclasses import asdict
 from typing import Any
 
@@ -32,6 +31,7 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     from server.puller.mysql.checks import FAILURE, WARNING, Check  # an SQL parser comes with them
     from server.puller.mysql.options import MySqlOptions
     from server.puller.mysql.preflight import check_source as run_checks
+    from server.puller.mysql.server_id import any_server_id
     from server.puller.mysql.source import mysql_table
     from server.puller.uri import SourceUri, SourceUriError
 
@@ -40,7 +40,7 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
         raise SourceUriError("only mysql:// sources are checked so; others are checked when a changefeed is created")
     options = MySqlOptions.of(uri)
     rules = tuple(arguments.filter) or _ANY
-    server_id = options.server_id or random.randint(1 << 31, (1 << 32) - 2)  # noqa: S311  it keeps nothing secret
+    server_id = options.server_id or any_server_id()
     checks: list[Check] = await asyncio.to_thread(
         lambda: list(run_checks(options, rules, server_id, mysql_table, write=not arguments.no_write))
     )

@@ -1,13 +1,12 @@
 """`tidemark cli unsafe resolve-lock`: end a transaction that holds changefeeds or GC back, alive or not."""
 
 import argparse
-import sys
 from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from gcsafepoint.explain.document import time_of
-from server.cli.changefeed import NotConfirmedError
+from server.cli.confirm import add_yes, confirm
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.lock_resolver import LockResolver
@@ -23,12 +22,13 @@ class LockUnknownError(NotFoundError):
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `unsafe`."""
-    verbs = groups.add_parser("unsafe", help="what can take somebody's work away").add_subparsers(required=True)
+    group = groups.add_parser("unsafe", help="what can take somebody's work away")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
     verb = verbs.add_parser("resolve-lock", help="end the transaction that holds a lock", parents=[shared])
     verb.add_argument("--key", type=hexadecimal, required=True, help="the locked key, raw, in hexadecimal")
     verb.add_argument("--start-ts", type=int, required=True, help="the transaction")
     verb.add_argument("--dry-run", action="store_true", help="only show the lock")
-    verb.add_argument("--yes", action="store_true", help="do not ask")
+    add_yes(verb)
     verb.set_defaults(command=resolve_lock)
 
 
@@ -54,7 +54,8 @@ async def resolve_lock(remote: Remote, arguments: argparse.Namespace) -> Output:
         }
         if arguments.dry_run:
             return Output({"dry_run": True} | shown)
-        _confirm(arguments, lock)
+        if not arguments.yes:
+            confirm(f"Roll transaction {lock.lock_version} of {shown['start_time']} back, unless it has committed?")
         resolver = LockResolver(pd, kv)
         commit_ts = await resolver.decide(lock)
         if lock.lock_type == kvrpcpb.PessimisticLock:
@@ -72,14 +73,3 @@ async def _lock(kv: KvClient, key: bytes, start_ts: int) -> kvrpcpb.LockInfo:
     raise LockUnknownError(
         f"key {key.hex()} is not locked by transaction {start_ts}: it has ended, or the key is wrong"
     )
-
-
-def _confirm(arguments: argparse.Namespace, lock: kvrpcpb.LockInfo) -> None:
-    if arguments.yes:
-        return
-    question = f"transaction {lock.lock_version} of {time_of(lock.lock_version)} is rolled back unless it has committed"
-    if not sys.stdin.isatty():
-        raise NotConfirmedError(f"{question}. Pass --yes to say yes where nobody can be asked")
-    print(f"{question}. Go on? [Y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise NotConfirmedError("nothing was changed")

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from server.cli.output import Output
 from server.cli.remote import Remote
-from server.daemon import leaves
-from server.rpc.client import connect
 from server.rpc.tikv import KvClient
-from storage.meta.client import open_meta
-from storage.model.errors import TidemarkError
+from server.verify.errors import VerifyUnsupportedError
+from storage.model.errors import TidemarkError, ours_alone
 
 if TYPE_CHECKING:
     from server.verify.comparison import TableReport
@@ -26,10 +24,15 @@ _SHOWN = 20
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the command `verify`."""
-    command = groups.add_parser("verify", help="compare a lake with its upstream, row by row", parents=[shared])
-    command.add_argument("-c", "--changefeed", required=True, help="whose lake")
-    command.add_argument("--table", help="only this one, database.table (default: all)")
-    command.add_argument("--at", type=int, help="at the newest cut up to this TSO (default: the newest)")
+    command = groups.add_parser(
+        "verify",
+        help="compare a lake with its upstream, row by row",
+        epilog="exit status: 0 the lake equals its upstream, 1 it differs, 2 they could not be compared",
+        parents=[shared],
+    )
+    command.add_argument("-c", "--changefeed-id", "--changefeed", dest="changefeed", required=True, help="whose lake")
+    command.add_argument("--table", metavar="SCHEMA.TABLE", help="only this one (default: all)")
+    command.add_argument("--at", type=int, metavar="TSO", help="the newest cut up to it (default: the newest)")
     command.add_argument(
         "--repair", action="store_true", help="write rows that differ anew; the lake's job must be stopped"
     )
@@ -40,20 +43,21 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Compare, and tell the first differences."""
-    if arguments.repair and arguments.at is not None:
-        return _failed("[TM:ErrVerifyUnsupported] only the newest cut can be repaired: leave out --at")
-    if arguments.dry_run and not arguments.repair:
-        return _failed("[TM:ErrVerifyUnsupported] --dry-run says what --repair would do: give both")
     try:
+        _check_flags(arguments)
         report = await _compared(remote, arguments)
     except TidemarkError as err:
         return _failed(str(err))
     except BaseExceptionGroup as group:
-        ours, others = group.split(TidemarkError)
-        if ours is None or others is not None:
-            raise
-        return _failed(str(leaves(ours)[0]))
+        return _failed(str(ours_alone(group)[0]))
     return Output(_document(report), shown=_shown(report), status=EQUAL if report.equal else DIFFERS)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    if arguments.repair and arguments.at is not None:
+        raise VerifyUnsupportedError("only the newest cut can be repaired: leave out --at")
+    if arguments.dry_run and not arguments.repair:
+        raise VerifyUnsupportedError("--dry-run says what --repair would do: give both")
 
 
 async def _compared(remote: Remote, arguments: argparse.Namespace) -> "Report":
@@ -65,7 +69,7 @@ async def _compared(remote: Remote, arguments: argparse.Namespace) -> "Report":
     request = Request(arguments.changefeed, arguments.table, arguments.at, wish)
     async with (
         remote.coordinator() as pd,
-        open_meta(f"etcd://{remote.pd}", lambda address: connect(address, remote.security)) as meta,
+        remote.metadata() as meta,
         KvClient.open(pd, remote.security) as kv,
     ):
         return await verify(Cluster(pd, kv, meta), request, _Told())

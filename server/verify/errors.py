@@ -10,7 +10,7 @@ class VerifyChangefeedError(InvalidError):
 
 
 class VerifyUnsupportedError(InvalidError):
-    """The source has no history to read at a ts, or the sink is no lake that can be read at a cut."""
+    """What is asked for cannot be done, at that cut or at all."""
 
     code = "ErrVerifyUnsupported"
 

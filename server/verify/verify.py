@@ -40,8 +40,8 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
     """Compare a changefeed's lake with its upstream at the newest cut, or at the newest up to `request.at`.
 
     Raises:
-        VerifyChangefeedError, VerifyUnsupportedError, VerifyHistoryError, VerifyMovedError, VerifyBehindError,
-        VerifyLakeError: they cannot be compared.
+        VerifyChangefeedError, VerifyHistoryError, VerifyMovedError, VerifyBehindError, VerifyLakeError: they cannot be
+        compared.
     """
     info, wish = await changefeed_info(cluster.meta, request.changefeed), request.wish
     async with AsyncExitStack() as stack:

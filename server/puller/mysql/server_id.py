@@ -16,6 +16,11 @@ _TTL_S = 30
 _RANGE = (1 << 31, (1 << 32) - 2)
 
 
+def any_server_id() -> int:
+    """One that is probably nobody's."""
+    return random.randint(*_RANGE)  # noqa: S311 - it keeps nothing secret
+
+
 @asynccontextmanager
 async def leased_server_id(meta: Meta, changefeed: str, fixed: int = 0) -> AsyncIterator[int]:
     """An id that is ours for the block; `fixed` is what the operator wants, 0 for any.
@@ -28,7 +33,7 @@ async def leased_server_id(meta: Meta, changefeed: str, fixed: int = 0) -> Async
         return
     async with await meta.grant_lease(_TTL_S) as lease:
         while True:
-            number = random.randint(*_RANGE)  # noqa: S311  it keeps nothing secret
+            number = any_server_id()
             key = ROOT + b"%010d" % number
             if (await meta.txn([Compare.absent(key)], [Put(key, changefeed.encode(), lease.id)])).succeeded:
                 yield number

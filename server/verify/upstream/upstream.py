@@ -38,7 +38,7 @@ def open_upstream(
     """The upstream for the block.
 
     Raises:
-        VerifyUnsupportedError, VerifyHistoryError, VerifyMovedError, VerifyBehindError: it cannot be read at the cut.
+        VerifyHistoryError, VerifyMovedError, VerifyBehindError: it cannot be read at the cut.
     """
     if scheme_of(info) == MYSQL:
         return MySqlUpstream.open(cluster.meta, info, tables)

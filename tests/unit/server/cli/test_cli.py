@@ -4,7 +4,8 @@ import json
 import pytest
 
 from server.cli import cli
-from server.cli.changefeed import NotConfirmedError, TablesFileError, read_tables
+from server.cli.changefeed import TablesFileError, read_tables
+from server.cli.confirm import NotConfirmedError
 from server.cli.output import Output
 from server.cli.remote import CaptureUnavailableError
 

@@ -9,7 +9,7 @@ import pytest
 from kvproto import pdpb_pb2 as pdpb
 
 from server.cli import cli, gc_state
-from server.cli.changefeed import NotConfirmedError
+from server.cli.confirm import NotConfirmedError
 from server.cli.gc_explain import removed_names
 from server.cli.gc_state import NULL_KEYSPACE, keyspace_id
 from server.cli.remote import RemoteError
