@@ -5,7 +5,6 @@ whoever leads then, until `_CALL_SECONDS` are over; keys are memcomparable-encod
 """
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import Members, NoLeaderError, addresses_of
 from server.rpc.tso import TsoCall, TsoStream, TsoUnavailableError
+from storage.jitter import jittered
 from storage.meta.calls import cancellations
 from storage.model.errors import ConflictError, InvalidError, TidemarkError, UnavailableError
 
@@ -283,7 +283,7 @@ async def _repeat(
             raise asyncio.CancelledError  # gRPC answers with the call's failure if both come at once
         if loop.time() + pause >= deadline:
             raise PdUnavailableError(f"no coordinator answers at {address}: {reason}; is it running?")
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
+        await asyncio.sleep(jittered(pause))
         pause = min(pause * 2, most)
 
 

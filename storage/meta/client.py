@@ -1,7 +1,6 @@
 """`Meta` over the etcd API, whoever answers it: a real etcd, a coordinator, or the embedded server in this process."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
@@ -9,6 +8,7 @@ import grpc.aio
 from etcdpb import rpc_pb2
 
 from storage.codec import prefix_end
+from storage.jitter import jittered
 from storage.meta.api import EtcdApi
 from storage.meta.convert import compare_message, event_of, op_message, pair_of, parts
 from storage.meta.errors import (
@@ -116,7 +116,7 @@ class EtcdMeta:
                         yield events
             except MetaUnavailableError:
                 pass  # the server is away: watch again, from the next revision
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
+            await asyncio.sleep(jittered(pause))
             pause = min(pause * 2, most)
 
     async def _watch_once(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[list[WatchEvent], None]:

@@ -7,7 +7,6 @@ that was sent is not: its caller must read and decide.
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ import grpc
 import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
+from storage.jitter import jittered
 from storage.meta.calls import OpenCalls, cancellations
 from storage.meta.endpoints import Endpoints
 from storage.meta.errors import (
@@ -158,7 +158,7 @@ class RemoteEtcd:
                 again = again or (repeat and not isinstance(err, NoSpaceError))
             if not again or loop.time() + pause >= deadline:
                 raise failure
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter needs no secrecy
+            await asyncio.sleep(jittered(pause))
             pause = min(pause * 2, most)
 
     async def _attempt(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]]) -> R:

@@ -8,7 +8,6 @@ Invariants:
 
 import asyncio
 import heapq
-import random
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
 from server.rpc.pd import PdClient, RegionRoute
 from storage.codec import encode_bytes
+from storage.jitter import jittered
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import physical_ms
@@ -164,7 +164,7 @@ class TablePuller:
         least, most = _BACKOFF_MS
         backoff = min(most, least << min(self._failures, 10)) if self._failures else 0
         wait_ms, self._wait_ms = max(self._wait_ms, backoff), 0
-        return wait_ms * random.uniform(0.5, 1.0) / 1e3  # noqa: S311 - jitter needs no secrecy
+        return jittered(wait_ms / 1e3)
 
     def _subscribe(self, gap: KeyRange, route: RegionRoute) -> None:
         part = KeyRange(route.region.start_key, route.region.end_key).clip(gap)
