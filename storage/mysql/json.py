@@ -10,8 +10,6 @@
 Source: MySQL's json_binary.h, json_dom.cc (Json_wrapper::to_string) and dtoa.cc (my_gcvt).
 """
 
-import base64
-import json
 import math
 import struct
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from typing import Final
 from storage.model.errors import CorruptError
 from storage.mysql.types import Type
 from storage.tidb.decimal import decode_decimal
+from storage.tidb.json_text import content, opaque, quoted
 from storage.tidb.time import NANOS_PER_MICRO, CoreTime, duration_text
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = range(4)
@@ -86,7 +85,7 @@ class _Container:
     def key(self, number: int) -> str:
         at = self.keys_at + number * (self._size.size + _U16.size)
         (offset,), (size,) = self._size.unpack_from(self._data, at), _U16.unpack_from(self._data, at + self._size.size)
-        return _slice(self._data, self._at + offset, size).decode()
+        return content(self._data, self._at + offset, size).decode()
 
     def entry(self, number: int, depth: int) -> str:
         at = self._entries_at + number * (1 + self._size.size)
@@ -99,7 +98,7 @@ class _Container:
 
 def _members(container: _Container, depth: int) -> Iterator[str]:
     for number in range(container.count):
-        yield f"{_quote(container.key(number))}: {container.entry(number, depth)}"
+        yield f"{quoted(container.key(number))}: {container.entry(number, depth)}"
 
 
 def _double(data: bytes, at: int) -> str:
@@ -118,19 +117,19 @@ def _double(data: bytes, at: int) -> str:
 
 def _string(data: bytes, at: int) -> str:
     size, at = _packed(data, at)
-    return _quote(_slice(data, at, size).decode())
+    return quoted(content(data, at, size).decode())
 
 
 def _opaque(data: bytes, at: int) -> str:
     kind = data[at]
     size, begin = _packed(data, at + 1)
-    content = _slice(data, begin, size)
+    value = content(data, begin, size)
     if kind == Type.NEWDECIMAL:
-        value, _ = decode_decimal(content)
-        return f"{value:f}"
+        number, _ = decode_decimal(value)
+        return f"{number:f}"
     if kind in {Type.DATE, Type.DATETIME, Type.TIMESTAMP, Type.TIME}:
-        return f'"{_moment(kind, _I64.unpack(content)[0])}"'
-    return f'"base64:type{kind}:{base64.b64encode(content).decode()}"'
+        return f'"{_moment(kind, _I64.unpack(value)[0])}"'
+    return opaque(kind, value)
 
 
 def _moment(kind: int, packed: int) -> str:
@@ -153,16 +152,6 @@ def _packed(data: bytes, at: int) -> tuple[int, int]:
             return size, at
         if shift > 28:
             raise CorruptError("binary JSON has a size of more than five bytes")
-
-
-def _slice(data: bytes, at: int, size: int) -> bytes:
-    if at + size > len(data):
-        raise CorruptError(f"binary JSON of {len(data)} bytes ends within a value at {at}")
-    return data[at : at + size]
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 _SCALARS: dict[int, Callable[[bytes, int], str]] = {

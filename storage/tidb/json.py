@@ -7,7 +7,6 @@
 All numbers are little-endian. Keys are in order of length, then bytes. Source: TiDB types/json_binary.go.
 """
 
-import base64
 import json
 import math
 import struct
@@ -16,6 +15,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
+from storage.tidb.json_text import content, opaque, quoted
 from storage.tidb.time import CoreTime, duration_text
 from storage.tidb.varint import decode_uvarint, encode_uvarint
 
@@ -112,8 +112,8 @@ def _members(data: bytes, at: int, depth: int) -> Iterator[str]:
     entries = keys + count * _KEY.size
     for number in range(count):
         key_at, size = _KEY.unpack_from(data, keys + number * _KEY.size)
-        key = _slice(data, at + key_at, size).decode()
-        yield f"{_quote(key)}: {_entry(data, at, entries + number * _ENTRY.size, depth)}"
+        key = content(data, at + key_at, size).decode()
+        yield f"{quoted(key)}: {_entry(data, at, entries + number * _ENTRY.size, depth)}"
 
 
 def _entry(data: bytes, container: int, at: int, depth: int) -> str:
@@ -140,26 +140,16 @@ def _float_text(value: float) -> str:
 
 def _string(data: bytes, at: int) -> str:
     size, at = decode_uvarint(data, at)
-    return _quote(_slice(data, at, size).decode())
+    return quoted(content(data, at, size).decode())
 
 
 def _opaque(data: bytes, at: int) -> str:
     size, begin = decode_uvarint(data, at + 1)
-    return f'"base64:type{data[at]}:{base64.b64encode(_slice(data, begin, size)).decode()}"'
+    return opaque(data[at], content(data, begin, size))
 
 
 def _moment(data: bytes, at: int) -> str:
     return f'"{CoreTime.from_bits(_U64.unpack_from(data, at)[0]).text(_FSP_MAX)}"'
-
-
-def _slice(data: bytes, at: int, size: int) -> bytes:
-    if at + size > len(data):
-        raise CorruptError(f"binary JSON of {len(data)} bytes ends within a value at {at}")
-    return data[at : at + size]
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 _SCALARS: dict[int, Callable[[bytes, int], str]] = {
