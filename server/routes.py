@@ -4,17 +4,20 @@ A handler brings its own timeout; errors of `storage.model.errors` that it raise
 TiCDC's API: `{"error_msg": …, "error_code": "TM:Err…"}`.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import structlog
 
 from storage.model.errors import InvalidError, Kind, NotFoundError, TidemarkError
 
+T = TypeVar("T")
+_CALL_SECONDS = 15.0
 _STATUS = {
     Kind.INVALID: 400,
     Kind.NOT_FOUND: 404,
@@ -101,6 +104,20 @@ class Routes:
         if method not in methods:
             raise MethodRefusedError(f"{path} takes {', '.join(sorted(methods))}, not {method}")
         return handlers[method, methods[method]], unquote(path[longest:], errors="surrogateescape")
+
+
+def answered(call: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """What `call` gives on a daemon's event loop, for a handler's thread.
+
+    Raises:
+        TimeoutError: it took more than 15 seconds, and was cancelled.
+    """
+    asked = asyncio.run_coroutine_threadsafe(call, loop)
+    try:
+        return asked.result(_CALL_SECONDS)
+    except TimeoutError:
+        asked.cancel()
+        raise
 
 
 def json_answer(document: Any, status: int = 200) -> Answer:

@@ -15,11 +15,10 @@ from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain.service import Explainer, ExplainRequestError
 from server.coordinator.leadership.members import Members
 from server.coordinator.term import Seat, Term
-from server.routes import Answer, Handler, Request, Route, fault, json_answer
+from server.routes import Answer, Handler, Request, Route, answered, fault, json_answer
 from storage.model.errors import TidemarkError
 
 T = TypeVar("T")
-_CALL_SECONDS = 15.0
 _SAFEPOINTS = "/pd/api/v1/gc/safepoint"
 _EXPLAIN = "/tidemark/api/v1/gc/explain"
 
@@ -78,12 +77,8 @@ class HttpApi:
         return await call(term)
 
     def _answer(self, call: Coroutine[Any, Any, Any]) -> Answer:
-        asked = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
-            return json_answer(asked.result(_CALL_SECONDS))
-        except TimeoutError:
-            asked.cancel()
-            raise
+            return json_answer(answered(call, self._loop))
         except NotLeaderError as err:
             return fault(503, "ErrNotLeader", err.message)
         except SafePointRequestError as err:

@@ -14,12 +14,10 @@ from tipb import binlog_pb2
 from server.pump.registry import PREFIX
 from server.pump.steering import Steering
 from server.pump.upkeep import GarbageCollector
-from server.routes import Answer, Handler, Request, Route, json_answer
+from server.routes import Answer, Handler, Request, Route, answered, json_answer
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
 from storage.pump.append import Append
-
-_CALL_SECONDS = 15.0
 
 
 class TimestampInvalidError(InvalidError):
@@ -79,9 +77,4 @@ class HttpApi:
         return json_answer((await self._collector.collect())._asdict())
 
     def _answer(self, call: Coroutine[Any, Any, Answer]) -> Answer:
-        asked = asyncio.run_coroutine_threadsafe(call, self._loop)
-        try:
-            return asked.result(_CALL_SECONDS)
-        except TimeoutError:
-            asked.cancel()
-            raise
+        return answered(call, self._loop)

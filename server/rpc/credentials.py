@@ -9,8 +9,6 @@ import grpc
 from server.config import setting
 from storage.model.errors import InvalidError
 
-_INCOMPLETE = "TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)"
-
 
 class CredentialsError(InvalidError):
     """The TLS files are incomplete or unreadable."""
@@ -38,10 +36,8 @@ def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     Raises:
         CredentialsError: only some of the files are given, or one cannot be read.
     """
-    if not security.enabled:
+    if not _listens_with_tls(security):
         return None
-    if not (security.cert_path and security.key_path):
-        raise CredentialsError(_INCOMPLETE)
     root = _read(security.ca_path) if security.ca_path else None
     return grpc.ssl_server_credentials(
         [(_read(security.key_path), _read(security.cert_path))],
@@ -56,10 +52,8 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext | None:
     Raises:
         CredentialsError: only some of the files are given, or one cannot be used.
     """
-    if not security.enabled:
+    if not _listens_with_tls(security):
         return None
-    if not (security.cert_path and security.key_path):
-        raise CredentialsError(_INCOMPLETE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
@@ -85,6 +79,12 @@ def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | N
         private_key=_read(security.key_path) if security.key_path else None,
         certificate_chain=_read(security.cert_path) if security.cert_path else None,
     )
+
+
+def _listens_with_tls(security: SecurityConfig) -> bool:
+    if security.enabled and not (security.cert_path and security.key_path):
+        raise CredentialsError("TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)")
+    return security.enabled
 
 
 def _read(path: str) -> bytes:
