@@ -89,11 +89,6 @@ def row_key(batch: pa.RecordBatch, row: int) -> SortKey:
     return commit, start, op, key
 
 
-def count_below(batch: pa.RecordBatch, ts: int) -> int:
-    """How many rows of a sorted batch have a commit_ts < `ts`."""
-    return _rank(commit_ts(batch), ts, "left")
-
-
 def count_up_to(batch: pa.RecordBatch, bound: SortKey) -> int:
     """How many rows of a sorted batch have a key <= `bound`."""
     low, high = 0, batch.num_rows

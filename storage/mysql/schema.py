@@ -1,6 +1,6 @@
 """A table as its row images need it, and the JSON document in which the metadata keeps it: docs/format/mysql-rows.md.
 
-A version of its own for each TABLE_MAP signature: rows name their columns by place only.
+Each TABLE_MAP that differs is a version of its own: rows name their columns by place only.
 """
 
 import json

@@ -52,8 +52,6 @@ class TableMap:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
     """Empty if the table has none, or the log does not tell."""
-    signature: bytes
-    """The body without the server's number: equal for equal versions, whatever server tells them."""
 
     @classmethod
     def parse(cls, body: bytes, *, mariadb: bool) -> "TableMap":
@@ -73,7 +71,7 @@ class TableMap:
         nullable = reader.bits(len(columns))
         columns = [replace(column, nullable=null) for column, null in zip(columns, nullable, strict=True)]
         columns, key = _with_metadata(columns, dict(_fields(reader)), mariadb=mariadb)
-        return cls(table_id, schema, table, tuple(columns), key, body[ID_BYTES:])
+        return cls(table_id, schema, table, tuple(columns), key)
 
     @property
     def name(self) -> str:

@@ -54,7 +54,6 @@ class Job:
     """The table it is about; of a TRUNCATE the old one."""
     schema_name: str
     query: str
-    schema_version: int = 0
     database: Document | None = None
     table: Document | None = None
     tables: tuple[Document, ...] = ()
@@ -118,7 +117,6 @@ def _job(doc: dict[str, Any]) -> Job:
         table_id=int(doc["table_id"]),
         schema_name=doc.get("schema_name") or "",
         query=doc.get("query") or "",
-        schema_version=int(info.get("SchemaVersion") or 0),
         database=info.get("DBInfo"),
         table=info.get("TableInfo"),
         tables=tuple(info.get("MultipleTableInfos") or ()),

@@ -1,7 +1,7 @@
 """What the command asks its lake process about one table, and the mapping of its batches to answers. Pure."""
 
 import base64
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,6 @@ from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_text
 from pyspark_tidemark.errors import SourceError
 
 _TEXTS: Final = (pa.field("key", pa.string()), pa.field("row", pa.string()))
-Work = Callable[[Iterable[Any]], Iterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
