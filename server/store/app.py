@@ -47,7 +47,7 @@ from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.read_fence import ReadFence
-from storage.mvcc.version_counts import stored_versions
+from storage.mvcc.version_counts import RegionVersions, stored_versions
 
 _log = structlog.get_logger(__name__)
 
@@ -162,31 +162,10 @@ class _Parts:
         table = RegionTable(pd, self.gate, self.group, versions, self.hub.replaced)
         self.splitter, self.merger = Splitter(pd, table), Merger(table)
         self.sizes = SizeCheck(kv, self.gate, self.splitter, self.merger, threads.scanners, config)
-        garbage = CollectorParts(
-            kv=kv,
-            group=self.group,
-            gate=self.gate,
-            versions=versions,
-            scanners=threads.gc,
-            forget_locks=self.hub.forget_locks,
-            rate=ByteRate(config.gc_max_write_bytes_per_sec),
-            ratio_threshold=config.gc_ratio_threshold,
-        )
-        gc_metrics.MAX_WRITE_BYTES.set_function(lambda: garbage.rate.bytes_per_s)
+        garbage = self._collector_parts(config, kv, versions, threads)
         self.collector = Collector(garbage)
         self.gc = AutoGc(pd, self.gate, self.collector, config.gc_poll_interval)
-        self.feed = FeedBackend(
-            cluster_id=identity.cluster_id,
-            engine=engine,
-            group=self.group,
-            gate=self.gate,
-            hub=self.hub,
-            scanners=threads.scanners,
-            scan_rate=ByteRate(config.feed_scan_bytes_per_sec),
-            memory=FeedMemory(config.feed_memory_bytes),
-            buffer_bytes=config.feed_buffer_bytes,
-            history_begins=lambda: self.collector.walk.begun_safe_point,
-        )
+        self.feed = self._feed_backend(config, identity, engine, threads)
         followers = {
             "gc.max-write-bytes-per-sec": garbage.rate.limit,
             "cdc.incremental-scan-speed-limit": self.feed.scan_rate.limit,
@@ -204,6 +183,36 @@ class _Parts:
             enabled=config.share_regions,
         )
         self.admin = StoreService(identity, garbage, self.gc, self.hub, self.merger, self.handover, threads.scanners)
+
+    def _collector_parts(
+        self, config: StoreConfig, kv: Database, versions: RegionVersions, threads: _Threads
+    ) -> CollectorParts:
+        rate = ByteRate(config.gc_max_write_bytes_per_sec)
+        gc_metrics.MAX_WRITE_BYTES.set_function(lambda: rate.bytes_per_s)
+        return CollectorParts(
+            kv=kv,
+            group=self.group,
+            gate=self.gate,
+            versions=versions,
+            scanners=threads.gc,
+            forget_locks=self.hub.forget_locks,
+            rate=rate,
+            ratio_threshold=config.gc_ratio_threshold,
+        )
+
+    def _feed_backend(self, config: StoreConfig, identity: Identity, engine: Engine, threads: _Threads) -> FeedBackend:
+        return FeedBackend(
+            cluster_id=identity.cluster_id,
+            engine=engine,
+            group=self.group,
+            gate=self.gate,
+            hub=self.hub,
+            scanners=threads.scanners,
+            scan_rate=ByteRate(config.feed_scan_bytes_per_sec),
+            memory=FeedMemory(config.feed_memory_bytes),
+            buffer_bytes=config.feed_buffer_bytes,
+            history_begins=lambda: self.collector.walk.begun_safe_point,
+        )
 
 
 async def _heartbeats(pd: PdClient, gate: RegionGate, interval_s: float) -> None:

@@ -30,7 +30,7 @@ written_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3) ON UPDATE CURRENT_
 )
 _EXISTS = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = %s AND table_name = 'tidemark_heartbeat'"
 _log = structlog.get_logger(__name__)
-_WRITE = f"INSERT INTO {TABLE} (changefeed_id, seq) VALUES (%s, 1) ON DUPLICATE KEY UPDATE seq = seq + 1"  # noqa: S608
+_WRITE = f"INSERT INTO {TABLE} (changefeed_id, seq) VALUES (%s, 1) ON DUPLICATE KEY UPDATE seq = seq + 1"  # noqa: S608 - ours
 
 
 class Heart:

@@ -122,13 +122,13 @@ async def test_the_walk_follows_a_newer_safepoint_and_is_kept(tmp_path: Path) ->
     coordinator = Coordinator()
     async with opened(tmp_path) as store:
         fill(store.kv, 100, 30)
-        gc = AutoGc(coordinator, store.parts.gate, store.collector, 0.001)  # type: ignore[arg-type]
+        gc = AutoGc(coordinator, store.parts.gate, store.collector, 0.001)  # type: ignore[arg-type]  # all that is asked of one
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(gc.run())
             for safe_point in (55, 105, 295):
                 coordinator.safe_point = safe_point
                 await asyncio.sleep(0.01)
-            while not (store.collector.walk.finished and store.collector.walk.safe_point == 295):  # noqa: ASYNC110
+            while not (store.collector.walk.finished and store.collector.walk.safe_point == 295):  # noqa: ASYNC110 - a walk has no event
                 await asyncio.sleep(0.01)
             running.cancel()
     async with opened(tmp_path) as store:

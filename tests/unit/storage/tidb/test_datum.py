@@ -28,7 +28,7 @@ def test_key_datums_sort_as_their_values(typed: tuple[Column, st.SearchStrategy[
     if column.type in TEXTS and isinstance(one, str) and isinstance(other, str):
         one, other = one.encode(), other.encode()
     keys = [encode_key_datum(column, encode_cell(column, value)) for value in (one, other)]
-    assert (one < other) == (keys[0] < keys[1])  # type: ignore[operator]
+    assert (one < other) == (keys[0] < keys[1])  # type: ignore[operator]  # both are of the column's type
 
 
 def test_null_is_one_byte_before_all_else() -> None:

@@ -87,7 +87,7 @@ def test_the_leader_is_the_reported_else_the_known_else_the_first_peer() -> None
     grown = region(1, conf_ver=2)
     grown.peers.add(id=77, store_id=2)
     regions.report(region(1), NOBODY)
-    assert regions.by_id(1).leader.id == 10  # type: ignore[union-attr]
+    assert regions.by_id(1).leader.id == 10  # type: ignore[union-attr]  # None fails, too
     regions.report(grown, metapb_pb2.Peer(id=77, store_id=2))
     regions.report(grown, NOBODY)
-    assert regions.by_id(1).leader.id == 77  # type: ignore[union-attr]
+    assert regions.by_id(1).leader.id == 77  # type: ignore[union-attr]  # None fails, too
