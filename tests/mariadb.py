@@ -9,7 +9,6 @@ import functools
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,7 +23,9 @@ import pymysql
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 
-READY_S = 30.0
+from tests.ports import free_port
+
+READY_S = 120.0
 BINLOG = (
     "--log-bin=binlog",
     "--binlog-format=ROW",
@@ -63,7 +64,7 @@ class MariaDb:
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         self.log = self.directory / "error.log"
 
     @property
@@ -129,7 +130,7 @@ class MariaDb:
             database=database,
             autocommit=True,
             charset="utf8mb4",
-            connect_timeout=10,
+            connect_timeout=60,
         )
 
     def execute(self, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
@@ -222,9 +223,3 @@ def _rename(making: Path, ready: Path) -> None:
 
 def _user() -> str:
     return "root" if os.getuid() == 0 else str(os.getuid())
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

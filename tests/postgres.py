@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +12,10 @@ from pathlib import Path
 
 import psycopg
 
+from tests.ports import free_port
+
 _SETTINGS = ("fsync=off", "shared_buffers=16MB", "max_connections=40", "unix_socket_directories=''")
-_READY_S = 30.0
+_READY_S = 120.0
 
 
 @dataclass
@@ -49,7 +50,7 @@ def running_postgres() -> Iterator[PostgreSql]:
     with tempfile.TemporaryDirectory(prefix="tidemark-postgres-") as parent:
         if os.geteuid() == 0:
             shutil.chown(parent, "postgres", "postgres")
-        server = PostgreSql(Path(parent) / "data", _free_port())
+        server = PostgreSql(Path(parent) / "data", free_port())
         _run("initdb", "-D", str(server.directory), "-U", "tidemark", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
         with (server.directory / "postgresql.conf").open("a") as file:
             file.writelines(f"{setting}\n" for setting in (*_SETTINGS, f"port={server.port}"))
@@ -66,9 +67,3 @@ def _run(program: str, *arguments: str) -> None:
     found = max(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))
     user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
     subprocess.run([*user, str(found), *arguments], check=True, stdout=subprocess.DEVNULL, timeout=_READY_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

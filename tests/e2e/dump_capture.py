@@ -20,8 +20,9 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from tests.integration.capture.processes import LOOPBACK
+from tests.ports import free_port
 
-_START_S, _CALL_S = 60.0, 30.0
+_START_S, _CALL_S = 120.0, 60.0
 _LATER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 Death = tuple[str, int]
 """A step and which one of it; of `any` in how many milliseconds."""
@@ -42,7 +43,7 @@ class Capture:
         self._pid = 0
         self._timer: threading.Timer | None = None
         self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._endpoints = {"capture": LOOPBACK, "flight": LOOPBACK}
+        self._endpoints = {name: f"127.0.0.1:{free_port()}" for name in ("capture", "flight")}
         self._up = threading.Event()
         self._ending = False
         with (directory / "capture.log").open("ab") as log:

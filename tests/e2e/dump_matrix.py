@@ -35,7 +35,7 @@ from tests.e2e.dump_writer import History, base_of, writers_of
 from tests.integration.capture.processes import Daemon
 from tests.mariadb import MariaDb, running_mariadb
 
-_DUMP_S, _READ_S = 120.0, 120.0
+_DUMP_S, _READ_S = 300.0, 300.0
 _FAULTS = ("lost", "duplicated", "backwards", "wrong", "unstable", "unequal")
 
 

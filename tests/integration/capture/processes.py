@@ -16,10 +16,11 @@ from kvproto.pdpb_pb2_grpc import PDStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from storage.model.ts import compose
+from tests.ports import free_port
 
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LOOPBACK = "127.0.0.1:0"
-DRAIN_S = 60
+DRAIN_S = 120
 
 
 class Daemon:
@@ -30,7 +31,7 @@ class Daemon:
         self.log = directory / f"{name}.log"
         self._flags = ["--http-addr", LOOPBACK, *flags]
         self._addresses = {name: "--addr"} | ({"flight": "--flight-addr"} if name == "capture" else {})
-        self.endpoints = dict.fromkeys(self._addresses, LOOPBACK)
+        self.endpoints = {listener: f"127.0.0.1:{free_port()}" for listener in self._addresses}
         self.start()
 
     def start(self) -> None:
@@ -103,12 +104,12 @@ class Cluster:
     def api(self, method: str, request, capture: Daemon | None = None):
         """A call of the changefeed API."""
         with grpc.insecure_channel((capture or self.capture).endpoints["capture"]) as channel:
-            return getattr(ChangefeedServiceStub(channel), method)(request, timeout=30, wait_for_ready=True)
+            return getattr(ChangefeedServiceStub(channel), method)(request, timeout=60, wait_for_ready=True)
 
     def cli(self, *arguments: str):
         """`tidemark cli --json …`: the document, or the error line."""
         flags = ["cli", "--server", self.capture.endpoints["capture"], "--pd", self.pd, "--json"]
-        done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
     def stop(self) -> None:
@@ -143,7 +144,7 @@ class Reader:
         with self._client(location) as client:
             return client.do_get(fl.Ticket(json.dumps(ticket).encode())).read_all()
 
-    def wait_resolved(self, ts: int, limit_s: float = 30.0) -> int:
+    def wait_resolved(self, ts: int, limit_s: float = 120.0) -> int:
         """A cut that ends at or after `ts`."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:

@@ -13,7 +13,8 @@ from kvproto import pdpb_pb2
 from kvproto.pdpb_pb2_grpc import PDStub
 
 from server.rpc.credentials import SecurityConfig, channel_credentials
-from tests.integration.coordinator.processes import Coordinator, Etcd, etcd_members, free_ports
+from tests.integration.coordinator.processes import Coordinator, Etcd, etcd_members
+from tests.ports import free_ports
 
 
 @dataclass

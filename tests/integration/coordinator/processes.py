@@ -2,29 +2,20 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from server.rpc.credentials import SecurityConfig
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"}
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports nobody listens on now, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class Daemon:
@@ -56,7 +47,7 @@ class Daemon:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def wait(self, seconds: float = 15) -> int:
+    def wait(self, seconds: float = 60) -> int:
         assert self._process is not None
         return self._process.wait(seconds)
 
@@ -105,11 +96,11 @@ class Etcd(Daemon):
         self.launch()
         self.wait_healthy()
 
-    def wait_healthy(self, seconds: float = 20) -> None:
+    def wait_healthy(self, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                self.ctl("--command-timeout", "1s", "endpoint", "health")
+                self.ctl("--command-timeout", "5s", "endpoint", "health")
             except subprocess.CalledProcessError:
                 time.sleep(0.05)
             else:
@@ -121,7 +112,7 @@ class Etcd(Daemon):
         tls = self._security
         keys = [f"--cacert={tls.ca_path}", f"--cert={tls.cert_path}", f"--key={tls.key_path}"] if tls else []
         command = ["etcdctl", "--endpoints", self.address, *keys, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @contextmanager

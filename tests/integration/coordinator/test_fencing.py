@@ -16,7 +16,8 @@ from kvproto.pdpb_pb2_grpc import PDStub
 from server.rpc.pd import PdClient
 from tests.integration.coordinator.clusters import Cluster, in_thread, members_of, running_cluster
 from tests.integration.coordinator.load import SEED, load_on
-from tests.integration.coordinator.processes import Coordinator, Etcd, free_ports
+from tests.integration.coordinator.processes import Coordinator, Etcd
+from tests.ports import free_ports
 
 NOT_LEADER = (grpc.StatusCode.UNAVAILABLE, "not leader")
 

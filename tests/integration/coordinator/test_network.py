@@ -12,7 +12,8 @@ import pytest
 from tests.integration.coordinator.clusters import Cluster, in_thread, members_of
 from tests.integration.coordinator.load import SEED, load_on
 from tests.integration.coordinator.namespaces import Namespace, namespace, run
-from tests.integration.coordinator.processes import Coordinator, Etcd, free_ports
+from tests.integration.coordinator.processes import Coordinator, Etcd
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 

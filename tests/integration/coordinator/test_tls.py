@@ -5,7 +5,8 @@ from pathlib import Path
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from tests.integration.coordinator.clusters import in_thread, members_of
-from tests.integration.coordinator.processes import Coordinator, etcd_members, free_ports
+from tests.integration.coordinator.processes import Coordinator, etcd_members
+from tests.ports import free_ports
 from tests.unit.server.certificates import Certificates
 
 

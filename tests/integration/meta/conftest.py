@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,9 +18,10 @@ import pytest
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.meta.client import EtcdMeta, open_meta
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
-READY_S = 20.0
+READY_S = 60.0
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Api:
             input=text,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         assert not check or done.returncode == 0, done.stderr
@@ -89,14 +89,6 @@ def etcdctl_tls(security: SecurityConfig) -> list[str]:
     if not security.enabled:
         return []
     return [f"--cacert={security.ca_path}", f"--cert={security.cert_path}", f"--key={security.key_path}"]
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _announced(process: Process) -> None:
@@ -167,7 +159,7 @@ def etcd_cluster(
 def wait_healthy(api: Api) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
-        if "is healthy" in api.etcdctl("endpoint", "health", "--command-timeout=2s", check=False):
+        if "is healthy" in api.etcdctl("endpoint", "health", "--command-timeout=5s", check=False):
             return
     raise AssertionError(f"{api.addresses} does not get healthy")
 

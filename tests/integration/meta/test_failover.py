@@ -14,6 +14,7 @@ from storage.meta import user
 from storage.meta.client import EtcdMeta, open_meta
 from storage.meta.errors import MetaAuthError, MetaUnavailableError, PermissionDeniedError, UserNeededError
 from storage.meta.meta import Compare, Get, Put
+from tests.ports import free_ports
 
 KEYS = b"/failover/"
 
@@ -80,7 +81,7 @@ async def test_a_member_that_falls_silent_is_left_by_calls_leases_and_watches(
 async def test_what_was_not_sent_for_lack_of_a_connection_goes_to_the_next_endpoint(
     real_etcd: Any, servers: Any
 ) -> None:
-    dead = [f"127.0.0.1:{port}" for port in servers.free_ports(2)]
+    dead = [f"127.0.0.1:{port}" for port in free_ports(2)]
     api = servers.Api([*dead, *real_etcd.addresses], SecurityConfig())
     async with open_meta(api.url, api.channel) as meta:
         created = await meta.txn([Compare.absent(KEYS + b"new")], [Put(KEYS + b"new", b"")])
