@@ -130,7 +130,7 @@ def exactly(ttl_s: int) -> Any:
 
 def state(
     txn: int, gc: int, barriers: list[Mapping[str, Any]], global_barriers: list[Mapping[str, Any]] | None = None
-) -> Answer:
+) -> dict[str, Any]:
     unified = {"keyspace_scope": {"keyspace_id": NULL}, "is_keyspace_level_gc": False}
     return {
         "gc_state": {**unified, "txn_safe_point": txn, "gc_safe_point": gc, "gc_barriers": barriers},
@@ -287,7 +287,7 @@ OLD_CALLS = [
 ]
 
 NEWER_CALLS = [
-    both("no state was ever set", [], call("GetGCState"), {"gc_state": state(0, 0, [])["gc_state"]}),  # type: ignore[index]
+    both("no state was ever set", [], call("GetGCState"), {"gc_state": state(0, 0, [])["gc_state"]}),
     both("a barrier", [], barrier("a", 100), {"new_barrier_info": A}),
     both("a barrier for ever", [], barrier("a", 100, NEVER_S), {"new_barrier_info": info("a", 100, NEVER_S)}),
     both("a barrier goes back", [barrier("a", 100), barrier("a", 90)], STATE, state(0, 0, [info("a", 90)])),
@@ -388,19 +388,19 @@ NEWER_CALLS = [
         [advance(50)],
         call("GetGCState", 0),
         {"gc_state": state(50, 0, [])["gc_state"]},
-    ),  # type: ignore[index]
+    ),
     both(
         "the state without barriers",
         [barrier("a", 100), advance(50)],
         call("GetGCState", exclude_gc_barriers=True),
-        {"gc_state": state(50, 0, [])["gc_state"]},  # type: ignore[index]
+        {"gc_state": state(50, 0, [])["gc_state"]},
     ),
     both(
         "all states",
         [barrier("a", 100), everywhere("b", 50), advance(50)],
         call("GetAllKeyspacesGCStates"),
         {
-            "gc_states": [state(50, 0, [A])["gc_state"], {"keyspace_scope": {"keyspace_id": 0}}],  # type: ignore[index]
+            "gc_states": [state(50, 0, [A])["gc_state"], {"keyspace_scope": {"keyspace_id": 0}}],
             "global_gc_barriers": [B],
         },
     ),

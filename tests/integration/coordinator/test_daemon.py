@@ -13,22 +13,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
+from kvproto import pdpb_pb2, pdpb_pb2_grpc
 
 from server.rpc.pd import AlreadyBootstrappedError, NotBootstrappedError, PdClient, PdRefusedError
+from tests.integration.coordinator.topology import a_region, a_store
 
 NEVER_S = (1 << 63) - 1
 Refused = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def a_store() -> metapb_pb2.Store:
-    return metapb_pb2.Store(id=1, address="127.0.0.1:20160", version="8.5.0")
-
-
-def a_region(region_id: int = 2, start: bytes = b"", end: bytes = b"", version: int = 1) -> metapb_pb2.Region:
-    epoch = metapb_pb2.RegionEpoch(conf_ver=1, version=version)
-    peers = [metapb_pb2.Peer(id=region_id + 100, store_id=1)]
-    return metapb_pb2.Region(id=region_id, start_key=start, end_key=end, region_epoch=epoch, peers=peers)
 
 
 async def test_kill_9_takes_nothing_back(start: Any, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.integration.coordinator.gc_cases import (
     unknown,
     worker,
 )
-from tests.integration.coordinator.test_gc_cases import assert_answer, ours
+from tests.integration.coordinator.gc_server import assert_answer, ours
 
 TOO_LONG = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: {} bytes long, at most 1024 are kept"
 NO_UTF8 = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: not UTF-8"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from server.rpc.pd import PdClient
-from tests.integration.coordinator.test_daemon import a_region, a_store
+from tests.integration.coordinator.topology import a_region, a_store
 
 NEVER_S = (1 << 63) - 1
 TEN_DAYS_S = 864_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.capture.processes import Cluster, running_cluster
-from tests.integration.mysql.test_capture import Lake
+from tests.integration.mysql.lake import Lake
 from tests.mariadb import MariaDb, running_mariadb
 
 ROWS = 10_000

@@ -13,7 +13,7 @@ from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.tidb.key import record_key, table_span
 from tests.integration.store.daemons import running_cluster
-from tests.integration.store.test_regions import QUICK, put, wait_regions
+from tests.integration.store.regions import QUICK, put, wait_regions
 
 FLAGS = ("--split-keys", "", "--write-buffer-bytes", "65536", "--region-split-size", "200000", *QUICK)
 HANDLES = range(0, 200, 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.capture.processes import running_cluster
-from tests.integration.mysql.test_capture import Lake
+from tests.integration.mysql.lake import Lake
 from tests.mariadb import running_mariadb
 
 

@@ -13,7 +13,7 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from server.cli.dump import _output
 from tests.integration.capture.processes import COMMAND, Cluster, running_cluster
-from tests.integration.mysql.test_capture import Lake
+from tests.integration.mysql.lake import Lake
 from tests.mariadb import MariaDb, running_mariadb
 
 WAIT_S = 90.0

@@ -13,9 +13,9 @@ from storage.meta.client import EtcdMeta
 from storage.mysql import arrow
 from storage.mysql.types import Type
 from tests.integration.dump.dumping import applied, churn, over, source, start, until
-from tests.integration.dump.test_check import MORE, MORE_ROWS
+from tests.integration.dump.more_types import MORE, MORE_ROWS
+from tests.integration.mysql.every_type import COLUMNS, ROWS
 from tests.integration.mysql.replica import following
-from tests.integration.mysql.test_rows import COLUMNS, ROWS
 from tests.mariadb import MariaDb
 
 Fault = Callable[[pa.Array], pa.Array]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import cdcpb_pb2_grpc as cdcgrpc
@@ -77,7 +78,7 @@ class Feed:
     def subscribe(self, route: RegionRoute, checkpoint_ts: int = 0, **more: object) -> None:
         """Ask for a whole region."""
         self.regions[route.region.id] = RegionState(checkpoint_ts)
-        asked = {
+        asked: dict[str, Any] = {
             "header": cdcpb.Header(cluster_id=self.stubs.pd.cluster_id),
             "region_id": route.region.id,
             "region_epoch": route.region.region_epoch,
@@ -87,7 +88,7 @@ class Feed:
             "request_id": 1,
             "extra_op": kvrpcpb.ReadOldValue,
         }
-        self._requests.put_nowait(cdcpb.ChangeDataRequest(**(asked | more)))  # type: ignore[arg-type]
+        self._requests.put_nowait(cdcpb.ChangeDataRequest(**(asked | more)))
 
     def send(self, request: cdcpb.ChangeDataRequest) -> None:
         """Send anything."""

@@ -14,39 +14,13 @@ from tidemarkpb.v1 import store_pb2
 from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 
 from server.rpc.client import connect
-from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
 from tests.integration.store.daemons import Cluster, Daemon, running_cluster, start
 from tests.integration.store.feeds import feeding
+from tests.integration.store.regions import QUICK, put, regions_of, wait_regions
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
-
-QUICK = ("--region-check-interval", "0.2", "--heartbeat-interval", "0.2")
-
-
-async def regions_of(pd: PdClient) -> list[RegionRoute]:
-    routes = await pd.scan_regions(b"")
-    assert routes[0].region.start_key == routes[-1].region.end_key == b""
-    ends = [route.region.end_key for route in routes[:-1]]
-    assert ends == [route.region.start_key for route in routes[1:]], "a hole or an overlap"
-    return routes
-
-
-async def put(client: KvClient, pd: PdClient, key: bytes, value: bytes) -> None:
-    """One transaction, wherever its region is by now."""
-    start_ts = await pd.tso()
-    mutation = kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value)
-    await client.prewrite([mutation], primary=key, start_version=start_ts, lock_ttl_ms=3000)
-    await client.commit([key], start_ts, await pd.tso())
-
-
-async def wait_regions(pd: PdClient, least: int, most: int = 1000) -> list[RegionRoute]:
-    async with asyncio.timeout(60):
-        while True:
-            routes = await regions_of(pd)
-            if least <= len(routes) <= most:
-                return routes
-            await asyncio.sleep(0.1)
 
 
 async def test_a_region_that_grows_is_split_at_rows_and_all_of_it_stays_readable(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Regions of a running cluster: how many there are, and a row put wherever its region is."""
+
+import asyncio
+
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+
+from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.tikv import KvClient
+
+QUICK = ("--region-check-interval", "0.2", "--heartbeat-interval", "0.2")
+
+
+async def regions_of(pd: PdClient) -> list[RegionRoute]:
+    routes = await pd.scan_regions(b"")
+    assert routes[0].region.start_key == routes[-1].region.end_key == b""
+    ends = [route.region.end_key for route in routes[:-1]]
+    assert ends == [route.region.start_key for route in routes[1:]], "a hole or an overlap"
+    return routes
+
+
+async def put(client: KvClient, pd: PdClient, key: bytes, value: bytes) -> None:
+    """One transaction, wherever its region is by now."""
+    start_ts = await pd.tso()
+    mutation = kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value)
+    await client.prewrite([mutation], primary=key, start_version=start_ts, lock_ttl_ms=3000)
+    await client.commit([key], start_ts, await pd.tso())
+
+
+async def wait_regions(pd: PdClient, least: int, most: int = 1000) -> list[RegionRoute]:
+    async with asyncio.timeout(60):
+        while True:
+            routes = await regions_of(pd)
+            if least <= len(routes) <= most:
+                return routes
+            await asyncio.sleep(0.1)
