@@ -21,7 +21,8 @@ class Cluster:
         self.endpoints: dict[str, str] = {}
         self.cluster_id = ""
         self._log = data / "logs" / "cluster.log"
-        ports = [flag for name in _LISTENERS for flag in (f"--{name}-addr", _free_address())] if any_ports else []
+        places = zip(_LISTENERS, _free_addresses(len(_LISTENERS)), strict=True) if any_ports else ()
+        ports = [flag for name, address in places for flag in (f"--{name}-addr", address)]
         self._arguments = ["up", "--follow-parent", "--data-dir", str(data / "cluster"), "--no-spark", *ports]
         self._process: Process | None = None
 
@@ -57,7 +58,10 @@ class Cluster:
         await self._process.wait()
 
 
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def _free_addresses(count: int) -> list[str]:
+    """Where nobody listens now, all different."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]

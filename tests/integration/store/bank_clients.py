@@ -42,7 +42,7 @@ class Bank:
 
     async def read(self, keys: Sequence[bytes], ts: int) -> dict[bytes, int]:
         """Balances as of `ts`, past every lock."""
-        found = await Snapshot(self.kv, self.resolver, ts, timeout_s=20.0).batch_get(keys)
+        found = await Snapshot(self.kv, self.resolver, ts, timeout_s=60.0).batch_get(keys)
         return {key: int(found.get(key, b"0")) for key in keys}
 
     def by_region(self, keys: Sequence[bytes]) -> list[list[bytes]]:
@@ -61,7 +61,7 @@ class Transfer:
         self._rng = rng
         self._txn = txn
         self._steps = steps
-        self._ttl_ms = 10_000 if steps > _TRIES else 1
+        self._ttl_ms = 60_000 if steps > _TRIES else 1
         self._keys = rng.sample(ACCOUNTS, 2)
         self._for_update_ts = 0
 

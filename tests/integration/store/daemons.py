@@ -16,10 +16,11 @@ _ENVIRONMENT = {"PYTHONPATH": ".:proto/gen", "PATH": "/usr/bin:/bin", **_ENGINE}
 
 @dataclass
 class Daemon:
-    """A running daemon; `addr` is where its gRPC service listens."""
+    """A running daemon; `addr` is where its gRPC service listens, `http` where its metrics are."""
 
     process: subprocess.Popen[str]
     addr: str
+    http: str
     arguments: list[str]
 
     def kill(self) -> None:
@@ -30,7 +31,7 @@ class Daemon:
     def stop(self) -> int:
         """Drain it; returns its exit status."""
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 def start(name: str, *arguments: str) -> Daemon:
@@ -47,7 +48,8 @@ def start(name: str, *arguments: str) -> Daemon:
     line = process.stdout.readline()
     process.stdout.close()
     assert line, f"{name} ended with status {process.wait(60)}"
-    return Daemon(process, json.loads(line)["endpoints"][name], list(arguments))
+    endpoints = json.loads(line)["endpoints"]
+    return Daemon(process, endpoints[name], endpoints["http"], list(arguments))
 
 
 def failed(name: str, *arguments: str) -> tuple[int, str]:
@@ -56,7 +58,7 @@ def failed(name: str, *arguments: str) -> tuple[int, str]:
         [sys.executable, "-m", "server.cli.main", name, *arguments, "--http-addr", "127.0.0.1:0"],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=120,
         cwd=Path(__file__).parents[3],
         env=_ENVIRONMENT,
         check=False,

@@ -40,7 +40,7 @@ async def prewrite(stubs: Stubs, keys: tuple[bytes, ...], start_ts: int, ttl_ms:
 async def seen(stubs: Stubs, ts: int = 0) -> list[bytes | None]:
     """What our reader finds on all keys, whatever is locked."""
     async with KvClient.open(stubs.pd) as kv:
-        snapshot = Snapshot(kv, LockResolver(stubs.pd, kv), ts or await stubs.pd.tso(), timeout_s=5.0)
+        snapshot = Snapshot(kv, LockResolver(stubs.pd, kv), ts or await stubs.pd.tso(), timeout_s=60.0)
         return [await snapshot.get(key) for key in ALL]
 
 
@@ -141,9 +141,9 @@ async def test_a_reader_passes_a_live_transaction_and_that_one_commits_later(clu
     async with stubs_of(cluster) as stubs:
         old = await before(stubs)
         start_ts = await stubs.pd.tso()
-        await prewrite(stubs, ALL, start_ts, ttl_ms=20_000)
+        await prewrite(stubs, ALL, start_ts, ttl_ms=600_000)
         read_ts = await stubs.pd.tso()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             assert await seen(stubs, read_ts) == old
         commit = kvrpcpb.CommitRequest(
             context=await stubs.context(PRIMARY), start_version=start_ts, keys=[PRIMARY], commit_version=read_ts
