@@ -4,6 +4,7 @@ Each row becomes text (every column's text or a mark for null, joined), the text
 bytes in an odd base modulo 2^64, mixed. The checksum is the sum of these numbers, so parts can be added up.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SEPARATOR, _NULL = b"\x1f", b"\x00\x1e"
 _CHUNK_ROWS = 8192
-_CHUNK_BYTES = 1 << 18  # of text; each byte is a few 64-bit numbers for a moment
+_CHUNK_BYTES = 1 << 17  # of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
 _MASK = (1 << 64) - 1
 
 
@@ -64,8 +65,11 @@ def _polynomials(texts: Any) -> Any:
     offsets = _offsets(texts)
     data = texts.buffers()[2]
     raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.empty(0, np.uint8)
-    powers = _powers(_BASE, len(raw))
-    running = np.concatenate([np.zeros(1, np.uint64), np.cumsum((raw.astype(np.uint64) + np.uint64(1)) * powers)])
+    running = np.empty(len(raw) + 1, np.uint64)
+    running[0], terms = 0, running[1:]
+    np.add(raw, np.uint64(1), out=terms)
+    np.multiply(terms, _powers(_BASE, len(raw)), out=terms)
+    np.cumsum(terms, out=terms)
     starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
     return (running[ends] - running[starts]) * _powers(_INVERSE, len(raw) + 1)[starts]
 
@@ -76,9 +80,19 @@ def _offsets(texts: Any) -> Any:
 
 
 def _powers(base: Any, count: int) -> Any:
+    """The first powers of a base; as many as a chunk needs are made once."""
+    usual = _CHUNK_BYTES + 1
+    return _kept_powers(base, usual)[:count] if count <= usual else _new_powers(base, count)
+
+
+@functools.lru_cache(maxsize=2)
+def _kept_powers(base: Any, count: int) -> Any:
+    return _new_powers(base, count)
+
+
+def _new_powers(base: Any, count: int) -> Any:
     factors = np.full(count, base, np.uint64)
-    if count:
-        factors[0] = 1
+    factors[0] = 1
     return np.cumprod(factors, dtype=np.uint64)
 
 
