@@ -1,10 +1,10 @@
 """A Parquet changelog: every change of a table, one directory a cut, `<root>/<database>/<table>/cut=<end_ts>`.
 
-Invariant: a directory `cut=…` is complete. It is written beside, under a name that Spark's readers skip, and renamed;
-a repeated cut finds its directory and does nothing. A local file system, or one that is mounted: renames are atomic.
+Invariant: a directory `cut=…` is complete and durable. It is written beside, under a name that Spark's readers skip,
+synced and renamed; a repeated cut finds its directory and does nothing. A local file system, or one that is mounted:
+renames are atomic.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.changes import Changes, Counted
+from pyspark_tidemark.lake.files import sync
+from pyspark_tidemark.lake.part import PART, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
 
@@ -48,15 +50,7 @@ class ChangelogTarget:
         """As `apply`, also without a single row: the table can then be read."""
         directory = self._directory(changes.table)
         final = directory / f"{CUT}{changes.end_ts}"
-        if not final.exists():
-            staged = directory / f"_staged-{changes.end_ts}"
-            shutil.rmtree(staged, ignore_errors=True)
-            if changes.here:
-                _write(changes, staged)
-            else:
-                changes.frame(self._spark).write.parquet(str(staged))
-            staged.rename(final)
-        counted = changes.counted(self._spark)
+        counted = changes.counted(self._spark) if final.exists() else self._written(changes, final)
         return Applied(counted.rows, changes.end_ts, counted.checksum)
 
     def apply(self, changes: Changes) -> Applied:
@@ -86,18 +80,24 @@ class ChangelogTarget:
     def close(self) -> None:
         """Nothing is under way."""
 
+    def _written(self, changes: Changes, final: Path) -> Counted:
+        staged = final.with_name(f"_staged-{changes.end_ts}")
+        shutil.rmtree(staged, ignore_errors=True)
+        if changes.in_arrow:
+            staged.mkdir(parents=True)
+            counted = write_part(changes, staged / PART)
+        else:
+            changes.frame(self._spark).write.parquet(str(staged))
+            counted = changes.counted(self._spark)
+        for path in (*staged.iterdir(), staged):
+            sync(path)
+        staged.rename(final)
+        sync(final.parent)
+        return counted
+
     def _directory(self, table: TableMeta) -> Path:
         return Path(table_path(self._root, table.name))
 
     def _cuts(self, table: TableMeta) -> list[int]:
         found = self._directory(table).glob(f"{CUT}*")
         return [int(entry.name.removeprefix(CUT)) for entry in found]
-
-
-def _write(changes: Changes, directory: Path) -> None:
-    """What is here needs no Spark job."""
-    directory.mkdir(parents=True)
-    with (directory / "part-00000.parquet").open("wb") as file:
-        pq.write_table(changes.arrow, file)
-        file.flush()
-        os.fsync(file.fileno())

@@ -66,7 +66,7 @@ class LocalFiles:
                 file.flush()
                 os.fsync(file.fileno())
             staged.rename(self.directory / name)
-            _sync(self.directory)
+            sync(self.directory)
         except OSError as err:
             raise SourceError(
                 "ErrTargetFull", f"cannot write to {self.directory} ({err.strerror}); make room", retryable=True
@@ -79,8 +79,9 @@ class LocalFiles:
                 (self.directory / name).unlink()
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or a directory's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

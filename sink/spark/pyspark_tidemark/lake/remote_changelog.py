@@ -15,13 +15,12 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changelog import CUT
-from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.hadoop import HadoopFiles
+from pyspark_tidemark.lake.part import PART, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
-
-_PART = "part-00000.parquet"
 
 
 class RemoteChangelog:
@@ -38,7 +37,7 @@ class RemoteChangelog:
         found = sorted(
             (int(name.removeprefix(CUT)) for name in self._files(table).names() if name.startswith(CUT)), reverse=True
         )
-        return next((end_ts for end_ts in found if _PART in self._files(table, end_ts).names()), None)
+        return next((end_ts for end_ts in found if PART in self._files(table, end_ts).names()), None)
 
     def version(self, table: TableMeta) -> int:
         """The newest cut."""
@@ -47,8 +46,8 @@ class RemoteChangelog:
     def schema(self, table: TableMeta) -> Any:
         """That of the newest cut."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
-            local = Path(directory) / _PART
-            self._files(table, self.version(table)).download(_PART, local)
+            local = Path(directory) / PART
+            self._files(table, self.version(table)).download(PART, local)
             return pq.read_schema(local).remove_metadata()
 
     def storable(self, schema: Any) -> Any:
@@ -58,13 +57,7 @@ class RemoteChangelog:
     def create(self, changes: Changes) -> Applied:
         """Write the cut's file, also without a single row: the table can then be read."""
         files = self._files(changes.table, changes.end_ts)
-        if changes.here:
-            content = io.BytesIO()
-            pq.write_table(changes.arrow, content)
-            files.create_bytes(_PART, content.getvalue())
-        else:
-            self._upload(changes, files)
-        counted = changes.counted(self._spark)
+        counted = self._create(changes, files) if changes.here else self._upload(changes, files)
         return Applied(counted.rows, changes.end_ts, counted.checksum)
 
     def apply(self, changes: Changes) -> Applied:
@@ -95,10 +88,16 @@ class RemoteChangelog:
         path = table_path(self._root, table.name)
         return HadoopFiles(self._spark, path if end_ts is None else f"{path}/{CUT}{end_ts}")
 
-    def _upload(self, changes: Changes, files: HadoopFiles) -> None:
+    @staticmethod
+    def _create(changes: Changes, files: HadoopFiles) -> Counted:
+        content = io.BytesIO()
+        counted = write_part(changes, content)
+        files.create_bytes(PART, content.getvalue())
+        return counted
+
+    def _upload(self, changes: Changes, files: HadoopFiles) -> Counted:
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
-            local = Path(directory) / _PART
-            with pq.ParquetWriter(local, changes.table.schema) as writer:
-                for batch in changes.batches():
-                    writer.write_batch(batch)
-            files.upload(_PART, local)
+            local = Path(directory) / PART
+            counted = write_part(changes, local)
+            files.upload(PART, local)
+            return counted
