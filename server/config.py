@@ -57,7 +57,7 @@ def load(
     Raises:
         ConfigError: unknown keys (with the nearest known one) or values of the wrong type; all of them at once.
     """
-    fields = {field.name: field for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(section)}  # type: ignore[arg-type]  # a dataclass, which no type says
     faults: list[str] = []
     values: dict[str, Any] = {}
     for key, value in document.get(name, {}).items():
