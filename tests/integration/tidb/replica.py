@@ -80,6 +80,7 @@ class Replica:
         self.changes: list[TableChange] = []
         self._source = source
         self._start_ts = start_ts
+        self.upto_ts = start_ts
         self._schemas_ts = start_ts
         self._pullers: dict[Puller, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -90,7 +91,8 @@ class Replica:
         return next((puller.slowest_peer for puller in self._pullers if isinstance(puller, Merging)), None)
 
     async def run(self, upto_ts: int) -> None:
-        """Pull until everything up to `upto_ts` is here."""
+        """Pull until everything up to `upto_ts` is here; a test may set another `upto_ts` meanwhile."""
+        self.upto_ts = upto_ts
         if not self._first:
             records = await self._source.snapshot(self._start_ts)
             self._first = [table for table in map(self.table, records) if table is not None]
@@ -100,7 +102,7 @@ class Replica:
             schemas = self._source.schema_puller(self._start_ts, self)
             if schemas is not None:
                 self._pullers[schemas] = tasks.create_task(schemas.run())
-            while min((puller.resolved_ts for puller in self._pullers), default=0) < upto_ts:  # noqa: ASYNC110 - pullers tell no events
+            while min((puller.resolved_ts for puller in self._pullers), default=0) < self.upto_ts:  # noqa: ASYNC110 - pullers tell no events
                 await asyncio.sleep(0.05)
             for task in self._pullers.values():
                 task.cancel()
@@ -238,7 +240,7 @@ async def check_resumptions(source: Source, whole: Replica, chance: random.Rando
     removing = [ts for ts in ddls if any("tidemark_removed" in it.record.table_info for it in whole.tables_of(ts))]
     for ts in {*chance.sample(places, count), *removing}:
         again = Replica(source, ts, whole)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             await again.run(steps[-1]["ts_after"])
         for step in [step for step in steps if step["ts_after"] > ts]:
             compare(again, step)

@@ -29,7 +29,7 @@ async def check_all_steps(context: SourceContext) -> Replica:
     """What pumps have of the vectors, compared after each step."""
     steps = vectors.lines("steps")
     replica = Replica(source_of(context), steps[0]["ts_before"])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         await replica.run(steps[-1]["ts_after"])
     assert sum(compare(replica, step) for step in steps) > 2000
     return replica

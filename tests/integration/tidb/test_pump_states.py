@@ -10,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
-from tipb import binlog_pb2
+from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from server.capture import keys
 from server.capture.changefeed import status_json
@@ -28,6 +29,7 @@ from server.puller.tidb import schemas
 from server.puller.tidb.errors import SchemaGapError
 from server.puller.uri import SourceUri
 from server.pump.registry import PREFIX
+from server.rpc.client import connect
 from storage.meta.meta import Delete
 from storage.model.errors import TidemarkError
 from tests.integration.pump.test_daemon import Daemon, pump_argv, started
@@ -37,6 +39,7 @@ from tests.integration.tidb.pumps import FLAGS, pumps, written_to
 from tests.integration.tidb.replica import Replica
 
 QUICK = ("--fake-binlog-seconds", "0.2")
+NEVER_TS = 1 << 63
 
 
 def replica_at(context: SourceContext, start_ts: int) -> Replica:
@@ -49,7 +52,7 @@ def numbers(replica: Replica, ts: int) -> list[int]:
 
 @asynccontextmanager
 async def reading(replica: Replica, upto_ts: int) -> AsyncIterator[asyncio.Task[None]]:
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(200), asyncio.TaskGroup() as tasks:
         yield tasks.create_task(replica.run(upto_ts))
 
 
@@ -69,11 +72,12 @@ async def test_a_pump_that_joins_while_others_are_read_is_read_too(
         await written.insert(1)
         replica = replica_at(context, start_ts)
         argv = pump_argv(cluster.coordinator.addr, tmp_path / "late", *FLAGS, *QUICK)
-        async with reading(replica, await context.pd.tso() + (3000 << 18)):
+        async with reading(replica, NEVER_TS):
             late = await stack.enter_async_context(started(*argv))
             both = await written_to(context, [*daemons, late], stack)
             for number in range(2, 6):
                 last_ts = await both.insert(number, number % 2)
+            replica.upto_ts = last_ts
         assert numbers(replica, last_ts) == [1, 2, 3, 4, 5]
 
 
@@ -87,10 +91,11 @@ async def test_a_pump_that_is_killed_is_waited_for_and_found_again_elsewhere(
         await daemons[1].end(signal.SIGKILL)
         replica = replica_at(context, start_ts)
         async with reading(replica, last_ts) as task:
-            await asyncio.sleep(2)
+            killed = daemons[1].endpoints["pump"]
+            while not (slowest := replica.slowest_peer) or slowest.address != killed:  # noqa: ASYNC110 - tells no events
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
             assert not task.done()  # nobody else has the second row
-            assert replica.slowest_peer is not None
-            assert replica.slowest_peer.address == daemons[1].endpoints["pump"]
             argv = pump_argv(cluster.coordinator.addr, tmp_path / "pump1", *FLAGS, *QUICK)
             await stack.enter_async_context(started(*argv))
         assert numbers(replica, last_ts) == [1, 2]
@@ -104,13 +109,14 @@ async def test_a_pump_that_goes_offline_waits_for_the_checkpoint_and_is_let_go_o
     async with pumps(cluster, context, tmp_path, 2, *QUICK) as (written, daemons):
         last_ts = await written.insert(1, 1)
         replica = replica_at(context, start_ts)
-        async with reading(replica, await context.pd.tso() + (9_000 << 18)) as task:
+        async with reading(replica, NEVER_TS) as task:
             await asked(daemons[1], "PUT", f"/state/{await name_of(daemons[1], context)}/close")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(daemons[1].process.wait(), 1.5)
             await context.meta.put(keys.status("feed"), status_json(1 << 62))
-            assert await asyncio.wait_for(daemons[1].process.wait(), 15) == 0
+            assert await asyncio.wait_for(daemons[1].process.wait(), 100) == 0
             assert not task.done()
+            replica.upto_ts = await context.pd.tso()
         assert numbers(replica, last_ts) == [1]
         await context.meta.txn([], [Delete(keys.status("feed"))])
 
@@ -180,14 +186,30 @@ async def test_what_would_lose_rows_stops_the_feed_by_name_before_it_is_resolved
             assert numbers(replica, before_ts) in ([7], [])
 
 
+async def wait_purged(pump: Daemon, after_ts: int, cluster_id: int) -> None:
+    """Until a pump has no more what comes after a timestamp."""
+    request = pump_pb2.PullBinlogReq(clusterID=cluster_id, startFrom=pump_pb2.Pos(offset=after_ts))
+    async with asyncio.timeout(100), connect(pump.endpoints["pump"]) as channel:
+        while True:
+            stream = pump_pb2_grpc.PumpStub(channel).PullBinlogs(request)
+            try:
+                await stream.read()
+            except grpc.aio.AioRpcError as err:
+                if "ErrBinlogPurged" in (err.details() or ""):
+                    return
+                raise
+            stream.cancel()
+            await asyncio.sleep(0.1)
+
+
 async def test_binlogs_that_gc_removed_are_missed_by_name(
     cluster: Cluster, context: SourceContext, tmp_path: Path
 ) -> None:
     start_ts = await context.pd.tso()
     retention = ("--gc-retention-seconds", "1", "--gc-force-seconds", "1", "--gc-interval-seconds", "0.2")
-    async with pumps(cluster, context, tmp_path, 1, *QUICK, *retention) as (written, _):
+    async with pumps(cluster, context, tmp_path, 1, *QUICK, *retention) as (written, [daemon]):
         await written.insert(1)
-        await asyncio.sleep(2.5)
+        await wait_purged(daemon, start_ts, context.pd.cluster_id)
         with pytest.RaisesGroup(BinlogPurgedError, flatten_subgroups=True):
             await replica_at(context, start_ts).run(await context.pd.tso() + (60_000 << 18))
 
