@@ -39,9 +39,13 @@ def run_daemon(
     *,
     registry: CollectorRegistry = REGISTRY,
     routes: Routes | None = None,
+    command: str = "",
 ) -> int:
-    """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`."""
-    parser = argparse.ArgumentParser(prog=f"tidemark {name}", allow_abbrev=False)
+    """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`.
+
+    `command` is what users type, where that is not the name.
+    """
+    parser = argparse.ArgumentParser(prog=f"tidemark {command or name}", allow_abbrev=False)
     parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
     parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
     sections: dict[str, type[Any]] = {name: section, "security": SecurityConfig, "rpc": RpcConfig, "log": LogConfig}

@@ -19,8 +19,8 @@ def run(argv: Sequence[str]) -> int:
         print(_USAGE)
         return EXIT_OK
     if argv[:1] == ["keep"]:
-        return run_daemon(argv[1:], "spark-keep", KeepConfig, open_keep)
+        return run_daemon(argv[1:], "spark-keep", KeepConfig, open_keep, command="spark keep")
     if argv[:1] != ["run"]:
         print(_USAGE, file=sys.stderr)
         return EXIT_USAGE
-    return run_daemon(argv[1:], "spark", SparkConfig, open_run)
+    return run_daemon(argv[1:], "spark", SparkConfig, open_run, command="spark run")
