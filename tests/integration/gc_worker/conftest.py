@@ -22,7 +22,9 @@ from storage.model.errors import TidemarkError
 from tests.integration.gc_worker.proxy import StoreProxy, store_proxy
 
 SPLITS = (b"g", b"n", b"t")
-TICK_S, LEASE_S = 0.5, 3.0
+TICK_S = 0.5
+LEASE_S, SHORT_LEASE_S = 120.0, 3.0
+"""Of workers that nothing happens to, and of those whose lease is to end."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ async def daemon(log: Path, name: str, *arguments: str) -> AsyncIterator[Daemon]
         )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             line = await process.stdout.readline()
         assert line, f"{name} ended before it was ready: {tail(log)}"
         yield Daemon(process, json.loads(line)["endpoints"])
@@ -60,7 +62,7 @@ async def daemon(log: Path, name: str, *arguments: str) -> AsyncIterator[Daemon]
         if process.returncode is None:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 assert await process.wait() == 0, f"{name} did not drain: {tail(log)}"
         process._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe of a killed child open
 
@@ -91,22 +93,22 @@ class Cluster:
             await self._stack.enter_async_context(open_meta(f"etcd://{self.coordinator}", connect))
         )
 
-    async def second_store(self, address: str = "127.0.0.1:0") -> Daemon:
+    async def second_store(self, address: str) -> Daemon:
         """A store without regions, on its own disk; at `address` again after it was killed."""
         data_dir = str(self._directory / "second")
         return await self._daemon("store", *self._to, "--data-dir", data_dir, "--addr", address)
 
-    async def worker(self) -> Daemon:
-        pace = ("--tick-seconds", str(TICK_S), "--lease-seconds", str(LEASE_S), "--min-gc-time", "1ms")
+    async def worker(self, lease_s: float = LEASE_S) -> Daemon:
+        pace = ("--tick-seconds", str(TICK_S), "--lease-seconds", str(lease_s), "--min-gc-time", "1ms")
         return await self._daemon("gc-worker", *self._to, *pace)
 
     async def service(self, worker: Daemon) -> Any:
         channel = await self._stack.enter_async_context(connect(worker.endpoints["gc-worker"]))
         return gc_pb2_grpc.GCServiceStub(channel)
 
-    async def leader(self) -> tuple[Daemon, Any]:
+    async def leader(self, lease_s: float = LEASE_S) -> tuple[Daemon, Any]:
         """A new worker, and its service, once it leads; it collects everything, but only when told."""
-        worker = await self.worker()
+        worker = await self.worker(lease_s)
         service = await self.service(worker)
 
         async def leads() -> bool:
@@ -171,7 +173,7 @@ async def gc(cluster: Cluster) -> Any:
     return (await cluster.leader())[1]
 
 
-async def eventually(claim: Any, seconds: float = 50.0) -> None:
+async def eventually(claim: Any, seconds: float = 100.0) -> None:
     """Wait until the coroutine function `claim` answers true; what it raises last is told."""
     refused: TidemarkError | None = None
     try:

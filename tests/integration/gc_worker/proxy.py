@@ -52,7 +52,7 @@ class StoreProxy:
             if not held.after:
                 await self._stop(held)
         async with connect(self.target) as channel:
-            answer = await channel.unary_unary(path)(request, timeout=20)
+            answer = await channel.unary_unary(path)(request, timeout=60)
         if held and held.after:
             await self._stop(held)
         return bytes(answer)

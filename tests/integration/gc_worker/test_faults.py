@@ -15,6 +15,8 @@ from gcsafepoint.worker.delete_range import KEPT_MS, DeleteRange
 from gcsafepoint.worker.records import DONE, RUNNING
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
+from tests.integration.gc_worker.conftest import SHORT_LEASE_S
+from tests.ports import free_port
 
 RUN = gc_pb2.RunGCRequest()
 PHASES = {
@@ -88,7 +90,7 @@ async def test_a_worker_killed_in_any_phase_leaves_nothing_that_the_next_round_d
     proxied: Any, until: Any
 ) -> None:
     cluster, proxy = proxied
-    worker, gc = await cluster.leader()
+    worker, gc = await cluster.leader(SHORT_LEASE_S)
     for number, (method, phase) in enumerate(PHASES.items()):
         await configure(gc, mode="central" if method == "KvGC" else "distributed")
         litter = Litter(cluster, number)
@@ -102,7 +104,7 @@ async def test_a_worker_killed_in_any_phase_leaves_nothing_that_the_next_round_d
             assert await refusal(gc) == "[TM:ErrGCRunning] there's already a gc job running, skipped"
         await worker.kill()
         held.go_on.set()
-        worker, gc = await cluster.leader()
+        worker, gc = await cluster.leader(SHORT_LEASE_S)
         assert (await gc.RunGC(RUN)).round.result == "done"
         await until(litter.is_gone)
         rounds = {it.id: it for it in (await gc.ListRounds(gc_pb2.ListRoundsRequest())).rounds}
@@ -114,7 +116,7 @@ async def test_a_leader_stopped_past_its_lease_in_any_phase_sends_nothing_more_w
     proxied: Any, until: Any
 ) -> None:
     cluster, proxy = proxied
-    old, old_gc = await cluster.leader()
+    old, old_gc = await cluster.leader(SHORT_LEASE_S)
     for number, method in enumerate(PHASES):
         await configure(old_gc, mode="central" if method == "KvGC" else "distributed")
         litter = Litter(cluster, number)
@@ -125,7 +127,7 @@ async def test_a_leader_stopped_past_its_lease_in_any_phase_sends_nothing_more_w
         async with asyncio.timeout(60):
             await held.reached.wait()
         old.process.send_signal(signal.SIGSTOP)
-        new, new_gc = await cluster.leader()
+        new, new_gc = await cluster.leader(SHORT_LEASE_S)
         assert (await new_gc.RunGC(RUN)).round.result == "done"
         await until(litter.is_gone)
         sent = proxy.of(old.process.pid)
@@ -241,7 +243,7 @@ async def test_a_safepoint_that_a_dead_leader_asked_for_but_did_not_save_makes_n
 async def test_a_store_that_is_away_fails_its_ranges_only_and_gets_them_when_it_is_back(
     cluster: Any, gc: Any, until: Any
 ) -> None:
-    second = await cluster.second_store()
+    second = await cluster.second_store(f"127.0.0.1:{free_port()}")
     await cluster.put((b"f1", b"v"), (b"h1", b"v"))
     drop_ts = await cluster.now()
     request = gc_pb2.RegisterDeleteRangeRequest(job_id=1, element_id=1, start_key=b"f", end_key=b"g", ts=drop_ts)

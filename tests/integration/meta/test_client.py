@@ -10,8 +10,8 @@ from storage.meta.meta import Compare, Put
 
 
 async def test_a_campaign_is_won_by_one_and_then_by_the_next(meta: EtcdMeta, prefix: bytes) -> None:
-    async with asyncio.TaskGroup() as tasks, await meta.grant_lease(5) as second:
-        async with await meta.grant_lease(5) as first:
+    async with asyncio.TaskGroup() as tasks, await meta.grant_lease(120) as second:
+        async with await meta.grant_lease(120) as first:
             revision = await meta.campaign(prefix, b"first", first.id)
             assert await meta.campaign(prefix, b"first", first.id) == revision
             waiting = tasks.create_task(meta.campaign(prefix, b"second", second.id))

@@ -96,7 +96,7 @@ def test_a_watch_sees_a_put(etcd_api: Any, prefix: str) -> None:
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     assert done.stdout == "a 1\n"

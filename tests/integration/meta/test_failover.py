@@ -42,7 +42,7 @@ async def test_a_killed_member_costs_neither_writes_nor_events_nor_leases(api: A
     async with (
         open_meta(api.url, api.channel) as meta,
         asyncio.TaskGroup() as tasks,
-        await meta.grant_lease(5) as lease,
+        await meta.grant_lease(60) as lease,
     ):
         first = await meta.put(KEYS, b"", lease.id)
         watching = tasks.create_task(seen(meta, first, 31))
@@ -65,13 +65,14 @@ async def test_a_member_that_falls_silent_is_left_by_calls_leases_and_watches(
     async with (
         open_meta(api.url, api.channel) as meta,
         asyncio.TaskGroup() as tasks,
-        await meta.grant_lease(3) as lease,
+        await meta.grant_lease(12) as lease,
     ):
         first = await meta.put(KEYS, b"", lease.id)
         watching = tasks.create_task(seen(meta, first, 2))
         trio[0].signal(signal.SIGSTOP)
+        stopped_s = asyncio.get_running_loop().time()
         try:
-            while not watching.done():
+            while not watching.done() or lease.deadline <= stopped_s + lease.ttl_s:  # renewed by another one
                 await meta.put(KEYS, b"again", lease.id)
             assert not lease.lost.is_set()
         finally:
@@ -120,7 +121,7 @@ async def test_a_killed_coordinator_has_all_it_answered_and_its_leases_and_watch
         async with (
             open_meta(api.url, api.channel) as meta,
             asyncio.TaskGroup() as tasks,
-            await meta.grant_lease(5) as lease,
+            await meta.grant_lease(60) as lease,
         ):
             first = await meta.put(KEYS, b"", lease.id)
             watching = tasks.create_task(seen(meta, first, 90))

@@ -41,7 +41,7 @@ async def test_revisions_and_versions_count_as_etcd_counts_them(meta: EtcdMeta, 
 
 async def test_a_write_that_changes_nothing_makes_no_revision(meta: EtcdMeta, prefix: bytes) -> None:
     """Coordinators write now and then, too: it is enough to see it once."""
-    for _ in range(5):
+    for _ in range(50):
         before = await meta.put(prefix, b"")
         deleted = await meta.delete(prefix + b"none")
         refused = (await meta.txn([Compare.absent(prefix)], [Put(prefix, b"x")])).revision
