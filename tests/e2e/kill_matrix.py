@@ -32,7 +32,7 @@ from server.demo.client import connect
 from server.demo.cluster import Cluster
 from server.demo.workload import Tally, Teller, open_accounts
 from storage.model.ts import physical_ms
-from tests.e2e.kill_points import STEPS, WAYS
+from tests.e2e.kill_points import STEPS, STEPS_OF, WAYS
 from tests.e2e.kill_target import TARGETS, Lake, opened
 
 _ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
@@ -49,6 +49,7 @@ class Matrix:
     directory: Path
     dice: random.Random
     rate: float
+    steps: tuple[str, ...] = STEPS
     killed: Counter[str] = field(default_factory=Counter)
     lives: int = 0
 
@@ -86,7 +87,7 @@ class Matrix:
 
     async def _life(self) -> None:
         """One driver, from its start to its death."""
-        step, cut, delay_ms = self.dice.choice(STEPS), self.dice.randint(1, 4), self.dice.randint(1, 900)
+        step, cut, delay_ms = self.dice.choice(self.steps), self.dice.randint(1, 4), self.dice.randint(1, 900)
         beside = [self.dice.random() < share for share in (0.5, 0.25, 0.15)]
         way = self.dice.choices(WAYS, (7, 1))[0]
         if self.dice.random() < 0.1:
@@ -213,7 +214,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         with opened(arguments.target, directory) as lake:
             async with Cluster.started(directory, any_ports=True) as cluster:
                 await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
-                matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate)
+                steps = STEPS_OF.get(arguments.target, STEPS)
+                matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps)
                 try:
                     result = await matrix.run(arguments.kills)
                 except BaseException:

@@ -3,7 +3,8 @@
 The process kills itself (SIGKILL) in its CUT-th cut: at `files` when data files or staged rows are written and not yet
 committed (where Delta does both in one call, DELAY_MS into it), at `tables` after the first table's commit, at
 `manifest` before the cut is made visible, at `ack` before it is acknowledged, at `commit` before Spark's commit log, at
-`random` DELAY_MS after the cut began; `never`. WAY chooses how rows are written: `driver`, `tasks`.
+`random` DELAY_MS after the cut began; from there on at `rewrite` when Delta's files are joined and not committed, at
+`rewritten` when they are; `never`. WAY chooses how rows are written: `driver`, `tasks`.
 """
 
 import os
@@ -26,6 +27,8 @@ from pyspark_tidemark.lake.manifest import FileManifest
 from tests.around import wrap
 
 STEPS = ("files", "tables", "manifest", "ack", "commit", "random")
+STEPS_OF = {"delta": (*STEPS, "rewrite", "rewritten")}
+"""Those of targets that have more."""
 WAYS = ("driver", "tasks")
 TARGETS = (DeltaTarget, IcebergTarget, JdbcTarget, changelog.ChangelogTarget)
 
@@ -45,6 +48,7 @@ class Death:
             wrap(owner, name, after=lambda: self._at("files"))
         wrap(DeltaTables, "write", before=lambda: self._soon("files"))
         wrap(DeltaTables, "commit", before=lambda: self._at("files"))
+        wrap(DeltaTables, "rewrite", before=lambda: self._at("rewrite"), after=lambda: self._at("rewritten"))
         for target in TARGETS:
             for name in ("create", "apply"):
                 wrap(target, name, after=lambda: self._at("tables"))

@@ -7,7 +7,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.checksum import checksum
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.delta import maintenance
+from pyspark_tidemark.lake.delta import compaction, maintenance
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.kept import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -29,6 +29,12 @@ def keep(spark, changefeed, captures, root, mode, ends=CUTS, *, compact_every=0,
         return target, [health for health in found if health is not None], manifest.cuts()
 
 
+def operations(spark, root):
+    """What made the versions of the accounts, in order."""
+    told = spark.sql(f"DESCRIBE HISTORY delta.`{root}/bank/accounts`").collect()
+    return [row.operation for row in sorted(told, key=lambda row: row.version)]
+
+
 def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(spark, changefeed, captures, upstream, tmp_path):
     keep(spark, changefeed, captures, tmp_path, "scd2")
     versions = [row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()]
@@ -46,7 +52,8 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(spark, change
 def test_a_changelog_holds_every_change_once_and_its_checksum_says_so(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
 ):
-    monkeypatch.setattr(changes, "HERE_BYTES", here_bytes)
+    for most in ("HERE_BYTES", "ARROW_BYTES"):
+        monkeypatch.setattr(changes, most, here_bytes)
     ends = CUTS[1:] if here_bytes > 0 else CUTS[2:]
     _, _, cuts = keep(spark, changefeed, captures, tmp_path, "append", ends)
     rows = as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()
@@ -69,7 +76,23 @@ def test_maintenance_compacts_and_leaves_what_a_kept_cut_needs(
     assert found
     assert found[-1].files >= found[-1].small_files > 0
     table = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
-    assert target.version(table) >= len(ends), "OPTIMIZE is a version of its own"
+    assert target.version(table) >= len(ends), "compaction is a version of its own"
     for ts in ends:
         rows = as_of_cut(spark, f"delta://{tmp_path}", ts)["bank.accounts"].collect()
         assert len(rows) == len(upstream.accounts.between(0, ts))
+
+
+@pytest.mark.parametrize("way", ["COMPACT", "OPTIMIZE"])
+def test_cuts_go_on_after_a_compaction_and_those_before_it_are_still_read(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, way
+):
+    if way == "OPTIMIZE":
+        monkeypatch.setattr(compaction, "MOST_BYTES", -1)
+    target, _, _ = keep(spark, changefeed, captures, tmp_path, "upsert", CUTS[:2])
+    target._maintenance.compact("bank.accounts")
+    keep(spark, changefeed, captures, tmp_path, "upsert", CUTS[2:])
+    assert operations(spark, tmp_path) == ["WRITE", "CUT", way, "CUT"]
+    for ts in CUTS[1:]:
+        rows = as_of_cut(spark, f"delta://{tmp_path}", ts)["bank.accounts"].collect()
+        assert len(rows) == len(upstream.accounts.state(ts))
+        assert {(row.id,): row.asDict() for row in rows} == upstream.accounts.state(ts)

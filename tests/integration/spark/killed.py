@@ -1,7 +1,8 @@
 """The lake job, killed with SIGKILL at one step of one batch: `python -m … STEP BATCH WAY job arguments…`.
 
 Steps: `tables` after one table of the cut, `manifest` before the cut is committed, `ack` before it is acknowledged,
-`commit` before Spark writes its commit log; `never`. Ways to write Delta: `mask`, `merge`.
+`commit` before Spark writes its commit log; in that batch or the next one that has them `rewrite` when files are joined
+and not committed, `rewritten` when they are; `never`. Ways to write Delta: `mask`, `merge`.
 """
 
 import os
@@ -12,6 +13,7 @@ from typing import Any
 from pyspark_tidemark import job
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import CutApplier
+from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 
@@ -38,9 +40,10 @@ class Kill:
         wrap(FileManifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
         wrap(job.Job, "_report", after=lambda: self._at("commit"))
+        wrap(DeltaTables, "rewrite", before=lambda: self._at("rewrite"), after=lambda: self._at("rewritten"))
 
     def _at(self, step: str) -> None:
-        if (step, self._now) == (self._step, self._batch):
+        if step == self._step and self._now >= self._batch:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

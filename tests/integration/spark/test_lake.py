@@ -13,12 +13,12 @@ pytestmark = pytest.mark.timeout(600)
 EX_TEMPFAIL = 75
 
 
-def run_job(captures, target, step, batch, way, *, max_rows=60):
+def run_job(captures, target, step, batch, way, *, max_rows):
     """One life of the job; returns its exit status and the lines it printed."""
     arguments = ["--endpoint", captures.uri, "--changefeed", "bank", "--target", target, "--max-rows-per-trigger"]
     command = [sys.executable, "-m", "tests.integration.spark.killed", step, str(batch), way, *arguments, str(max_rows)]
     done = subprocess.run(
-        [*command, "--trigger", "0 seconds", "--until-ts", str(captures.upstream.end_ts), "--compact-every", "3"],
+        [*command, "--trigger", "0 seconds", "--until-ts", str(captures.upstream.end_ts), "--compact-every", "2"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -28,13 +28,13 @@ def run_job(captures, target, step, batch, way, *, max_rows=60):
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def killed(captures, target, *lives):
+def killed(captures, target, *lives, max_rows=60):
     """Lives that end by SIGKILL, then one that ends well; returns the lines of all."""
     lines = []
     for step, batch, way in (*lives, ("never", 0, "mask")):
         status, said = EX_TEMPFAIL, []
         while status == EX_TEMPFAIL:  # Spark gives a new Python worker ten seconds, which a busy machine may need
-            status, more = run_job(captures, target, step, batch, way)
+            status, more = run_job(captures, target, step, batch, way, max_rows=max_rows)
             said += more
         assert status == (0 if step == "never" else -signal.SIGKILL), (step, batch, said)
         lines += said
@@ -50,8 +50,8 @@ def cuts_of(spark, root):
 
 
 def test_delta_tables_equal_the_replay_after_kills_at_every_step(spark, captures, upstream, tmp_path):
-    lives = [("tables", 1, "mask"), ("manifest", 2, "merge"), ("ack", 3, "mask")]
-    killed(captures, f"delta://{tmp_path}", *lives)
+    lives = [("tables", 1, "mask"), ("manifest", 2, "merge"), ("ack", 3, "mask"), ("rewrite", 4, "mask")]
+    killed(captures, f"delta://{tmp_path}", *lives, max_rows=30)
 
     accounts = spark.read.format("delta").load(f"{tmp_path}/bank/accounts").collect()
     assert len(accounts) == len(upstream.accounts.state(upstream.end_ts))

@@ -40,6 +40,15 @@ def extent(rows: Any, key: Sequence[str]) -> Bounds:
     return _extent(rows.select([name for name in key if _ordered(rows.schema.field(name).type)]))
 
 
+def hull(one: Bounds, other: Bounds) -> Bounds:
+    """The bounds of the rows of both; a column that only one of them names has no values in the other."""
+    return {
+        name: (min(end[0] for end in ends), max(end[1] for end in ends))
+        for name in one.keys() | other.keys()
+        if (ends := [found[name] for found in (one, other) if name in found])
+    }
+
+
 def coarser(files: Sequence[Bounds]) -> list[Bounds]:
     """Half as many bounds, neighbours joined: they hold at least what the old ones held."""
     if len({tuple(sorted(bounds)) for bounds in files}) != 1:

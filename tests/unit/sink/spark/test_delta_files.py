@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta import masks
-from pyspark_tidemark.lake.delta.files import Layout, Vectors, without, written
+from pyspark_tidemark.lake.delta import masks, parquet
+from pyspark_tidemark.lake.delta.files import DataFile, joined, without, written
+from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.delta.vectors import Vectors
 from pyspark_tidemark.lake.fold import fold
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
@@ -33,6 +35,13 @@ def cut(listing, rows):
     return listing.after(json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS)))))
 
 
+def compacted(listing, paths):
+    files = [file for path, file in listing.files.items() if path in paths]
+    actions = joined(listing.layout, files)
+    assert not any(told["dataChange"] for action in actions for told in action.values())
+    return listing.after(json.loads(json.dumps(actions)))
+
+
 def shown(listing):
     found = []
     for file in listing.files.values():
@@ -46,8 +55,8 @@ def shown(listing):
 
 
 @settings(deadline=None, max_examples=60)
-@given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)))
-def test_any_history_in_any_cuts_and_then_rows_of_a_dump_equal_the_replay(history, ends, told):
+@given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)), st.data())
+def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_the_replay(history, ends, told, data):
     rows = changes_of(history)
     with tempfile.TemporaryDirectory() as root:
         listing, start = Listing(0, layout_of(root), {}, 0.0), 0
@@ -56,6 +65,11 @@ def test_any_history_in_any_cuts_and_then_rows_of_a_dump_equal_the_replay(histor
             start = end
             held = replayed([row for row in rows if row["_commit_ts"] <= end])
             assert shown(listing) == held
+            before, chosen = listing, data.draw(st.sets(st.sampled_from(sorted(listing.files)))) if held else set()
+            listing = compacted(listing, chosen)
+            assert shown(before) == shown(listing) == held, "readers of the version before still read it"
+            assert len(listing.files) == len(before.files) - max(0, len(chosen) - 1)
+            assert not any(file.masked for path, file in listing.files.items() if path not in before.files)
         envelope = {"_op": "update", "_commit_ts": 100, "_start_ts": 99, "_seq": 0}
         chunk = [{**envelope, "a": key, "b": f"k{key}", "v": -key} for key in told]
         assert shown(cut(listing, chunk)) == replayed(chunk, held.values())
@@ -83,6 +97,32 @@ def test_a_file_without_rows_left_is_removed_and_long_texts_bound_nothing_from_a
     assert dict(file.bounds) == {"a": (1, 1), "v": (1, 1), "_commit_ts": (1, 1)}
     gone = cut(listing, [row | {"_op": "delete", "_commit_ts": 2}])
     assert (gone.files, gone.version) == ({}, 2)
+
+
+def test_a_file_joined_in_pieces_tells_the_bounds_and_nulls_of_all_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(parquet, "_PIECE_ROWS", 3)
+    listing = Listing(0, layout_of(tmp_path), {}, 0.0)
+    for number, values in enumerate(([1, 2, 3, 4], [None, None], [9, None, 0])):
+        rows = [{"a": number, "b": str(at), "v": value, "_commit_ts": 1} for at, value in enumerate(values)]
+        listing = listing.after(written(listing.layout, pa.Table.from_pylist(rows, schema=LAKE)))
+    held = shown(listing)
+    listing = compacted(listing, set(listing.files))
+    (file,) = listing.files.values()
+    assert shown(listing) == held
+    assert dict(file.bounds) == {"a": (0, 2), "b": ("0", "3"), "v": (0, 9), "_commit_ts": (1, 1)}
+    assert json.loads(file.add["stats"])["nullCount"] == {"col-a": 0, "col-b": 0, "col-v": 3, "col-_commit_ts": 0}
+    assert pq.ParquetFile(f"{tmp_path}/{file.add['path']}").num_row_groups > 2
+
+
+def test_files_from_before_columns_changed_are_joined_as_the_table_is_now(tmp_path):
+    old = {"path": "old%20one.parquet", "size": 1}
+    gone = pa.table({"col-a": pa.array([1, 2], pa.int32()), "left": ["x", "y"], "col-b": ["1", "2"]})
+    pq.write_table(gone, tmp_path / "old one.parquet")
+    layout = layout_of(tmp_path)
+    listing = Listing(0, layout, {old["path"]: DataFile.of(old, layout)}, 0.0)
+    found = shown(compacted(listing, {old["path"]}))
+    assert list(found.values()) == [{"a": n, "b": str(n), "v": None, "_commit_ts": None} for n in (1, 2)]
 
 
 def test_vectors_in_the_log_in_a_folder_and_by_their_path_are_read(tmp_path):

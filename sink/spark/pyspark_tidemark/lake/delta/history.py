@@ -15,9 +15,6 @@ class Append:
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables
 
-    def forget(self, name: str) -> None:
-        """Nothing is remembered."""
-
     def create(self, changes: Changes) -> bool:
         """Append the first cut, also one without rows."""
         rows = changes.arrow if changes.here else changes.frame(self._tables.session(changes.table.name))
@@ -34,9 +31,6 @@ class History:
 
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables
-
-    def forget(self, name: str) -> None:
-        """Nothing is remembered."""
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""

@@ -19,7 +19,9 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.lake.delta.files import DataFile, Layout, now_ms
+from pyspark_tidemark.lake.delta.files import DataFile
+from pyspark_tidemark.lake.delta.layout import Layout
+from pyspark_tidemark.lake.delta.parquet import now_ms
 
 CHECKPOINT_EVERY = 50
 _KNOWN_PROPERTIES = {
@@ -90,11 +92,16 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
     return True
 
 
-def header(app_id: str, end_ts: int, read_version: int) -> list[dict[str, Any]]:
-    """The actions of each of our commits: what it is, and the fence."""
+def told(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:
+    """The action that says what a commit of ours is."""
     info: dict[str, Any] = {"timestamp": now_ms(), "readVersion": read_version, "isBlindAppend": False}
-    info |= {"operation": "CUT", "operationParameters": {"end_ts": str(end_ts)}, "engineInfo": "tidemark"}
-    return [{"commitInfo": info}, {"txn": {"appId": app_id, "version": end_ts, "lastUpdated": now_ms()}}]
+    info |= {"operation": operation, "operationParameters": dict(parameters), "engineInfo": "tidemark"}
+    return {"commitInfo": info}
+
+
+def fence(app_id: str, end_ts: int) -> dict[str, Any]:
+    """The action that says up to where a table is applied."""
+    return {"txn": {"appId": app_id, "version": end_ts, "lastUpdated": now_ms()}}
 
 
 def _known(snapshot: Any) -> bool:

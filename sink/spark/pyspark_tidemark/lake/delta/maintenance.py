@@ -1,7 +1,8 @@
 """What Delta tables need between cuts: compaction after some commits, removal of old files once in a while.
 
-Both are bounded in what they do at a time: OPTIMIZE leaves files alone that are large already, and a table is vacuumed
-at most once an hour. Only the tables that need it are touched, and one each time, so that no cut waits for long.
+Both are bounded in what they do at a time: the driver joins what is small, Delta's OPTIMIZE what is more, which leaves
+files alone that are large already; and a table is vacuumed at most once an hour. Only the tables that need it are
+touched, and one each time, so that no cut waits for long.
 """
 
 import time
@@ -10,11 +11,13 @@ from datetime import UTC, datetime
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.classic.dataframe import DataFrame
 
+from pyspark_tidemark.lake.delta import compaction
+from pyspark_tidemark.lake.delta.files import joined
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.target import Health, Kept
 
-SMALL_FILE_BYTES = 16 << 20
 VACUUM_EVERY_S = 3600.0
+_TRIES = 3
 _SETTINGS = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
@@ -48,8 +51,7 @@ class Maintenance:
         name = max(self._commits, key=lambda found: self._commits[found], default=None)
         if name is not None and 0 < self._compact_every <= self._commits[name]:
             self._commits[name] = 0
-            self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
-            self._tables.forget_listing(name)
+            self.compact(name)
             return health(self._tables, name)
         name = min(self._vacuumed, key=lambda found: self._vacuumed[found], default=None)
         if name is None or not self._compact_every or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S:
@@ -57,6 +59,19 @@ class Maintenance:
         self._vacuumed[name] = time.monotonic()
         self.vacuum(name, kept.horizon)
         return health(self._tables, name)
+
+    def compact(self, name: str) -> None:
+        """Make few files of many, and leave masked rows out; no reader sees another row."""
+        for _ in range(_TRIES):
+            known = self._tables.listing(name)
+            groups = [] if known is None else compaction.chosen(known.files.values())
+            if known is None or not compaction.affordable(groups):
+                break
+            actions = [action for files in groups for action in joined(known.layout, files)]
+            if not actions or self._tables.rewrite(name, known, actions):
+                return
+        self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
+        self._tables.forget_listing(name)
 
     def vacuum(self, name: str, horizon: datetime) -> None:
         """Remove files that no version since `horizon` shows: Delta counts from when a file was taken out."""
@@ -72,11 +87,13 @@ class Maintenance:
 
 def health(tables: DeltaTables, name: str) -> Health:
     """Files, and rows that deletion vectors mask, of the newest version."""
-    snapshot = tables.snapshot(name)
-    files = DataFrame(snapshot.allFiles().toDF(), tables.session(name))
+    known = tables.listing(name)
+    if known is not None:
+        return compaction.health(known.files.values())
+    files = DataFrame(tables.snapshot(name).allFiles().toDF(), tables.session(name))
     counts = files.agg(
         F.count("*"),
-        F.count_if(F.col("size") < SMALL_FILE_BYTES),
+        F.count_if(F.col("size") < compaction.SMALL_FILE_BYTES),
         F.sum(F.get_json_object("stats", "$.numRecords").cast("long")),
         F.sum("deletionVector.cardinality"),
     ).collect()[0]

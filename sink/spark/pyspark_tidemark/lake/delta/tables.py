@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, header, listing
+from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, fence, listing, told
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.target import table_path
 
@@ -23,6 +23,8 @@ _FEW = {  # plans over a few thousand rows: compiling them costs more than inter
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 _FENCE = "spark.databricks.delta.write."
+_TRIES = 5
+Actions = Sequence[Mapping[str, Any]]
 
 
 class DeltaTables:
@@ -120,18 +122,45 @@ class DeltaTables:
         """The table was changed by somebody else."""
         self._listings.pop(name, None)
 
-    def commit(self, changes: Changes, known: Listing, actions: Sequence[Mapping[str, Any]]) -> bool:
+    def apply(self, changes: Changes, made: Callable[[Listing], Actions]) -> bool:
+        """Commit a cut without Spark, as `made` from what is there, and again if somebody else has committed meanwhile.
+
+        False: only Delta may write to the table.
+
+        Raises:
+            SourceError: ErrTargetBusy.
+        """
+        name = changes.table.name
+        for _ in range(_TRIES):
+            known = self.listing(name)
+            if known is None:
+                return False
+            if self.commit(changes, known, made(known)):
+                return True
+        raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
+
+    def commit(self, changes: Changes, known: Listing, actions: Actions) -> bool:
         """Put a version beside `known`, fenced by the cut's end; False if somebody else was faster.
 
         Raises:
             SourceError: ErrTargetBusy, that was this cut.
         """
-        name, version = changes.table.name, known.version + 1
-        told = [*header(self._app_id, changes.end_ts, known.version), *actions]
-        if not commit(self._log(name), self._jvm, version, told):
-            self._listings.pop(name)
-            if (self.position(name) or 0) >= changes.end_ts:
-                raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
+        name = changes.table.name
+        info = told("CUT", {"end_ts": str(changes.end_ts)}, known.version)
+        if self._put(name, known, [info, fence(self._app_id, changes.end_ts), *actions]):
+            return True
+        if (self.position(name) or 0) >= changes.end_ts:
+            raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
+        return False
+
+    def rewrite(self, name: str, known: Listing, actions: Actions) -> bool:
+        """Put a version with the same rows beside `known`: no cut, so no fence. False if somebody else was faster."""
+        return self._put(name, known, [told("COMPACT", {}, known.version), *actions])
+
+    def _put(self, name: str, known: Listing, actions: Actions) -> bool:
+        version = known.version + 1
+        if not commit(self._log(name), self._jvm, version, actions):
+            self._listings.pop(name, None)
             return False
         self._listings[name] = known.after(actions)
         if version % CHECKPOINT_EVERY == 0:

@@ -27,9 +27,6 @@ class Way(Protocol):
     def apply(self, changes: Changes) -> bool:
         """Apply a later one."""
 
-    def forget(self, name: str) -> None:
-        """The table was changed otherwise."""
-
 
 _WAYS: dict[str, Callable[[DeltaTables], Way]] = {UPSERT: Upsert, APPEND: Append, SCD2: History}
 
@@ -78,7 +75,7 @@ class DeltaTarget:
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the columns."""
         evolution.alter(self._tables, table.name, change)
-        self._way.forget(table.name)
+        self._tables.forget_listing(table.name)
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
@@ -86,7 +83,7 @@ class DeltaTarget:
             evolution.empty(self._tables, table.name)
         elif self._mode == SCD2:
             evolution.end_current(self._tables, table.name, ts)
-        self._way.forget(table.name)
+        self._tables.forget_listing(table.name)
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -107,7 +104,7 @@ class DeltaTarget:
 
     def _forget(self, name: str) -> None:
         """A directory is gone: neither we nor Delta's cache of logs may know it any more."""
-        self._way.forget(name)
+        self._tables.forget_listing(name)
         self._maintenance.forget(name)
         self._tables.forget()
 

@@ -11,18 +11,15 @@ from decimal import Decimal
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.tables import PROPERTIES, DeltaTables
+from pyspark_tidemark.lake.delta.tables import PROPERTIES, Actions, DeltaTables
 from pyspark_tidemark.lake.fold import Folded, fold, fold_frame
 from pyspark_tidemark.lake.mode import lake_columns
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.ranges import near
 from pyspark_tidemark.lake.schema import fitted
-
-_TRIES = 5
 
 
 class Upsert:
@@ -30,10 +27,6 @@ class Upsert:
 
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables
-
-    def forget(self, name: str) -> None:
-        """The table was changed by somebody else."""
-        self._tables.forget_listing(name)
 
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: nothing can be there, so the rows that live on are appended."""
@@ -54,22 +47,9 @@ class Upsert:
         folded = fold(changes.arrow, key)
         if not len(folded.live) and not len(folded.known):
             return False
-        if known is None:
-            return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
-        return self._mask(changes, folded)
-
-    def _mask(self, changes: Changes, folded: Folded) -> bool:
-        """One commit without Spark, again from what is there if somebody else has committed meanwhile."""
-        name = changes.table.name
-        for _ in range(_TRIES):
-            known = self._tables.listing(name)
-            if known is None:
-                break
-            actions = without(known.layout, known.files.values(), folded.known.select(list(changes.table.key)))
-            actions += written(known.layout, fitted(folded.live, known.layout.schema))
-            if self._tables.commit(changes, known, actions):
-                return True
-        raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
+        if self._tables.apply(changes, lambda found: _actions(found, folded, key)):
+            return True
+        return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
 
     def _by_tasks(self, changes: Changes, known: Listing | None) -> bool:
         """A large cut: an append if no file may hold one of its keys, as of most of a dump's, else a MERGE."""
@@ -97,6 +77,12 @@ class Upsert:
             session.sql(statement)
             session.catalog.dropTempView("changes")  # it may hold the rows
         return True
+
+
+def _actions(known: Listing, folded: Folded, key: Sequence[str]) -> Actions:
+    """Rows masked in the files that hold them, and one new file."""
+    gone = without(known.layout, known.files.values(), folded.known.select(list(key)))
+    return gone + written(known.layout, fitted(folded.live, known.layout.schema))
 
 
 def _live(last: DataFrame, changes: Changes) -> DataFrame:
