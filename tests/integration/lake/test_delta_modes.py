@@ -56,6 +56,7 @@ def test_a_changelog_holds_every_change_once_and_its_checksum_says_so(
         monkeypatch.setattr(changes, most, here_bytes)
     ends = CUTS[1:] if here_bytes > 0 else CUTS[2:]
     _, _, cuts = keep(spark, changefeed, captures, tmp_path, "append", ends)
+    assert operations(spark, tmp_path) == (["WRITE", "CUT"] if here_bytes > 0 else ["WRITE"])
     rows = as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()
     assert sorted((row._commit_ts, row._seq, row._op, row.id) for row in rows) == [
         (row["_commit_ts"], row["_seq"], row["_op"], row["id"]) for row in upstream.accounts.rows

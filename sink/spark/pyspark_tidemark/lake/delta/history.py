@@ -4,9 +4,11 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.delta.files import written
 from pyspark_tidemark.lake.delta.tables import PROPERTIES, DeltaTables
 from pyspark_tidemark.lake.mode import IS_CURRENT, SCD2, VALID_FROM, VALID_TO, lake_columns
 from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.schema import fitted
 
 
 class Append:
@@ -22,7 +24,11 @@ class Append:
         return True
 
     def apply(self, changes: Changes) -> bool:
-        """Append a cut."""
+        """Append a cut, without Spark if the driver may write the file."""
+        if changes.in_arrow and self._tables.apply(
+            changes, lambda known: written(known.layout, fitted(changes.arrow, known.layout.schema))
+        ):
+            return True
         return self.create(changes)
 
 
