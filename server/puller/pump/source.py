@@ -14,9 +14,8 @@ from server.puller.pump.puller import Feed, PumpPuller
 from server.puller.pump.registration import Registration
 from server.puller.pump.rows import binlog_keys
 from server.puller.source import Catalog, Puller, Rows, SourceContext
-from server.puller.table import SourceTable, TableRecord
-from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import record_of, tidb_table
+from server.puller.table import SourceTable
+from server.puller.tidb.cluster_tables import ClusterTables
 from server.puller.uri import SourceUri, SourceUriError
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
@@ -24,10 +23,9 @@ from storage.model.errors import InvalidError
 SCHEME: Final = "pump"
 
 
-class PumpSource:
+class PumpSource(ClusterTables):
     """Implements `server.puller.source.Source`; schemas come from the store, so its history is kept as well."""
 
-    keeps_history = True
     per_table = False
 
     def __init__(self, changefeed: str, uri: SourceUri, context: SourceContext) -> None:
@@ -35,21 +33,8 @@ class PumpSource:
         uri.check_options(())
         if uri.addresses or uri.user or uri.path.strip("/"):
             raise SourceUriError(f"pumps are found in the registry of the cluster: write {SCHEME}:// alone")
+        super().__init__(context)
         self._changefeed = changefeed
-        self._context = context
-        self._schemas = Schemas(context.pd, context.kv)
-
-    async def now(self) -> int:
-        """See `Source.now`."""
-        return await self._context.pd.tso()
-
-    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
-        """See `Source.snapshot`: what the meta keys say at `ts`."""
-        return [record_of(table) for table in await self._schemas.at(ts)]
-
-    def table(self, record: TableRecord) -> SourceTable:
-        """See `Source.table`."""
-        return tidb_table(record)
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for all tables, with their dump beside it."""

@@ -10,39 +10,26 @@ from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext
-from server.puller.table import SourceTable, TableRecord
+from server.puller.table import SourceTable
+from server.puller.tidb.cluster_tables import ClusterTables
 from server.puller.tidb.partitioned_puller import PartitionedPuller
 from server.puller.tidb.schema_puller import SchemaPuller
-from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import part_spans, record_of, tidb_table
+from server.puller.tidb.table import part_spans
 from server.puller.tikv.puller import TablePuller, Upstream
 
 
-class TidbSource:
-    """Implements `server.puller.source.Source`; the tables' records are TiDB's TableInfo."""
+class TidbSource(ClusterTables):
+    """Implements `server.puller.source.Source`."""
 
-    keeps_history = True
     per_table = True
 
     def __init__(self, context: SourceContext, changefeed: str = "") -> None:
         """Without a changefeed's name nothing is dumped."""
-        self._context = context
+        super().__init__(context)
         self._changefeed = changefeed
         self._held = HeldTables()
         self._store = ClusterStore(context.pd, context.kv)
         self._chunks = LocalChunks(self._held, self._store)
-
-    async def now(self) -> int:
-        """See `Source.now`."""
-        return await self._context.pd.tso()
-
-    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
-        """See `Source.snapshot`: what the meta keys say at `ts`."""
-        return [record_of(table) for table in await self._schemas.at(ts)]
-
-    def table(self, record: TableRecord) -> SourceTable:
-        """See `Source.table`."""
-        return tidb_table(record)
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for each table."""
@@ -83,7 +70,3 @@ class TidbSource:
         if part_spans(table.record):
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
         return TablePuller(table.span, start_ts, upstream, rows)
-
-    @property
-    def _schemas(self) -> Schemas:
-        return Schemas(self._context.pd, self._context.kv)
