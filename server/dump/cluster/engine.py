@@ -140,7 +140,7 @@ class ClusterDump:
         new = {
             table_id: pulled
             for table_id, pulled in here.items()
-            if table_id not in self._surveyed and job.takes(pulled.table.name) and not self._is_over(table_id)
+            if table_id not in self._surveyed and self._is_taken(job, table_id, pulled) and not self._is_over(table_id)
         }
         for table_id, pulled in new.items():
             fresh = TableProgress(pulled.table.name, table_id, job.id)
@@ -157,6 +157,10 @@ class ClusterDump:
             self._surveyed[table_id] = await self._surveyor.survey(pulled, dump)
         except TidemarkError as err:
             self._note(dump, str(err))
+
+    def _is_taken(self, job: Job, table_id: int, pulled: Pulled) -> bool:
+        """One that was taken stays the job's, whatever it is renamed to."""
+        return table_id in self._dumps or job.takes(pulled.table.name)
 
     def _is_over(self, table_id: int) -> bool:
         dump = self._dumps.get(table_id)

@@ -25,7 +25,7 @@ from tests.integration.dump.cluster_binlogs import Binlogs, Written
 T = TypeVar("T")
 Rows = dict[int, int]
 DATABASE_ID = 1
-CREATE, DROP, ADD_COLUMN, TRUNCATE = 3, 4, 5, 11
+CREATE, DROP, ADD_COLUMN, TRUNCATE, RENAME = 3, 4, 5, 11, 14
 _BATCH = 250
 
 
@@ -75,6 +75,10 @@ class ClusterSource(threading.Thread):
             self.stop()
         return self
 
+    def names(self, *names: str) -> list[str]:
+        """Which of these tables there are."""
+        return [name for name in names if name in self.tables]
+
     def create(self, name: str, rows: int, partitions: int = 0) -> None:
         """CREATE TABLE, and rows in it."""
         self._call(self._create(name, partitions))
@@ -91,6 +95,10 @@ class ClusterSource(threading.Thread):
     def add_column(self, name: str) -> None:
         """ALTER TABLE … ADD COLUMN."""
         self._call(self._add_column(name))
+
+    def rename(self, name: str, new: str) -> None:
+        """RENAME TABLE, within the database."""
+        self._call(self._rename(name, new))
 
     def churn(self) -> None:
         """Change rows from now on."""
@@ -211,6 +219,13 @@ class ClusterSource(threading.Thread):
             built = TableInfo.build(table.info.id, name, [*table.info.columns, more])
             table.info = replace(built, partition_ids=table.info.partition_ids)
             await self._ddl(ADD_COLUMN, table.info.id, f"alter table {name} add column", table.info)
+
+    async def _rename(self, name: str, new: str) -> None:
+        async with self._turn:
+            table = self.tables.pop(name)
+            table.info = replace(table.info, name=new)
+            await self._ddl(RENAME, table.info.id, f"rename table {name} to {new}", table.info)
+            self.tables[new] = table
 
     async def _ddl(self, kind: int, table_id: int, query: str, info: TableInfo | None = None) -> int:
         """Write the job's row and the meta keys in one transaction; returns its commit_ts."""

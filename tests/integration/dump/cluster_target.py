@@ -60,6 +60,8 @@ class ClusterTarget:
                 else:
                     state[row["id"]] = row["v"]
         for ddl in ddls:
+            for old, new in ddl["renamed"]:
+                self.rows[new] = self.rows.pop(old, {})
             for name in [*ddl["dropped"], *ddl["truncated"]]:
                 self.rows.pop(name, None)
         self.at, self.cuts = end, self.cuts + 1

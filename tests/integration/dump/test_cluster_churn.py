@@ -20,7 +20,7 @@ from tests.integration.dump.cluster_target import ClusterTarget
 from tests.integration.tidb.pumps import FLAGS
 
 FEED = "shop"
-STEPS = ("kill", "pause", "restart", "truncate", "drop", "add column", "create")
+STEPS = ("kill", "pause", "restart", "truncate", "drop", "add column", "create", "rename")
 
 
 def asked(cluster: Cluster, method: str, **fields: Any) -> Any:
@@ -58,13 +58,15 @@ def step(kind: str, cluster: Cluster, source: ClusterSource, chance: random.Rand
         case "restart":
             asked(cluster, "RestartDump")
         case "truncate":
-            source.truncate(chance.choice(["plain", "parts", "big"]))
+            source.truncate(chance.choice(source.names("plain", "parts", "big", "huge")))
         case "drop":
             source.drop("side")
         case "add column":
-            source.add_column(chance.choice(["plain", "parts", "big"]))
+            source.add_column(chance.choice(source.names("plain", "parts", "big", "huge")))
         case "create":
             source.create("new", 300)
+        case "rename":
+            source.rename("big", "huge")
 
 
 def follow_dump(cluster: Cluster, source: ClusterSource, source_uri: str, seed: int) -> ClusterTarget:

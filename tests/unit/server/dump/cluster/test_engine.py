@@ -74,7 +74,7 @@ class Store:
         return []
 
     def parts(self, table: SourceTable) -> Sequence[Span]:
-        assert table is TABLE
+        assert table.span is SPAN
         return self.spans
 
 
@@ -169,6 +169,20 @@ async def test_what_stopped_a_chunk_is_told_and_it_is_read_again(house: House, *
         assert (await house.until(lambda table: table.rows_read == len(ROWS))).error == ""
     assert sorter.keys.keys() == ROWS.keys()
     assert rows.resolved_ts == 1, "the hold is over, and nothing was promised"
+
+
+async def test_a_table_that_was_chosen_by_its_name_is_dumped_under_another_one_as_well(house: House) -> None:
+    house.store.rows, house.store.spans = MANY, (SPAN,)
+    chosen = replace(house.job, tables=(TABLE.name,), rows_per_s=400)
+    await house.records.put_job(house.job, chosen)
+    before, rows = house.sorter()
+    with house.tables.pulled(TABLE, rows):
+        await house.until(lambda table: table.rows_read > 0)
+    await house.records.put_job(chosen, replace(chosen, rows_per_s=0))
+    after, rows = house.sorter()
+    with house.tables.pulled(SimpleNamespace(span=SPAN, name="shop.renamed"), rows):  # type: ignore[arg-type]
+        await house.until(lambda table: table.rows_read == len(MANY))
+    assert before.keys.keys() < MANY.keys() == after.keys.keys(), "nothing of it had reached the checkpoint"
 
 
 async def test_a_table_with_other_partitions_is_read_anew(house: House) -> None:
