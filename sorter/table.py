@@ -51,7 +51,7 @@ class Table:
     )
 
     def __init__(self, span: Span, unique_id: int, start_ts: int, store: BlockStore, lock: threading.Lock) -> None:
-        """`lock` may be shared with others: nobody but `share` takes several."""
+        """`lock` may be shared with others: nobody but `sorter.spill.share` takes several."""
         self.span = span
         self.unique_id = unique_id
         self.store = store
