@@ -7,7 +7,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.checksum import checksum
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.delta import compaction, maintenance
+from pyspark_tidemark.lake.delta import compaction, history, maintenance
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.kept import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -35,8 +35,16 @@ def operations(spark, root):
     return [row.operation for row in sorted(told, key=lambda row: row.version)]
 
 
-def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(spark, changefeed, captures, upstream, tmp_path):
-    keep(spark, changefeed, captures, tmp_path, "scd2")
+@pytest.mark.parametrize("way", ["CUT", "MERGE"])
+def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, way
+):
+    if way == "MERGE":
+        monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1)
+    target, _, _ = keep(spark, changefeed, captures, tmp_path, "scd2", CUTS[:2])
+    target._maintenance.compact("bank.accounts")
+    keep(spark, changefeed, captures, tmp_path, "scd2", CUTS[2:])
+    assert operations(spark, tmp_path) == ["WRITE", way, "COMPACT", way]
     versions = [row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()]
     for ts in (*CUTS, 25, 405, 995):
         valid = [row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)]

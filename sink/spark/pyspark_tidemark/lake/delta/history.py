@@ -3,12 +3,17 @@
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from pyspark_tidemark.lake import spans
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.delta.endings import replaced, searched
 from pyspark_tidemark.lake.delta.files import written
 from pyspark_tidemark.lake.delta.tables import PROPERTIES, DeltaTables
 from pyspark_tidemark.lake.mode import IS_CURRENT, SCD2, VALID_FROM, VALID_TO, lake_columns
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import fitted
+
+MOST_SEARCHED_BYTES = 128 << 20
+"""So much of a table the driver reads to find the versions that a cut ends; more is work for executors."""
 
 
 class Append:
@@ -47,6 +52,20 @@ class History:
         return True
 
     def apply(self, changes: Changes) -> bool:
+        """Apply a later cut, without Spark if the driver may write the files and what it must search is not much."""
+        return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
+
+    def _by_driver(self, changes: Changes) -> bool:
+        known, key = self._tables.listing(changes.table.name), changes.table.key
+        if known is None:
+            return False
+        ends = spans.endings(changes.arrow, key)
+        if sum(file.size for file in searched(known.files.values(), ends)) > MOST_SEARCHED_BYTES:
+            return False
+        new = spans.versions(changes.arrow, key)
+        return self._tables.apply(changes, lambda found: replaced(found, new, ends))
+
+    def _merge(self, changes: Changes) -> bool:
         """One MERGE: rows with a null for `_ends` match nothing and are inserted, the others end a version."""
         name, key, columns = changes.table.name, changes.table.key, self._columns(changes)
         frame = changes.frame(self._tables.session(name))
