@@ -33,7 +33,7 @@ class Cluster:
         leader = self.leader()
         return [coordinator for coordinator in self.coordinators if coordinator is not leader]
 
-    def leader(self, *, but: Coordinator | None = None, seconds: float = 15) -> Coordinator:
+    def leader(self, *, but: Coordinator | None = None, seconds: float = 60) -> Coordinator:
         """Who answers as the leader; waits until that is another one than `but`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -51,14 +51,14 @@ class Cluster:
         self.wait_listening()
         self.leader()
 
-    def wait_until_nobody_leads(self, seconds: float = 15) -> None:
+    def wait_until_nobody_leads(self, seconds: float = 60) -> None:
         """No coordinator knows a leader."""
         deadline = time.monotonic() + seconds
         while any(members_of(address).leader for address in self.addresses):
             assert time.monotonic() < deadline, "somebody still leads"
             time.sleep(0.05)
 
-    def wait_listening(self, seconds: float = 20) -> None:
+    def wait_listening(self, seconds: float = 60) -> None:
         """Every coordinator answers, whoever leads."""
         deadline = time.monotonic() + seconds
         while not all(members_of(address).cluster_id for address in self.addresses):
@@ -86,7 +86,7 @@ def members_of(address: str, security: SecurityConfig | None = None) -> View:
     with grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address) as channel:
         stub: Any = PDStub(channel)
         try:
-            answer = stub.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=1)
+            answer = stub.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=5)
         except grpc.RpcError:
             return View(address, 0, "", [])
     urls = [member.client_urls[0].rpartition("//")[2] for member in answer.members]

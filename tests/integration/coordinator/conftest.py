@@ -32,7 +32,7 @@ def command(*flags: str) -> list[str]:
 
 
 def run_to_end(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*flags), env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command(*flags), env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
 
 
 @contextmanager

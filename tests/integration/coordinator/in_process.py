@@ -31,7 +31,7 @@ class Pd:
     async def ask(self, method: str, **fields: Any) -> Any:
         """The answer to the method's request with a good header and these fields."""
         call = getattr(self.stub, method)
-        return await call(request_of(method)(header=self.header, **fields), timeout=10)
+        return await call(request_of(method)(header=self.header, **fields), timeout=60)
 
     async def bootstrap(self) -> None:
         """Store 1 and the region that covers everything."""
@@ -40,7 +40,7 @@ class Pd:
 
     async def stream(self, method: str, requests: Iterable[Any]) -> list[Any]:
         """All answers to a stream of requests."""
-        return [answer async for answer in getattr(self.stub, method)(iter(requests), timeout=10)]
+        return [answer async for answer in getattr(self.stub, method)(iter(requests), timeout=60)]
 
     async def heartbeat(self, *regions: metapb_pb2.Region, leader: metapb_pb2.Peer | None = None) -> list[Any]:
         """What is refused of the reports of regions, that lead with their first peers unless told otherwise."""
@@ -55,7 +55,7 @@ class Pd:
     async def raw(self, method: MethodDescriptor, message: bytes) -> Refusal:
         """How a call with these bytes ends; a stream's first answer counts."""
         path = f"/{method.containing_service.full_name}/{method.name}"
-        call = self.channel.stream_stream(path)(iter([message]), timeout=10)
+        call = self.channel.stream_stream(path)(iter([message]), timeout=60)
         return await refusal(self._first(call))
 
     @staticmethod

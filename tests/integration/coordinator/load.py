@@ -51,7 +51,7 @@ class Load:
             told = "\n".join(map(str, [*history, *self.holds]))
             raise AssertionError("\n".join([*faults, f"seed {self.seed}; the whole history:", told]))
 
-    async def goes_on(self, answers: int = 5, seconds: float = 20) -> float:
+    async def goes_on(self, answers: int = 5, seconds: float = 100) -> float:
         """Wait until clients' calls of all kinds that are sent from now on are answered; returns how long it took."""
         began_s = time.monotonic()
 
@@ -197,7 +197,7 @@ async def load_on(addresses: Sequence[str], seed: int) -> AsyncIterator[Load]:
 
 async def _end(callers: Sequence[asyncio.Task[None]]) -> None:
     stuck: set[asyncio.Task[None]] = set(callers)
-    for _ in range(10):  # gRPC may answer a cancelled task with the failure of its call
+    for _ in range(60):  # gRPC may answer a cancelled task with the failure of its call
         for caller in stuck:
             caller.cancel()
         _, stuck = await asyncio.wait(callers, timeout=1)

@@ -56,7 +56,7 @@ def command_of(command: tuple[str, ...], coordinators: str, directory: Path) -> 
 
 
 def wait_ready(daemon: Daemon) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while '{"ready": true' not in daemon.log:
         assert time.monotonic() < deadline, daemon.log[-2000:]
         assert daemon.running, daemon.log[-2000:]
@@ -69,7 +69,7 @@ def cli(coordinators: str, *words: str) -> str:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ def etcdctl(etcd: str, *arguments: str) -> str:
         env={**os.environ, "ETCDCTL_API": "3"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     return done.stdout.strip()
@@ -40,7 +40,7 @@ async def test_an_operator_reads_and_edits_what_pd_would_have_written(start: Any
         await pd.update_service_gc_safe_point("gc_worker", NEVER_S, 80)
         await pd.update_gc_safe_point(47)
         stored = json.loads(value(etcd, f"{root}/safe_point/service/ticdc-a"))
-        assert abs(stored.pop("expired_at") - time.time() - 3600) < 20
+        assert abs(stored.pop("expired_at") - time.time() - 3600) < 200
         assert stored == {"service_id": "ticdc-a", "safe_point": 50}
         assert value(etcd, f"{root}/safe_point") == "2f"
         assert value(etcd, "/tidb/store/gcworker/saved_safe_point") == "50"
@@ -59,7 +59,7 @@ async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(start: A
     async with PdClient.open(first.address) as pd:
         await pd.bootstrap(a_store(), a_region())
         root = f"/pd/{pd.cluster_id}/gc"
-        await pd.update_service_gc_safe_point("ticdc-a", 60, 50)
+        await pd.update_service_gc_safe_point("ticdc-a", 600, 50)
     first.kill()
     service = f"{root}/safe_point/service/ticdc-a"
     stored = json.loads(value(etcd, service))
@@ -70,7 +70,7 @@ async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(start: A
     async with PdClient.open(second.address) as pd:
         minimum = await pd.update_service_gc_safe_point("gc_worker", NEVER_S, 80)
         assert (minimum.service_id, minimum.safe_point) == ("ticdc-a", 50)
-        assert 50 <= minimum.ttl_s <= 75
+        assert 500 <= minimum.ttl_s <= 615
 
 
 def test_an_unknown_compatibility_is_one_clear_error(refused: Any, tmp_path: Path) -> None:
