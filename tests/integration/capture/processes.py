@@ -21,6 +21,7 @@ from tests.ports import free_port
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LOOPBACK = "127.0.0.1:0"
 DRAIN_S = 120
+PATIENCE_S = 120
 
 
 class Daemon:
@@ -114,6 +115,18 @@ class Cluster:
 
     def stop(self) -> None:
         self._started.close()
+
+
+def patiently(call, *arguments, **named):
+    """As readers do: what is not available now is asked for again."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call(*arguments, **named)
+        except fl.FlightUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 @contextmanager

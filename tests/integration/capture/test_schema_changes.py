@@ -1,13 +1,14 @@
 """What a real TiDB wrote, DDLs and all, through captures with and without workers: the same rows and cuts."""
 
 import asyncio
+import time
 
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from tests.integration.capture.processes import Reader, running_cluster
+from tests.integration.capture.processes import Reader, patiently, running_cluster
 from tests.integration.tidb.history import load, txns
 from tests.unit.storage.tidb import vectors
 
@@ -27,19 +28,24 @@ def create(cluster, start_ts, **members):
     return cluster.api("CreateChangefeed", request).changefeed
 
 
+def one_cut(reader, start, end):
+    """Its DDLs, and the rows of each table."""
+    slices = reader.ask("plan", start=start, end=end)["slices"]
+    rows = {part["table"]: reader.read(start, end, part["table"]) for part in slices if part["rows"]}
+    return [ddl for ddl in reader.ask("describe", ts=start)["ddls"] if start < ddl["ts"] <= end], rows
+
+
 def read_all(cluster, start_ts, end_ts, *, kill_at=None):
     """Every cut up to `end_ts`: its end, the DDLs there, and the rows of each table."""
     reader, seen, at_ts = Reader(cluster, FEED), [], start_ts
     while at_ts < end_ts:
-        next_ts = reader.ask("latest", start=at_ts, wait_ms=5000)["ts"]
+        next_ts = patiently(reader.ask, "latest", start=at_ts, wait_ms=5000)["ts"]
         if next_ts == at_ts:
             continue
         end = min(next_ts, end_ts)
-        slices = reader.ask("plan", start=at_ts, end=end)["slices"]
-        rows = {part["table"]: reader.read(at_ts, end, part["table"]) for part in slices if part["rows"]}
-        ddls = [ddl for ddl in reader.ask("describe", ts=at_ts)["ddls"] if at_ts < ddl["ts"] <= end]
+        ddls, rows = patiently(one_cut, reader, at_ts, end)
         seen.append((end, ddls, rows))
-        reader.ask("ack", ts=end)
+        patiently(reader.ask, "ack", ts=end)
         at_ts = end
         if kill_at is not None and len(seen) == kill_at:
             cluster.capture.kill()
@@ -50,9 +56,18 @@ def read_all(cluster, start_ts, end_ts, *, kill_at=None):
 def followed(cluster, start_ts, end_ts, *, kill_at=None):
     made = create(cluster, start_ts, filter=["*.*", "!vec.part*"])
     seen = read_all(cluster, start_ts, end_ts, kill_at=kill_at)
-    shown = cluster.cli("changefeed", "query", "-c", FEED)
+    shown = replicating(cluster)
     cluster.api("RemoveChangefeed", pb.RemoveChangefeedRequest(id=FEED))
     return made, seen, shown
+
+
+def replicating(cluster):
+    """What a query shows once all tables are followed."""
+    deadline = time.monotonic() + 120
+    while True:
+        shown = cluster.cli("changefeed", "query", "-c", FEED)
+        if {table["state"] for table in shown["tables"]} == {"replicating"} or time.monotonic() > deadline:
+            return shown
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from server.capture.stages import STAGES
 from storage.tidb.column import Column
 from storage.tidb.record import encode_record
 from storage.tidb.schema import TableInfo
-from tests.integration.capture.processes import Reader, running_cluster
+from tests.integration.capture.processes import Reader, patiently, running_cluster
 
 tikv_client = pytest.importorskip("tikv_client")
 TABLES = [TableInfo.build(300 + n, f"t{n}", [Column.bigint("id"), Column.bigint("v")]) for n in range(4)]
@@ -64,15 +64,15 @@ class Feed:
 
     def resolved(self):
         """The end of a cut that holds all that was written."""
-        now, reached, deadline = self._cluster.now(), 0, time.monotonic() + 40
+        now, reached, deadline = self._cluster.now(), 0, time.monotonic() + 120
         while reached < now:
             assert time.monotonic() < deadline
-            reached = patiently(lambda: self.reader.ask("describe"))["resolved_ts"]
+            reached = patiently(self.reader.ask, "describe")["resolved_ts"]
         return reached
 
     def rows(self, end):
         """What the capture itself hands out, by table."""
-        return {name: patiently(lambda name=name: self.reader.read(self.start, end, name)) for name in NAMES}
+        return {name: patiently(self.reader.read, self.start, end, name) for name in NAMES}
 
     def check(self, end):
         for rows in self.rows(end).values():
@@ -93,17 +93,6 @@ def feed(shared_feed):
 
 def changes(rows):
     return [(row["_op"], row["id"], row["v"]) for row in rows.to_pylist()]
-
-
-def patiently(call):
-    """As readers do: what is not available now is asked for again."""
-    deadline = time.monotonic() + 40
-    while True:
-        try:
-            return call()
-        except fl.FlightUnavailableError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
 
 def workers(capture):
@@ -184,7 +173,7 @@ def test_a_worker_killed_while_rows_are_read_changes_no_range(cluster, feed):
     feed.write(10)
     after = feed.rows(middle)
     assert all(after[name].equals(before[name]) for name in NAMES)
-    assert patiently(lambda: feed.reader.read(feed.start, middle, first["table"], first["locations"][0])).equals(
+    assert patiently(feed.reader.read, feed.start, middle, first["table"], first["locations"][0]).equals(
         before[first["table"]]
     )
     feed.check(feed.resolved())
@@ -194,13 +183,13 @@ def test_a_worker_killed_while_rows_are_read_changes_no_range(cluster, feed):
 def test_acknowledging_reaches_all_workers_and_survives_their_death(cluster, feed):
     end = feed.resolved()
     feed.check(end)
-    assert patiently(lambda: feed.reader.ask("ack", ts=end)) == {"checkpoint_ts": end}
+    assert patiently(feed.reader.ask, "ack", ts=end) == {"checkpoint_ts": end}
     shown = cluster.cli("changefeed", "query", "-c", "many")
     assert shown["checkpoint_tso"] == end
     for pid in workers(cluster.capture).values():
         os.kill(pid, signal.SIGKILL)
     feed.start, feed.expected = end, []
-    assert patiently(lambda: feed.reader.read(end, feed.resolved(), NAMES[0])).num_rows == 0
+    assert patiently(feed.reader.read, end, feed.resolved(), NAMES[0]).num_rows == 0
     assert feed.reader.ask("describe")["checkpoint_ts"] == end
 
 
