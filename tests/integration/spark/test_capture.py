@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +15,9 @@ from server.demo.bank import ACCOUNTS, TRANSFERS
 from storage.tidb.record import encode_record
 from tests.integration.spark.cluster import changefeed, flight, write
 from tests.integration.spark.standalone import LIGHT
+from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 NOBODY = "grpc://127.0.0.1:1"
 
 
@@ -81,12 +81,6 @@ def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cl
     assert before == [None] * 1000 + [(20 * n + at, n) for n in range(10) for at in range(20)]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def daemon(directory, name, *arguments):
     """A daemon of Spark's standalone cluster."""
@@ -100,7 +94,7 @@ def daemon(directory, name, *arguments):
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(200)
 
 
 def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_path):
@@ -120,7 +114,7 @@ def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_pa
             input=json.dumps(given),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=280,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-3000:]
