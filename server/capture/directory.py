@@ -21,7 +21,7 @@ def lock(directory: Path) -> Iterator[str]:
     """Own `directory` for the block; yields the capture id kept in it, a new one the first time.
 
     Raises:
-        DataDirError: it cannot be written, or another process owns it.
+        DataDirError: it cannot be written, another process owns it, or what is kept in it is no id.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,12 @@ def lock(directory: Path) -> Iterator[str]:
 
 def _identity(path: Path) -> str:
     if path.exists():
-        return str(uuid.UUID(path.read_text(encoding="ascii").strip()))
+        try:
+            return str(uuid.UUID(path.read_text(encoding="ascii").strip()))
+        except ValueError as err:
+            raise DataDirError(
+                f"{path} holds no capture id: {err}; remove it, and the capture takes a new one"
+            ) from err
     identity = str(uuid.uuid4())
     path.write_text(identity + "\n", encoding="ascii")
     return identity
