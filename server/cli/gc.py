@@ -1,13 +1,12 @@
 """`tidemark cli gc …`: the group, and `gc safepoint`: the safe points as PD's `/pd/api/v1/gc/safepoint` says them."""
 
 import argparse
-import json
 from typing import Any
 
 from server.cli import gc_config, gc_explain, gc_ranges, gc_run, gc_status
 from server.cli.output import Output
 from server.cli.remote import Remote
-from server.cli.service_safepoint import stored_safe_points
+from server.cli.service_safepoint import safe_points
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
@@ -23,13 +22,11 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:
     """The GC safe point, and all service safe points, smallest first."""
-    gc_safe_point, pairs = await stored_safe_points(remote)
-    services = sorted((json.loads(pair.value) for pair in pairs), key=lambda service: int(service["safe_point"]))
-    least = services[0]["safe_point"] if services else 0
+    found = await safe_points(remote)
     return Output(
         {
-            "gc_safe_point": gc_safe_point,
-            "min_service_gc_safe_point": least,
-            "service_gc_safe_points": services,
+            "gc_safe_point": found["gc_safe_point"],
+            "min_service_gc_safe_point": found.get("min_service_gc_safe_point", 0),
+            "service_gc_safe_points": found["service_gc_safe_points"],
         }
     )

@@ -45,7 +45,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def list_services(remote: Remote, _: argparse.Namespace) -> Output:
     """All service safe points; the document has the shape of PD's HTTP API."""
-    document = await _safe_points(remote)
+    document = await safe_points(remote)
     now_s = int(time.time())
     rows = [
         {
@@ -65,7 +65,7 @@ async def delete_service(remote: Remote, arguments: argparse.Namespace) -> Outpu
     service_id: str = arguments.service_id
     if service_id == "gc_worker":
         raise ServiceFixedError("gc_worker is GC itself and cannot be deleted; see `tidemark cli gc status`")
-    known = {service["service_id"]: service for service in (await _safe_points(remote))["service_gc_safe_points"]}
+    known = {service["service_id"]: service for service in (await safe_points(remote))["service_gc_safe_points"]}
     if service_id not in known:
         raise ServiceUnknownError(f"there is no service {service_id!r}; see `tidemark cli service-gc-safepoint`")
     if known[service_id]["expired_at"] < int(time.time()):
@@ -91,15 +91,11 @@ async def delete_service(remote: Remote, arguments: argparse.Namespace) -> Outpu
 _TOTALS = ("min_service_gc_safe_point", "gc_safe_point")
 
 
-async def stored_safe_points(remote: Remote) -> tuple[int, list[KeyValue]]:
-    """The GC safe point, and the records of the services' safe points, the lapsed ones too."""
+async def safe_points(remote: Remote) -> dict[str, Any]:
+    """All safe points in the shape of PD's HTTP API: the lapsed ones, too, but the minimum is of those that hold."""
     async with remote.coordinator() as pd, remote.metadata() as meta:
         gc_safe_point = await pd.gc_safe_point()
-        return gc_safe_point, list(await meta.get_prefix(f"/pd/{pd.cluster_id}/gc/safe_point/service/".encode()))
-
-
-async def _safe_points(remote: Remote) -> dict[str, Any]:
-    gc_safe_point, pairs = await stored_safe_points(remote)
+        pairs = await meta.get_prefix(f"/pd/{pd.cluster_id}/gc/safe_point/service/".encode())
     services = sorted(map(_service, pairs), key=lambda service: (service["safe_point"], service["service_id"]))
     now_s = int(time.time())
     live = [service["safe_point"] for service in services if service["expired_at"] >= now_s]
