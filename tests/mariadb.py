@@ -143,6 +143,8 @@ class MariaDb:
                 return list(cursor.fetchall())
         finally:
             connection.close()
+            if any(statement.startswith("XA PREPARE") for statement in statements):
+                self._wait_gone(connection.thread_id())
 
     def database(self, prefix: str = "t") -> str:
         """Create a database nobody else uses; its name."""
@@ -165,6 +167,13 @@ class MariaDb:
         ((position,),) = primary.execute("SELECT @@gtid_binlog_pos")
         ((reached,),) = self.execute(f"SELECT MASTER_GTID_WAIT('{position}', {timeout_s})")
         assert reached == 0, f"the replica did not reach {position}\n{self._log_end()}"
+
+    def _wait_gone(self, session: int) -> None:
+        """Until what a session has prepared can be ended by others: for a moment after its end it is not known."""
+        deadline = time.monotonic() + READY_S
+        while self.execute(f"SELECT id FROM information_schema.processlist WHERE id = {session}"):
+            assert time.monotonic() < deadline, f"session {session} does not end"
+            time.sleep(0.01)
 
     def _log_end(self) -> str:
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""

@@ -70,7 +70,7 @@ class ClusterSource(threading.Thread):
     def opened(self) -> "ClusterSource":
         """Begin; raises what it fails with, as every other call."""
         self.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(120)
         if self._failure is not None:
             self.stop()
         return self
@@ -121,7 +121,7 @@ class ClusterSource(threading.Thread):
             raise self._failure
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(self._done(work), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(self._done(work), self._loop).result(200)
 
     async def _done(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -250,7 +250,7 @@ class ClusterSource(threading.Thread):
         keys = sorted(writes)
         await self._binlogs.prewrite(written, start_ts)
         mutations = [_mutation(key, writes[key]) for key in keys]
-        await self._kv.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=60_000)
+        await self._kv.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=600_000)
         commit_ts = await self._commit_primary(keys[0], start_ts)
         await self._kv.commit(keys, start_ts, commit_ts)
         await self._binlogs.commit(written, start_ts, commit_ts)

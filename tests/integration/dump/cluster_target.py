@@ -19,7 +19,7 @@ class ClusterTarget:
         self._source = source
         self._reader = Reader(cluster, changefeed)
 
-    def follow(self, until: Callable[[], bool], limit_s: float = 120.0) -> None:
+    def follow(self, until: Callable[[], bool], limit_s: float = 200.0) -> None:
         """Read until something is so; a capture may be away meanwhile."""
         deadline, problem = time.monotonic() + limit_s, ""
         while not until():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 from pymysql.cursors import Cursor
@@ -16,7 +17,7 @@ from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb
 
 Rows = dict[Any, dict[str, Any]]
-WAIT_S = 40.0
+WAIT_S = 200.0
 
 
 async def acknowledge(meta: EtcdMeta, feed: Feed) -> None:
@@ -92,6 +93,11 @@ async def churn(mariadb: MariaDb, name: str, stop: asyncio.Event, most: int) -> 
         connection.close()
 
     await asyncio.to_thread(run)
+
+
+async def hurry(meta: EtcdMeta, job: Job) -> None:
+    """Let a slow dump, which had to be under way when something happened, come to its end."""
+    await DumpRecords(meta, "feed").put_job(job, replace(job, rows_per_s=0))
 
 
 @asynccontextmanager

@@ -68,7 +68,7 @@ class Target:
         self.at = start_ts
         self._reader = Reader(cluster, "shop")
 
-    def follow(self, until: Any, limit_s: float = 60.0) -> None:
+    def follow(self, until: Any, limit_s: float = 150.0) -> None:
         deadline = time.monotonic() + limit_s
         while not until():
             assert time.monotonic() < deadline, "not reached"
@@ -105,7 +105,7 @@ def dump(cluster: Cluster, verb: str, *more: str) -> dict[str, Any]:
 
 def wait_ahead(cluster: Cluster) -> None:
     """Until rows were read that no reader has acknowledged."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         status = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}["shop.orders"]
         if status["rows_read"] > status["rows_done"]:

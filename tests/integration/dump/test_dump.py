@@ -22,6 +22,7 @@ from tests.integration.dump.dumping import (
     applied,
     churn,
     dumped_while,
+    hurry,
     over,
     progress,
     source,
@@ -84,7 +85,8 @@ async def test_ddl_and_faults_meet_their_own_table_only(mariadb: MariaDb, meta: 
     for name in names.values():
         mariadb.execute(f"USE {database}", f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_6000")
     async with following(mariadb.uri, meta, f"{database}.*") as feed:
-        await start(meta, where={names["refused"]: "no_such_column > 1", names["plain"]: "id > 100"}, rows_per_s=4000)
+        where = {names["refused"]: "no_such_column > 1", names["plain"]: "id > 100"}
+        job = await start(meta, where=where, rows_per_s=1000)
         await until(meta, feed, lambda found: any(each.rows > 0 for each in found.values()))
         mariadb.execute(
             f"ALTER TABLE {names['altered']} ADD COLUMN more VARCHAR(9) DEFAULT 'x' FIRST, MODIFY version BIGINT",
@@ -93,6 +95,7 @@ async def test_ddl_and_faults_meet_their_own_table_only(mariadb: MariaDb, meta: 
             f"INSERT INTO {names['truncated']} VALUES (1, 7)",
             f"DROP TABLE {names['dropped']}",
         )
+        await hurry(meta, job)
         found = await until(meta, feed, over)
         assert {kind: found[name].state for kind, name in names.items()} == {
             "altered": TableState.DONE,
@@ -204,7 +207,7 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
         return True  # a probe of the lag in front of the first round would wait, too
 
     monkeypatch.setattr(Marks, "looked", looked)
-    flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=60000")
+    flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=600000")
     with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
         server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF", "CREATE DATABASE shop", *watermark.CREATE)
         server.execute("CREATE TABLE shop.t (id INT PRIMARY KEY, version INT)", "INSERT INTO shop.t VALUES (1, 1)")
@@ -247,7 +250,7 @@ async def test_a_compressed_log_and_a_dump_miss_nothing(meta: EtcdMeta) -> None:
             await feed.until(lambda: applied(feed, "shop.t") == source(server, "shop.t", ("id", "version", "name")))
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 async def test_whatever_is_cut_off_in_between_is_read_again(mariadb: MariaDb, meta: EtcdMeta) -> None:
     """The process ends at any moment, again and again, under churn, and begins at a checkpoint behind the reader."""
     chance = random.Random(20261121)

@@ -9,7 +9,7 @@ from server.dump.job import DumpRecords, Job
 from server.dump.progress import TableState
 from server.puller.mysql.errors import RowsMovedError
 from storage.meta.client import EtcdMeta
-from tests.integration.dump.dumping import Rows, churn, over, source, start, until
+from tests.integration.dump.dumping import Rows, churn, hurry, over, source, start, until
 from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb
 
@@ -57,7 +57,7 @@ async def test_rows_that_go_and_come_with_partitions_begin_the_table_anew(mariad
     async with following(mariadb.uri, meta, f"{database}.t") as feed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(churn(mariadb, name, stop, ROWS))
-            await start(meta, rows_per_s=4000)
+            job = await start(meta, rows_per_s=500)
             for statement in (
                 "TRUNCATE PARTITION a",
                 f"EXCHANGE PARTITION b WITH TABLE {database}.other",
@@ -66,6 +66,7 @@ async def test_rows_that_go_and_come_with_partitions_begin_the_table_anew(mariad
             ):
                 await until(meta, feed, lambda found: any(each.rows_read > 0 for each in found.values()))
                 mariadb.execute(f"ALTER TABLE {name} {statement}")
+            await hurry(meta, job)
             found = await until(meta, feed, over)
             stop.set()
         assert found[name].state is TableState.DONE
@@ -91,7 +92,7 @@ async def test_a_table_that_is_done_is_emptied_only_once_somebody_asks_for_its_r
             found = await until(meta, feed, over)
             assert (found[name].state, found[name].rows) == (TableState.DONE, ROWS)
             mariadb.execute(f"ALTER TABLE {name} TRUNCATE PARTITION a", f"INSERT INTO {name} VALUES (1, 1, 'one')")
-            await asyncio.wait_for(asyncio.wait([feed.task]), 60)
+            await asyncio.wait_for(asyncio.wait([feed.task]), 200)
     await records.put_job(job, Job("job 2", tables=(name,)))
     async with following(mariadb.uri, meta, f"{database}.*", start_ts=start_ts, tables=tables) as feed:
         await until(meta, feed, over)
@@ -113,7 +114,7 @@ async def test_a_new_table_that_has_rows_is_copied_or_refused(mariadb: MariaDb, 
         async with following(mariadb.uri, meta, made) as feed:
             start_ts = feed.start_ts
             mariadb.execute(statement.format(database))
-            await asyncio.wait_for(asyncio.wait([feed.task]), 60)
+            await asyncio.wait_for(asyncio.wait([feed.task]), 200)
     await start(meta, tables=(made,))
     async with following(mariadb.uri, meta, made, start_ts=start_ts, tables=[]) as feed:
         await until(meta, feed, lambda found: made in found and over(found))

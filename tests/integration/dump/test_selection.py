@@ -16,7 +16,7 @@ from tests.integration.capture.processes import COMMAND, Cluster, running_cluste
 from tests.integration.mysql.lake import Lake
 from tests.mariadb import MariaDb, running_mariadb
 
-WAIT_S = 90.0
+WAIT_S = 200.0
 BIG = 30_000
 
 

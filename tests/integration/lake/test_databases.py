@@ -7,6 +7,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.jdbc import manifest
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.target import TargetUri
@@ -113,15 +114,16 @@ def test_two_jobs_on_one_changefeed_are_told_apart(changefeed, database):
         pass
 
 
-def test_a_job_begins_when_the_one_before_it_has_really_ended(changefeed, database):
+def test_a_job_begins_when_the_one_before_it_has_really_ended(changefeed, database, monkeypatch):
     """A server may hold the lock of a client that is gone for a moment more."""
+    monkeypatch.setattr(manifest, "_ENDING_S", 60.0)
     target = database_of(TargetUri.parse(database))
     before = ExitStack()
     before.enter_context(DatabaseManifest.opened(target, "bank"))
     ending = threading.Timer(0.3, before.close)
     ending.start()
-    with DatabaseManifest.opened(target, "bank") as manifest:
-        assert manifest.last is None
+    with DatabaseManifest.opened(target, "bank") as opened:
+        assert opened.last is None
     ending.join()
 
 

@@ -1,5 +1,6 @@
 """Targets follow their upstream's schemas, each DDL a barrier; a crash at any barrier changes nothing."""
 
+import itertools
 from datetime import date, datetime
 from decimal import Decimal
 
@@ -21,6 +22,8 @@ from tests.integration.lake.evolving import EvolvingFeed
 from tests.integration.lake.test_databases import rows
 
 pytestmark = pytest.mark.timeout(400)
+
+_numbers = itertools.count(1)
 
 
 class Killed(BaseException):
@@ -83,7 +86,7 @@ def opened_place(request, tmp_path):
     if request.param in ("delta", "iceberg"):
         return Directory(request.getfixturevalue("spark"), request.param, tmp_path)
     if request.param == "postgresql":
-        return Database(request.getfixturevalue("postgres").create(f"evolving{id(request)}"))
+        return Database(request.getfixturevalue("postgres").create(f"evolving{next(_numbers)}"))
     mariadb = request.getfixturevalue("mariadb")
     mariadb.execute("DROP DATABASE IF EXISTS bank")
     return Database(f"{mariadb.uri}/{mariadb.database('lake')}")

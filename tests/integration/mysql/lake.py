@@ -15,7 +15,7 @@ class Lake:
         self.at_ts = start_ts
         self.ddls: list[str] = []
 
-    def follow(self, is_complete: Any, limit_s: float = 40.0) -> None:
+    def follow(self, is_complete: Any, limit_s: float = 200.0) -> None:
         """Read and acknowledge cuts until it says so."""
         deadline = time.monotonic() + limit_s
         while not is_complete(self.tables):

@@ -23,7 +23,7 @@ from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.span import Span
 
-WAIT_S = 20.0
+WAIT_S = 200.0
 Row = dict[str, Any]
 
 

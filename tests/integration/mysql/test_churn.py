@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import Any
 
 import pymysql
@@ -93,5 +94,6 @@ def disturb(server: MariaDb, dice: random.Random) -> None:
             cursor.execute("SELECT SLEEP(%s)", (dice.uniform(0.05, 0.3),))
             cursor.execute("SELECT id FROM information_schema.processlist WHERE command = 'Binlog Dump'")
             for (number,) in cursor.fetchall():
-                cursor.execute(dice.choice([f"KILL {number}", "FLUSH LOGS"]))
+                with suppress(pymysql.OperationalError):  # it has ended by itself
+                    cursor.execute(dice.choice([f"KILL {number}", "FLUSH LOGS"]))
     connection.close()

@@ -238,4 +238,4 @@ def purge(server: MariaDb, to: str) -> None:
 
 async def ended(feed: Feed) -> None:
     """Wait until the puller has failed."""
-    await asyncio.wait_for(asyncio.wait([feed.task]), 40)
+    await asyncio.wait_for(asyncio.wait([feed.task]), 200)

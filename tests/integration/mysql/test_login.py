@@ -29,13 +29,13 @@ def server() -> Iterator[int]:
         thread = threading.Thread(target=_serve, args=(listener,), daemon=True)
         thread.start()
         yield int(listener.getsockname()[1])
-    thread.join(10)
+    thread.join(60)
 
 
 def _serve(listener: socket.socket) -> None:
     client, _ = listener.accept()
     with client:
-        client.settimeout(10)
+        client.settimeout(60)
         client.sendall(_packet(0, GREETING + PLUGIN))
         number = 1
         for answer in (ASKS_FOR_THE_PASSWORD, PUBLIC_KEY):
