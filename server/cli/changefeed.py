@@ -12,6 +12,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from server.cli import dump
 from server.cli.changefeed_view import detail, summary
 from server.cli.confirm import add_yes, confirm
+from server.cli.number import timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
@@ -73,8 +74,16 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--ignore-ineligible-table", action="store_true", help="leave out tables that match, but cannot be replicated"
     )
-    create.add_argument("--start-ts", type=int, default=0, help="replicate what is committed after it (default: now)")
-    create.add_argument("--target-ts", type=int, default=0, help="replicate up to it (default: without end)")
+    create.add_argument(
+        "--start-ts",
+        type=timestamp,
+        default=0,
+        metavar="TSO",
+        help="replicate what is committed after it (default: now)",
+    )
+    create.add_argument(
+        "--target-ts", type=timestamp, default=0, metavar="TSO", help="replicate up to it (default: without end)"
+    )
     add_yes(create, "do not ask when the start lies more than a day back")
     create.set_defaults(command=create_changefeed)
 
@@ -180,8 +189,8 @@ async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 
 def ts_or_now(text: str) -> int | str:
-    """A timestamp, or `now`; raises ValueError."""
-    return _NOW if text == _NOW else int(text)
+    """A timestamp, or `now`; raises ArgumentTypeError."""
+    return _NOW if text == _NOW else timestamp(text)
 
 
 def read_tables(path: str) -> list[pb.Table]:

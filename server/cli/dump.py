@@ -10,6 +10,7 @@ from typing import Any
 from tidemarkpb.v1 import dump_pb2 as pb
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
+from server.cli.number import byte_count, count
 from server.cli.output import Output, plain, table
 from server.cli.remote import CALL_S, Remote
 from storage.model.errors import InvalidError
@@ -87,15 +88,13 @@ def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
         metavar="SCHEMA.TABLE=N",
         help="with * and ?; tables of the greatest number are read first, those without have 0",
     )
+    verb.add_argument("--rows-per-second", type=count, default=default, help="rows read at most; 0: as the log lets it")
     verb.add_argument(
-        "--rows-per-second", type=_count, default=default, help="rows read at most; 0: as the log lets it"
-    )
-    verb.add_argument(
-        "--bytes-per-second", type=_count, default=default, help="bytes read at most; 0: as the log lets it"
+        "--bytes-per-second", type=byte_count, default=default, help="bytes read at most; 0: as the log lets it"
     )
     unsaid = "as before" if default is None else 4
     verb.add_argument(
-        "--parallel", type=_count, default=default, help=f"chunks read at a time, at most 16 (default: {unsaid})"
+        "--parallel", type=count, default=default, help=f"chunks read at a time, at most 16 (default: {unsaid})"
     )
 
 
@@ -147,13 +146,6 @@ def _priority(text: str) -> tuple[str, int]:
     if not equals or "." not in name or not _NUMBER.fullmatch(number.strip()):
         raise PriorityError(f"--priority {text!r} is not of the form SCHEMA.TABLE=N, N a number of at most six digits")
     return name, int(number)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
 
 
 def _output(answer: Any) -> Output:

@@ -8,6 +8,7 @@ from tidemarkpb.v1 import explain_pb2 as pb
 from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
 
 from gcsafepoint.explain.document import span
+from server.cli.number import count
 from server.cli.output import Output, plain
 from server.cli.remote import CALL_S, Remote
 
@@ -25,7 +26,7 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         metavar="remove=NAME[,NAME…]",
         help="what GC would wait for without these services or changefeeds; nothing is changed",
     )
-    verb.add_argument("--limit", type=int, default=10, help="blockers to show, the lowest first (default: 10)")
+    verb.add_argument("--limit", type=count, default=10, help="blockers to show, the lowest first (default: 10)")
     verb.set_defaults(command=explain)
 
 

@@ -10,6 +10,7 @@ from tidemarkpb.v1 import gc_pb2
 from gcsafepoint.worker import history
 from server.cli.gc_leader import add_address, gc_leader, gc_records
 from server.cli.gc_round import COLUMNS, document, has_ended, line
+from server.cli.number import count
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
@@ -39,7 +40,7 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     add_address(run)
     run.set_defaults(command=run_round)
     past = verbs.add_parser("history", help=f"the last rounds, at most {history.KEPT}", parents=[shared])
-    past.add_argument("-n", "--limit", type=int, default=20, help="how many (default: 20)")
+    past.add_argument("-n", "--limit", type=count, default=20, help="how many (default: 20)")
     past.set_defaults(command=show_history)
 
 

@@ -11,8 +11,8 @@ from tidemarkpb.v1.pump_pb2_grpc import PumpServiceStub
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
 from server.rpc.client import connect
-from storage.meta.meta import Meta
-from storage.model.errors import NotFoundError
+from storage.meta.meta import KeyValue, Meta
+from storage.model.errors import CorruptError, NotFoundError
 
 _PREFIX = b"/tidb-binlog/v1/"
 _STATES = ("online", "pausing", "paused", "closing", "offline")
@@ -57,7 +57,7 @@ async def list_nodes(remote: Remote, arguments: argparse.Namespace) -> Output:
     """All registered pumps, or drainers."""
     async with remote.metadata() as meta:
         pairs = await meta.get_prefix(_PREFIX + arguments.kind.encode() + b"/")
-    return Output([json.loads(pair.value) for pair in pairs], _COLUMNS)
+    return Output([_parsed(pair) for pair in pairs], _COLUMNS)
 
 
 async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -85,7 +85,16 @@ async def _entry(meta: Meta, kind: str, node_id: str) -> dict[str, Any]:
     pair = await meta.get(_key(kind, node_id))
     if pair is None:
         raise NodeUnknownError(f"{node_id} is none of the registered ones; see `tidemark cli pump {kind}`")
-    entry: dict[str, Any] = json.loads(pair.value)
+    return _parsed(pair)
+
+
+def _parsed(pair: KeyValue) -> dict[str, Any]:
+    try:
+        entry: Any = json.loads(pair.value)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or "host" not in entry:
+        raise CorruptError(f"{pair.key!r} holds {pair.value!r}, which is no registry entry; correct it with etcdctl")
     return entry
 
 

@@ -4,9 +4,10 @@ import argparse
 from typing import Any
 
 from gcsafepoint.explain.document import time_of
+from server.cli.number import timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
-from storage.model.ts import MAX_TS, logical, physical_ms
+from storage.model.ts import logical, physical_ms
 
 _QUERY = "query"
 
@@ -22,15 +23,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 def ts_or_query(text: str) -> int | str:
     """`query`, or a timestamp in decimal or 0x hexadecimal; raises ArgumentTypeError."""
-    if text == _QUERY:
-        return text
-    try:
-        ts = int(text, 0)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither `query` nor a number") from None
-    if not 0 <= ts <= MAX_TS:
-        raise argparse.ArgumentTypeError(f"{text} does not fit into 64 bits")
-    return ts
+    return text if text == _QUERY else timestamp(text)
 
 
 async def show_tso(remote: Remote, arguments: argparse.Namespace) -> Output:

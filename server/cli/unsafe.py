@@ -7,6 +7,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from gcsafepoint.explain.document import time_of
 from server.cli.confirm import add_yes, confirm
+from server.cli.number import timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.lock_resolver import LockResolver
@@ -26,7 +27,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     verbs = group.add_subparsers(required=True, metavar="VERB")
     verb = verbs.add_parser("resolve-lock", help="end the transaction that holds a lock", parents=[shared])
     verb.add_argument("--key", type=hexadecimal, required=True, help="the locked key, raw, in hexadecimal")
-    verb.add_argument("--start-ts", type=int, required=True, help="the transaction")
+    verb.add_argument("--start-ts", type=timestamp, required=True, metavar="TSO", help="the transaction")
     verb.add_argument("--dry-run", action="store_true", help="only show the lock")
     add_yes(verb)
     verb.set_defaults(command=resolve_lock)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from server.cli.number import count, timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.tikv import KvClient
@@ -32,12 +33,12 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     )
     command.add_argument("-c", "--changefeed-id", "--changefeed", dest="changefeed", required=True, help="whose lake")
     command.add_argument("--table", metavar="SCHEMA.TABLE", help="only this one (default: all)")
-    command.add_argument("--at", type=int, metavar="TSO", help="the newest cut up to it (default: the newest)")
+    command.add_argument("--at", type=timestamp, metavar="TSO", help="the newest cut up to it (default: the newest)")
     command.add_argument(
         "--repair", action="store_true", help="write rows that differ anew; the lake's job must be stopped"
     )
     command.add_argument("--dry-run", action="store_true", help="only say what --repair would do")
-    command.add_argument("--limit", type=int, default=1000, help="differences told per table (default: %(default)s)")
+    command.add_argument("--limit", type=count, default=1000, help="differences told per table (default: %(default)s)")
     command.set_defaults(command=run_verify)
 
 
@@ -65,7 +66,7 @@ async def _compared(remote: Remote, arguments: argparse.Namespace) -> "Report":
     from server.verify.upstream.upstream import Cluster
     from server.verify.verify import Request, verify
 
-    wish = Wish(max(arguments.limit, 0), arguments.repair, arguments.dry_run)
+    wish = Wish(arguments.limit, arguments.repair, arguments.dry_run)
     request = Request(arguments.changefeed, arguments.table, arguments.at, wish)
     async with (
         remote.coordinator() as pd,

@@ -1,13 +1,16 @@
 import io
 import json
+import re
 
 import pytest
 
-from server.cli import cli
+from server.cli import cli, pumps
 from server.cli.changefeed import TablesFileError, read_tables
 from server.cli.confirm import NotConfirmedError
 from server.cli.output import Output
 from server.cli.remote import CaptureUnavailableError
+from storage.meta.meta import KeyValue
+from storage.model.errors import CorruptError
 
 NOBODY = "127.0.0.1:1"
 
@@ -65,6 +68,34 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.run(arguments)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["changefeed", "create", "-c", "a", "--sink-uri", "delta:///x", "--start-ts", "-5"],
+        ["changefeed", "create", "-c", "a", "--sink-uri", "delta:///x", "--target-ts", str(1 << 64)],
+        ["changefeed", "resume", "-c", "a", "--yes", "--overwrite-checkpoint-ts", "-1"],
+        ["changefeed", "dumpstart", "-c", "a", "--rows-per-second", "-1"],
+        ["changefeed", "dumpupdate", "-c", "a", "--parallel", str(1 << 40)],
+        ["unsafe", "resolve-lock", "--key", "00", "--start-ts", "0x1g"],
+        ["verify", "-c", "a", "--at", "soon"],
+        ["gc", "history", "-n", "-1"],
+        ["tso", str(1 << 64)],
+    ],
+)
+def test_numbers_that_do_not_fit_are_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.run(arguments)
+    assert caught.value.code == 2
+    assert re.search("is not (a number|between 0 and)", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"[]", b"5", b'{"nodeId": "a"}'])
+def test_a_registry_entry_that_is_none_is_named(value):
+    pair = KeyValue(b"/tidb-binlog/v1/pumps/a", value, 1, 1, 1)
+    with pytest.raises(CorruptError, match=r"pumps/a.*, which is no registry entry"):
+        pumps._parsed(pair)
 
 
 def test_a_timestamp_to_resume_from_is_a_number_or_now():

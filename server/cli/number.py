@@ -1,0 +1,34 @@
+"""Numbers as flags take them: what is none, or does not fit where it is sent, is wrong usage."""
+
+import argparse
+from typing import Final
+
+from storage.model.ts import MAX_TS
+
+_COUNT_MAX: Final = (1 << 31) - 1
+_BYTES_MAX: Final = (1 << 63) - 1
+
+
+def timestamp(text: str) -> int:
+    """A TSO, in decimal or 0x hexadecimal; raises ArgumentTypeError."""
+    return _number(text, MAX_TS)
+
+
+def count(text: str) -> int:
+    """How many of something, 0 to 2^31 - 1; raises ArgumentTypeError."""
+    return _number(text, _COUNT_MAX)
+
+
+def byte_count(text: str) -> int:
+    """How many bytes, 0 to 2^63 - 1; raises ArgumentTypeError."""
+    return _number(text, _BYTES_MAX)
+
+
+def _number(text: str, most: int) -> int:
+    try:
+        number = int(text, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {most}")
+    return number
