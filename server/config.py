@@ -26,9 +26,9 @@ class ConfigError(InvalidError):
     code = "ErrConfigInvalid"
 
 
-def setting(default: Any, help_text: str) -> Any:
-    """A dataclass field with its one-line description (unit, source)."""
-    return dataclasses.field(default=default, metadata={"help": help_text})
+def setting(default: Any, help_text: str, *, least: float = 0) -> Any:
+    """A dataclass field with its one-line description (unit, source); `least` is for numbers."""
+    return dataclasses.field(default=default, metadata={"help": help_text, "least": least})
 
 
 def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
@@ -55,7 +55,8 @@ def load(
     """Fill `section` from `document[name]`, the environment and the flags, the later winning.
 
     Raises:
-        ConfigError: unknown keys (with the nearest known one) or values of the wrong type; all of them at once.
+        ConfigError: unknown keys (with the nearest known one), values of the wrong type, or numbers that are too small;
+        all of them at once.
     """
     fields = {field.name: field for field in dataclasses.fields(section)}  # type: ignore[arg-type]  # a dataclass, which no type says
     faults: list[str] = []
@@ -120,10 +121,10 @@ def _kebab(name: str) -> str:
 
 
 def _unknown(shown: str, key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    return (
-        f"unknown configuration key {shown}, did you mean {near[0]}?" if near else f"unknown configuration key {shown}"
-    )
+    spelt = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), spelt, n=1, cutoff=0.0)
+    meant = f", did you mean {spelt[near[0]]}?" if near else ""
+    return f"unknown configuration key {shown}{meant}"
 
 
 def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
@@ -134,7 +135,7 @@ def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
         if wanted is tuple:
             return _texts(value)
         if isinstance(value, str) or type(value) is wanted or (wanted is float and type(value) is int):
-            return wanted(value)
+            return _bounded(field, wanted(value), faults)
     except (ValueError, OverflowError):
         pass
     faults.append(f"{_kebab(field.name)} must be {_TYPE_NAMES[wanted]}, not {value!r}")
@@ -148,6 +149,14 @@ _TYPE_NAMES = {
     str: "a string",
     tuple: "a list of strings",
 }
+
+
+def _bounded(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
+    least = field.metadata.get("least", 0)
+    if isinstance(value, int | float) and not value >= least:  # NaN is none of these
+        faults.append(f"{_kebab(field.name)} must be at least {least:g}, not {value!r}")
+        return field.default
+    return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:

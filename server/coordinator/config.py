@@ -19,5 +19,7 @@ class CoordinatorConfig:
         256 << 20, "embedded metadata: bytes of keys and values; puts beyond are refused"
     )
     gc_compat: str = setting("classic", "answers to old GC calls: classic (the true minimum) or pd-9 (PD since 2025)")
-    leader_lease: int = setting(3, "seconds after which others may lead when this leader is gone (PD: leader-lease)")
+    leader_lease: int = setting(
+        3, "seconds after which others may lead when this leader is gone (PD: leader-lease)", least=1
+    )
     cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")

@@ -44,7 +44,7 @@ class GCWorkerConfig:
     advertise_addr: str = setting("", "host:port where the command line finds the leader; empty: the one listened on")
     http_addr: str = setting("127.0.0.1:8392", "address of /metrics, /healthz and /readyz")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
-    tick_seconds: float = setting(60.0, "seconds between looks at the leadership and at what is due")
+    tick_seconds: float = setting(60.0, "seconds between looks at the leadership and at what is due", least=0.001)
     lease_seconds: float = setting(120.0, "seconds a leader leads without renewing; at least 2, and two ticks")
     min_gc_time: str = setting(
         "10m0s", "shortest life time and run interval that may be set, as TiDB's; less only where nobody reads history"

@@ -25,7 +25,7 @@ class StoreConfig:
     split_keys: str = setting(
         _DEMO_SPLIT_KEYS, "user keys in hex, comma-separated, where the first regions of a new cluster begin"
     )
-    gc_poll_interval: float = setting(60.0, "seconds between two looks at the GC safepoint")
+    gc_poll_interval: float = setting(60.0, "seconds between two looks at the GC safepoint", least=0.001)
     gc_max_write_bytes_per_sec: int = setting(
         0, "bytes of deletes GC may write per second, 0: no limit; changed online by ModifyTikvConfig"
     )
@@ -36,16 +36,20 @@ class StoreConfig:
     region_merge_size: int = setting(20 << 20, "neighbours of this many bytes together become one region, 0: never")
     split_merge_interval: float = setting(3600.0, "seconds a region must be unchanged before it may be merged")
     share_regions: bool = setting(default=True, help_text="give empty regions to stores that serve fewer")
-    region_check_interval: float = setting(10.0, "seconds between two looks at the sizes of regions")
-    heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator")
+    region_check_interval: float = setting(10.0, "seconds between two looks at the sizes of regions", least=0.001)
+    heartbeat_interval: float = setting(5.0, "seconds between two reports to the coordinator", least=0.001)
     wait_for_lock_timeout: float = setting(1.0, "seconds a pessimistic lock request waits in the store at most")
-    resolved_ts_interval: float = setting(0.2, "seconds between two resolved timestamps of the change feed")
+    resolved_ts_interval: float = setting(
+        0.2, "seconds between two resolved timestamps of the change feed", least=0.001
+    )
     feed_buffer_bytes: int = setting(64 << 20, "bytes of changes one feed connection may lag before it is cut")
     feed_memory_bytes: int = setting(512 << 20, "bytes of changes all feed connections may lag together")
     feed_scan_bytes_per_sec: int = setting(
         128 << 20, "bytes of changes that scans of feeds send per second, 0: no limit"
     )
-    read_threads: int = setting(2, "threads for reads; scans of change feeds and GC have one of their own each")
+    read_threads: int = setting(
+        2, "threads for reads; scans of change feeds and GC have one of their own each", least=1
+    )
     write_buffer_bytes: int = setting(16 << 20, "bytes LevelDB keeps in memory before it writes a table")
 
     def first_split_keys(self) -> list[bytes]:

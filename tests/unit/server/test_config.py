@@ -21,6 +21,7 @@ class Example:
     ratio: float = setting(0.5, "how much")
     sync: bool = setting(True, "whether")
     conf: tuple[str, ...] = setting((), "may be repeated")
+    every_s: float = setting(1.0, "seconds between two looks", least=0.001)
 
 
 def loaded(
@@ -52,6 +53,20 @@ def test_an_unknown_key_names_the_nearest(key: str) -> None:
 def test_all_faults_are_named_at_once() -> None:
     with pytest.raises(ConfigError, match=r"worker,.*workers must be a whole number, not 'many'.*sync must be true or"):
         loaded({"worker": 1, "workers": "many", "sync": "perhaps"})
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        ({"workers": -1}, "workers must be at least 0, not -1"),
+        ({"ratio": -0.5}, "ratio must be at least 0, not -0.5"),
+        ({"ratio": "nan"}, "ratio must be at least 0, not nan"),
+        ({"every-s": 0}, "every-s must be at least 0.001, not 0.0"),
+    ],
+)
+def test_numbers_that_are_too_small_are_told(document: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        loaded(document)
 
 
 @pytest.mark.parametrize(
