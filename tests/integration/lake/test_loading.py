@@ -51,7 +51,8 @@ def test_iceberg_deletes_only_keys_that_may_be_there(spark, changefeed, captures
 
 def test_delta_is_read_from_the_checkpoints_of_its_log(spark, changefeed, captures, upstream, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CHECKPOINT_EVERY", 2)
-    test_delta_modes.keep(spark, changefeed, captures, tmp_path, "upsert", CUTS)
+    target, _, _ = test_delta_modes.keep(spark, changefeed, captures, tmp_path, "upsert", CUTS)
+    target.close()
     log = tmp_path / "bank" / "accounts" / "_delta_log"
     assert [path.name for path in log.glob("*.checkpoint*.parquet")] == [f"{2:020}.checkpoint.parquet"]
     for version in (0, 1):

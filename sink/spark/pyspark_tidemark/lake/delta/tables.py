@@ -1,12 +1,15 @@
 """The Delta tables under one directory: their sessions, their snapshots, and commits that carry the fence."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -16,6 +19,8 @@ from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, fence, listing, told
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.target import table_path
+
+_logger = logging.getLogger(__name__)
 
 PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": str(CHECKPOINT_EVERY)}
 _FEW = {  # plans over a few thousand rows: compiling them costs more than interpreting them
@@ -37,6 +42,7 @@ class DeltaTables:
         self._sessions: dict[str, SparkSession] = {}
         self._listings: dict[str, Listing | None] = {}
         self._lock = threading.Lock()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoint")
 
     def path(self, name: str) -> str:
         """The table's directory."""
@@ -57,6 +63,10 @@ class DeltaTables:
         """Delta's own snapshot object, current."""
         none = self._jvm.scala.Option.empty()
         return self._log(name).update(False, none, none)  # noqa: FBT003 - Scala's signature: staleness is acceptable
+
+    def settle(self) -> None:
+        """Wait for what is under way beside the cuts."""
+        self._beside.submit(int).result()
 
     def forget(self) -> None:
         """Directories were moved or removed behind Delta's back."""
@@ -164,8 +174,15 @@ class DeltaTables:
             return False
         self._listings[name] = known.after(actions)
         if version % CHECKPOINT_EVERY == 0:
-            self._log(name).checkpoint(self.snapshot(name), self._jvm.scala.Option.empty())
+            self._beside.submit(self._checkpoint, name)
         return True
+
+    def _checkpoint(self, name: str) -> None:
+        """Spare readers the log before the newest version; without it they read more of it."""
+        try:
+            self._log(name).checkpoint(self.snapshot(name), self._jvm.scala.Option.empty())
+        except Py4JError as err:
+            _logger.warning("no checkpoint of %s now, but after %s versions: %s", name, CHECKPOINT_EVERY, err)
 
     @contextmanager
     def fenced(self, changes: Changes) -> Iterator[SparkSession]:

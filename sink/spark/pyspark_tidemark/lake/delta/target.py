@@ -87,11 +87,13 @@ class DeltaTarget:
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
+        self._tables.settle()
         remove(self._spark, self._tables.path(table.name))
         self._forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
         """Rename the table's directory: Delta's paths are relative to it."""
+        self._tables.settle()
         move(self._spark, self._tables.path(old.name), self._tables.path(new.name))
         self._forget(old.name)
 
@@ -100,7 +102,8 @@ class DeltaTarget:
         return self._maintenance.run(kept)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Wait for the last checkpoint of a log."""
+        self._tables.settle()
 
     def _forget(self, name: str) -> None:
         """A directory is gone: neither we nor Delta's cache of logs may know it any more."""
