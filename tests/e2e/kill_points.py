@@ -44,8 +44,9 @@ class Death:
     def plan(self) -> None:
         """Put itself into the way of the job."""
         wrap(CutApplier, "apply", before=self._begin_cut)
-        for owner, name in ((IcebergTarget, "_written"), (Postgres, "stage"), (MySql, "stage"), (changelog, "_write")):
+        for owner, name in ((IcebergTarget, "_written"), (Postgres, "stage"), (MySql, "stage")):
             wrap(owner, name, after=lambda: self._at("files"))
+        wrap(changelog, "sync", before=lambda: self._at("files"))
         wrap(DeltaTables, "write", before=lambda: self._soon("files"))
         wrap(DeltaTables, "commit", before=lambda: self._at("files"))
         wrap(DeltaTables, "rewrite", before=lambda: self._at("rewrite"), after=lambda: self._at("rewritten"))
