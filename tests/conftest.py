@@ -1,9 +1,12 @@
 """What all tests share.
 
 Hypothesis has no deadline per example, and does not mind how long examples take to make: a busy machine misses both.
-`timeout` bounds tests.
+It tries the same examples every time, as it does with CI=true: a change is judged by what it changes. For others there
+is TIDEMARK_TEST_EXPLORE=1.
+`timeout` bounds tests: what hangs is to end some time, what is slow is not.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +15,20 @@ from hypothesis import HealthCheck, settings
 import server as _before_grpc  # noqa: F401 - it says how gRPC forks, before a test imports gRPC
 from tests.mariadb import MariaDb, running_mariadb
 
-settings.register_profile("tidemark", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_BY_CHANCE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+_EXPLORES = "TIDEMARK_TEST_EXPLORE" in os.environ
+settings.register_profile("tidemark", deadline=None, derandomize=not _EXPLORES, suppress_health_check=_BY_CHANCE)
 settings.load_profile("tidemark")
+
+PATIENCE_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No test has less time than this: it may be the first to need a server that others share, on a busy machine."""
+    for item in items:
+        bound = item.get_closest_marker("timeout")
+        if bound is None or bound.args[0] < PATIENCE_S:
+            item.add_marker(pytest.mark.timeout(PATIENCE_S), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ from tests.e2e.kill_points import STEPS, STEPS_OF, WAYS
 from tests.e2e.kill_target import TARGETS, Lake, opened
 
 _ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
-_LIFE_S, _END_S = 180.0, 420.0
+_LIFE_S, _END_S = 180.0, 800.0
 _CHANGEFEED = "bank"
 
 

@@ -9,7 +9,7 @@ import sys
 def tidemark(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "server.cli.main", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **environment}
     )
 
 

@@ -1,23 +1,9 @@
-"""What several rooms' tests share: one Spark, as a process has one JVM, and its jars are those of its first session.
-
-And patience: a test that starts daemons, or is the first to need a shared server, may wait for a busy machine.
-"""
+"""What several rooms' tests share: one Spark, as a process has one JVM, and its jars are those of its first session."""
 
 import os
 import time
-from pathlib import Path
 
 import pytest
-
-PATIENCE_S = 400
-
-
-def pytest_collection_modifyitems(items):
-    """No test of a real process has less time than this."""
-    for item in items:
-        bound = item.get_closest_marker("timeout")
-        if item.path.is_relative_to(Path(__file__).parent) and (bound is None or bound.args[0] < PATIENCE_S):
-            item.add_marker(pytest.mark.timeout(PATIENCE_S), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,7 @@ async def tree(data: Path, *ports: str) -> AsyncIterator[tuple[Process, dict]]:
         if process.returncode is None:
             process.kill()
         await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe of a killed child open
 
 
 def metrics(address: str) -> str:

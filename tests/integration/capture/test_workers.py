@@ -148,19 +148,37 @@ def test_a_worker_hands_out_rows_and_nothing_else(feed):
 
 def test_metrics_and_blockers_of_all_workers_are_the_captures(cluster, feed):
     feed.resolved()
-    with urllib.request.urlopen(f"http://{cluster.capture.endpoints['http']}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    taken = [float(line.split()[1]) for line in lines if line.startswith("tidemark_sorter_rows_in_total{worker=")]
-    assert sum(taken) >= len(feed.expected) * len(TABLES)
-    assert all(taken)
+    lines = soon(lambda: metrics(cluster), lambda lines: len(taken_of(lines)) == 2)
+    assert sum(taken_of(lines)) >= len(feed.expected) * len(TABLES)
+    assert all(taken_of(lines))
     assert len([line for line in lines if line.startswith("# TYPE tidemark_sorter_rows_in_total ")]) == 1
     lags = [line for line in lines if line.startswith("tidemark_capture_stage_lag_seconds{")]
     assert len(lags) == len(STAGES), "two stages are the workers' own"
-    with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
-        answer = CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest(limit=10))
-    [blocked] = answer.changefeeds
+    [blocked] = soon(lambda: blockers(cluster), lambda found: len(found[0].tables) == len(TABLES))
     assert sorted(table.name for table in blocked.tables) == NAMES
     assert all(table.regions for table in blocked.tables)
+
+
+def soon(ask, is_whole):
+    """The answer once all workers are in it: one that takes longer than a second to answer is left out."""
+    deadline = time.monotonic() + 60
+    while not is_whole(found := ask()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def metrics(cluster):
+    with urllib.request.urlopen(f"http://{cluster.capture.endpoints['http']}/metrics") as answer:
+        return answer.read().decode().splitlines()
+
+
+def taken_of(lines):
+    return [float(line.split()[1]) for line in lines if line.startswith("tidemark_sorter_rows_in_total{worker=")]
+
+
+def blockers(cluster):
+    with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
+        return CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest(limit=10)).changefeeds
 
 
 def test_a_worker_killed_while_rows_are_read_changes_no_range(cluster, feed):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,10 @@ async def store_proxy() -> AsyncIterator[StoreProxy]:
 
 def _ports(pid: int) -> set[int]:
     """The local TCP ports of a process, as /proc knows them."""
-    try:
-        links = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    except (FileNotFoundError, PermissionError, ProcessLookupError):
-        return set()
+    links: set[str] = set()
+    with suppress(FileNotFoundError, PermissionError, ProcessLookupError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                links.add(str(link.readlink()))
     lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
     return {int(fields[1].rpartition(":")[2], 16) for fields in lines if f"socket:[{fields[9]}]" in links}

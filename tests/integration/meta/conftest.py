@@ -143,7 +143,7 @@ def etcd_cluster(
             "logger": "zap",
             "log-level": "error",
         }
-        arguments = ["/usr/bin/etcd", *(f"--{name}={value}" for name, value in settings.items()), *flags]
+        arguments = ["etcd", *(f"--{name}={value}" for name, value in settings.items()), *flags]
         members.append(Process([*arguments, *(certificates if tls.enabled else [])], f"127.0.0.1:{ports[number]}"))
     try:
         for member in members:

@@ -67,7 +67,7 @@ async def writes_of(stubs: Stubs, key: bytes) -> int:
 async def test_gc_goes_on_where_it_was_after_the_store_was_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     keys = [row_key(table, handle) for table in (50, 101, 102, 200) for handle in (1, 2, 600, 601)]
-    with running_cluster(tmp_path, *QUICK, "--gc-max-write-bytes-per-sec", "1000") as cluster:
+    with running_cluster(tmp_path, *QUICK, "--gc-max-write-bytes-per-sec", "300") as cluster:
         async with stubs_of(cluster) as stubs:
             await overwritten(stubs, keys, 6)
             safe_point = await stubs.pd.tso()

@@ -167,7 +167,7 @@ async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta, loads
     service = await opened(meta)
     await service.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S)])
     await loads.get()
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
         following = tasks.create_task(service.run())
         await meta.put(KEYS.null.gc_safe_point, b"28")
         await loads.get()
@@ -186,7 +186,7 @@ async def test_an_edit_just_before_a_write_of_ours_is_heard(meta: CountedMeta, l
     await meta.put(KEYS.null.service("by-hand"), b'{"service_id":"by-hand","expired_at":0,"safe_point":30}')
     await service.update_services([update("a", 60)])
     await loads.get()
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
         following = tasks.create_task(service.run())
         await loads.get()
         following.cancel()
@@ -232,7 +232,7 @@ async def test_a_record_that_gets_unreadable_stops_the_calls_about_gc_until_it_i
     await service.update_services([update(GC_WORKER, 80, NEVER_S)])
     await service.update_gc_safe_point(70)
     await loads.get()
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(5):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
         following = tasks.create_task(service.run())
         await meta.put(KEYS.null.service("a"), b"{")
         while True:

@@ -76,7 +76,7 @@ def test_it_says_when_it_is_ready_and_drains_on_a_signal(number: signal.Signals)
         assert (line["ready"], line["cluster_id"], endpoints["store"]) == (True, 7, "127.0.0.1:1")
         assert not endpoints["http"].endswith(":0")
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == 0
         assert out == ""
         assert "drained" in err
@@ -85,7 +85,7 @@ def test_it_says_when_it_is_ready_and_drains_on_a_signal(number: signal.Signals)
 @pytest.mark.parametrize("when", ["opening", "running"])
 def test_an_error_is_said_once_and_ends_it_with_status_1(when: str) -> None:
     with daemon("--fail", when) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
         assert process.returncode == 1
         lines = [line for line in err.splitlines() if line.startswith("[TM:")]
         assert lines == ["[TM:ErrUnavailable] the disk is gone"]
@@ -96,14 +96,14 @@ def test_a_busy_http_port_is_one_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with daemon("--http-addr", address) as process:
-            _, err = process.communicate(timeout=20)
+            _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"[TM:ErrPortInUse] cannot listen on {address} for HTTP" in err
 
 
 def test_a_misspelt_variable_is_refused_with_the_nearest() -> None:
     with daemon(TIDEMARK_STORE_ADR="x") as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     assert process.returncode != 0
     assert (
         "[TM:ErrConfigInvalid] unknown configuration key TIDEMARK_STORE_ADR, did you mean TIDEMARK_STORE_ADDR?" in err
@@ -115,4 +115,4 @@ def test_a_daemon_whose_parent_is_gone_ends_at_once() -> None:
         ready(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=20) == 1
+        assert process.wait(timeout=120) == 1

@@ -35,7 +35,7 @@ def bound(ready: Ready) -> Iterator[str]:
 
 
 def ask(address: str, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(address, timeout=5)
+    connection = http.client.HTTPConnection(address, timeout=60)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -58,7 +58,7 @@ def ask(
 
 
 def plain(address: str, method: str, path: str, body: bytes | None = None) -> tuple[int, object]:
-    return ask(http.client.HTTPConnection(address, timeout=5), method, path, body)
+    return ask(http.client.HTTPConnection(address, timeout=60), method, path, body)
 
 
 def test_a_handler_gets_what_follows_its_path_decoded(bound: str) -> None:
@@ -93,7 +93,7 @@ def test_routes_end_with_their_block(bound: str, routes: Routes) -> None:
 
 def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
     assert plain(bound, "POST", "/things/x", b"x" * (MAX_BODY_BYTES + 1))[0] == 413
-    connection = http.client.HTTPConnection(bound, timeout=5)
+    connection = http.client.HTTPConnection(bound, timeout=60)
     connection.putrequest("POST", "/things/x")
     connection.putheader("Transfer-Encoding", "chunked")
     connection.endheaders()
@@ -103,9 +103,9 @@ def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
 
 def test_more_connections_than_the_port_holds_are_turned_away(bound: str) -> None:
     host, _, port = bound.rpartition(":")
-    held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(MAX_CONNECTIONS)]
+    held = [socket.create_connection((host, int(port)), timeout=60) for _ in range(MAX_CONNECTIONS)]
     try:
-        with socket.create_connection((host, int(port)), timeout=5) as one_more:
+        with socket.create_connection((host, int(port)), timeout=60) as one_more:
             assert one_more.recv(100).startswith(b"HTTP/1.0 503")
     finally:
         for connection in held:
@@ -114,7 +114,7 @@ def test_more_connections_than_the_port_holds_are_turned_away(bound: str) -> Non
 
 def test_endless_headers_are_cut_off(bound: str) -> None:
     host, _, port = bound.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"GET /things HTTP/1.0\r\n")
         try:
             for number in range(80):
@@ -141,7 +141,7 @@ def test_with_certificates_a_route_is_for_tls_and_its_clients_only(certificates:
 
         def tls(path: str, *, certificate: bool) -> int:
             context = certificates.client(certificate=certificate)
-            return ask(http.client.HTTPSConnection(bound, timeout=5, context=context), "GET", path)[0]
+            return ask(http.client.HTTPSConnection(bound, timeout=60, context=context), "GET", path)[0]
 
         assert plain(bound, "DELETE", "/things/x")[0] == 403
         assert plain(bound, "GET", "/healthz") == (200, "ok\n")
@@ -164,6 +164,6 @@ def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
     with listen("127.0.0.1:0", ready=lambda: True) as bound:
         host, _, port = bound.rpartition(":")
         for begun in (b"", b"GET / HTTP/1.0\r\nX: "):
-            with socket.create_connection((host, int(port)), timeout=5) as connection:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
                 connection.sendall(begun)
                 assert connection.recv(100) == b""

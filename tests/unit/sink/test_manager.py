@@ -54,7 +54,7 @@ def read(manager: SinkManager, span: Span, start_ts: int, end_ts: int) -> list[t
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s
         threading.Event().wait(0.005)

@@ -152,7 +152,7 @@ def test_block_acquire_waits_for_room_and_takes_it() -> None:
     thread.start()
     assert not taken.is_set()
     quota.refund(4)
-    assert taken.wait(10)
+    assert taken.wait(60)
     thread.join()
     assert quota.used_bytes == TOTAL
 
@@ -170,7 +170,7 @@ def test_closing_wakes_up_who_waits() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     quota.close()
-    thread.join(10)
+    thread.join(60)
     assert [error.code for error in errors] == ["ErrQuotaClosed"]
 
 

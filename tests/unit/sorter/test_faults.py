@@ -65,14 +65,14 @@ def in_thread(work: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
     assert not errors, errors
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     pause = threading.Event()
-    for _ in range(3000):
+    for _ in range(6000):
         if condition():
             return
         pause.wait(0.01)
@@ -313,7 +313,7 @@ def test_a_killed_process_leaves_nothing_that_a_restart_trips_over(tmp_path: Pat
             Sorter(tmp_path)
         assert list(tmp_path.glob("*/segments/*"))
         child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        child.wait(60)
     (tmp_path / "00" / "index" / "CURRENT").write_text("torn")
     sorter = opened(tmp_path)
     assert list(tmp_path.glob("*/segments/*")) == []

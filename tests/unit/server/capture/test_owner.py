@@ -33,7 +33,7 @@ SAFEPOINT = "ticdc-default-feed"
 
 
 async def until(condition):
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)

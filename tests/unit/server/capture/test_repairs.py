@@ -1,6 +1,7 @@
 """A table whose rows were damaged here is pulled again, alone; the changefeed goes on."""
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,8 +57,9 @@ async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(capture
     await until(lambda: feed.processor.stats().sorter_disk_bytes)
     before = await rows(feeds, 1000, 20_000)
     for path in (tmp_path / "sorter" / "feed").rglob("*"):
-        if path.is_file() and path.stat().st_size > 100_000 and "LOG" not in path.name:
-            damage(path)
+        with contextlib.suppress(FileNotFoundError):  # merged meanwhile
+            if path.is_file() and path.stat().st_size > 100_000 and "LOG" not in path.name:
+                damage(path)
     feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what was staged in memory is whole
     with pytest.raises(TableDamagedError):
         await rows(feeds, 1000, 20_000)
@@ -124,7 +126,7 @@ class SlowSorter:
 
     def resolve(self, span, ts):
         self.entered.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         if self.gone:
             raise TableNotFoundError("removed")
         self.resolved.append(ts)
@@ -138,7 +140,7 @@ def test_a_late_call_of_an_ended_puller_promises_nothing_for_the_table_that_is_a
     with ThreadPoolExecutor(2) as executor:
         gate = Gate(SorterRows(sorter, executor))
         late = executor.submit(gate.resolve, SPAN, 10)
-        assert sorter.entered.wait(10)
+        assert sorter.entered.wait(60)
         gate.close()
         sorter.gone = True
         sorter.go.set()

@@ -189,7 +189,7 @@ async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, 
     async def kept():
         return [(each.commit_ts, [t.name for t in each.tables]) for each in await capture.records.schemas.load("feed")]
 
-    for _ in range(200):
+    for _ in range(6000):
         if await kept() == [(1040, ["bank.orders"])]:
             break
         await asyncio.sleep(0.01)

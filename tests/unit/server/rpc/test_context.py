@@ -117,11 +117,11 @@ async def test_a_deadline_is_known_and_interrupts_the_handler() -> None:
 
     async with serving(unary) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await raw_get(channel)(Request(), timeout=0.5)
+            await raw_get(channel)(Request(), timeout=2)
         assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await interrupted.wait()
-    assert 0 < left[0] < 1
+    assert 0 < left[0] <= 2
 
 
 async def test_no_deadline_is_none() -> None:
@@ -153,7 +153,7 @@ async def test_a_client_that_leaves_interrupts_the_handler(how: str) -> None:
             call.cancel()
         else:
             await channel.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await interrupted.wait()
 
 

@@ -67,7 +67,7 @@ async def open_ended(*messages: bytes) -> AsyncIterator[bytes]:
 
 async def answers(channel: grpc.aio.Channel, *messages: bytes) -> tuple[list[bytes], grpc.StatusCode, str]:
     """What came, and how it ended; the client's half stays open, so only the server can end it."""
-    call = channel.stream_stream(STREAM)(open_ended(*messages), timeout=10)
+    call = channel.stream_stream(STREAM)(open_ended(*messages), timeout=60)
     came: list[bytes] = []
     try:
         async for answer in call:

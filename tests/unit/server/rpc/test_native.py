@@ -54,7 +54,7 @@ async def serving(
 
 
 async def get(channel: grpc.aio.Channel, body: bytes = b"k") -> bytes:
-    found: bytes = await channel.unary_unary("/tikvpb.Tikv/KvGet")(body, timeout=10)
+    found: bytes = await channel.unary_unary("/tikvpb.Tikv/KvGet")(body, timeout=60)
     return found
 
 
@@ -186,7 +186,7 @@ async def test_tls_without_http2_is_closed(certificates: Certificates) -> None:
                 context.set_alpn_protocols(protocols)
             with suppress(ssl.SSLError, ConnectionError):
                 reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     assert await reader.read() == b""
                 writer.close()
 
@@ -225,7 +225,7 @@ async def test_random_bytes_over_sockets_hurt_nobody_else() -> None:
                 await writer.drain()
                 if number % 3:
                     writer.write_eof()
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(60):
                         await reader.read()
             writer.close()
         assert await get(channel) == b"k"
@@ -254,7 +254,7 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
             writer.close()
         del client
         native: Any = server._server
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while native._links or native._tasks or native._calls:  # noqa: ASYNC110 - nobody tells the last end
                 await asyncio.sleep(0.01)
         assert native._held == 0
@@ -301,7 +301,7 @@ async def test_cancelled_calls_of_a_batch_are_not_answered_and_others_are() -> N
         await asyncio.sleep(0.05)
         going.set()
         assert await staying == b"staying"
-        late = channel.unary_unary("/tikvpb.Tikv/KvGet")(b"late", timeout=5)
+        late = channel.unary_unary("/tikvpb.Tikv/KvGet")(b"late", timeout=60)
         assert await late == b"late"
 
 
@@ -332,7 +332,7 @@ async def test_calls_whose_deadline_passed_in_the_queue_are_not_worked_on() -> N
 async def test_small_answers_do_not_wait_for_acknowledgements_of_earlier_ones() -> None:
     for listener in listening("localhost:0"):
         with listener, socket.create_connection(listener.getsockname()[:2]):
-            listener.settimeout(5)
+            listener.settimeout(60)
             accepted, _ = listener.accept()
             with accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

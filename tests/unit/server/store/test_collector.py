@@ -123,7 +123,7 @@ async def test_the_walk_follows_a_newer_safepoint_and_is_kept(tmp_path: Path) ->
     async with opened(tmp_path) as store:
         fill(store.kv, 100, 30)
         gc = AutoGc(coordinator, store.parts.gate, store.collector, 0.001)  # type: ignore[arg-type]  # all that is asked of one
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(gc.run())
             for safe_point in (55, 105, 295):
                 coordinator.safe_point = safe_point

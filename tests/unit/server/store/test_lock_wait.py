@@ -13,6 +13,7 @@ from server.store.lock_wait import LockWaits
 from server.store.methods import METHODS
 from server.store.region_check import RegionGate
 from server.store.runner import Call, Runner
+from server.store.txn_metrics import LOCK_WAITS
 from storage.kv import MemoryKV
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
@@ -60,10 +61,13 @@ async def store(ceiling_s: float = 30.0) -> AsyncIterator[Store]:
 
 
 async def settled(tasks: asyncio.TaskGroup, *waits: Any) -> list[asyncio.Task[Any]]:
-    """The waits as tasks that have got as far as they can."""
+    """The waits as tasks that all wait; without any, some time in which others could go on."""
+    before = LOCK_WAITS._value.get()
     started = [tasks.create_task(wait) for wait in waits]
-    for _ in range(50):
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        while LOCK_WAITS._value.get() < before + len(waits):  # noqa: ASYNC110 - metrics tell no events
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0 if waits else 0.05)
     return started
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +281,11 @@ async def test_leases_have_their_whole_ttl_after_a_restart() -> None:
 
 
 def bytes_in(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.iterdir())
+    total = 0
+    for file in directory.iterdir():
+        with suppress(FileNotFoundError):  # LevelDB removes what it has compacted, in a thread of its own
+            total += file.stat().st_size
+    return total
 
 
 async def test_history_is_bounded_and_its_space_comes_back(tmp_path: Path) -> None:
@@ -291,7 +295,9 @@ async def test_history_is_bounded_and_its_space_comes_back(tmp_path: Path) -> No
             await etcd.put(put(b"key", b"%d" % number + bytes(64 << 10)))
         written = 400 * 3 * (64 << 10)
         await etcd.defragment()
-        assert bytes_in(tmp_path) < written / 4
+        async with asyncio.timeout(60):
+            while bytes_in(tmp_path) >= written / 4:  # noqa: ASYNC110 - the disk has no event for this
+                await asyncio.sleep(0.01)
         assert etcd.statistics().live_bytes < 100 << 10
         assert etcd.statistics().log_bytes <= bounded.log_bytes
     async with EmbeddedEtcd.open(tmp_path, bounded) as etcd:

@@ -46,7 +46,7 @@ async def test_a_reader_counts_as_having_what_it_was_given_when_it_asks_for_more
         await fill(append)
         reader = append.pull(32)
         await anext(reader)
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             more = tasks.create_task(next_chunk(reader))
             while append.readers.lowest_ts != 100:  # noqa: ASYNC110 - positions have no event
                 await asyncio.sleep(0)

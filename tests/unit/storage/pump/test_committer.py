@@ -27,7 +27,7 @@ class Disk:
     def _hook(self, call: str, path: Path) -> None:
         if call == "sync":
             self.syncs += 1
-            assert self.released.wait(10)
+            assert self.released.wait(60)
 
 
 def binlog(ts: int) -> Binlog:

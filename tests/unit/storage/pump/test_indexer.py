@@ -34,7 +34,7 @@ class FaultyKV(MemoryKV):
         self.refused = 0
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
-        assert self.open.wait(20)
+        assert self.open.wait(60)
         self.refused += self.broken
         if self.broken:
             raise UnavailableError("the disk of the index is full")

@@ -95,7 +95,7 @@ async def running(share, target_ts=0):
 
 
 async def until(condition, outcome):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             outcome.moved.clear()
             await outcome.moved.wait()

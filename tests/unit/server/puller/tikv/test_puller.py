@@ -55,7 +55,7 @@ class Feeds:
         self.ended.append(subscription)
 
     async def next(self):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await self.subscribed.get()
 
 
@@ -74,13 +74,13 @@ class Sorter:
         self.loop.call_soon_threadsafe(self.moved.set)
 
     async def wait_rows(self, count):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.rows) < count:
                 await self.moved.wait()
                 self.moved.clear()
 
     async def until(self, ts):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not self.resolved or self.resolved[-1][0] < ts:
                 await self.moved.wait()
                 self.moved.clear()
