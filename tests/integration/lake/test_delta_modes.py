@@ -7,7 +7,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.checksum import checksum
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.delta import compaction, history, maintenance
+from pyspark_tidemark.lake.delta import compaction, history, maintenance, tables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.kept import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -91,16 +91,27 @@ def test_maintenance_compacts_and_leaves_what_a_kept_cut_needs(
         assert len(rows) == len(upstream.accounts.between(0, ts))
 
 
-@pytest.mark.parametrize("way", ["COMPACT", "OPTIMIZE"])
+@pytest.mark.parametrize("ways", [["SET TBLPROPERTIES", "COMPACT"], ["OPTIMIZE"]], ids=["joined again", "by Spark"])
 def test_cuts_go_on_after_a_compaction_and_those_before_it_are_still_read(
-    spark, changefeed, captures, upstream, tmp_path, monkeypatch, way
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, ways
 ):
-    if way == "OPTIMIZE":
+    """Somebody else commits while files are joined; or they are too large for that."""
+    rewrite, seen = tables.DeltaTables.rewrite, []
+
+    def raced(found, name, known, actions):
+        seen.append(known.version)
+        if len(seen) == 1:
+            spark.sql(f"ALTER TABLE delta.`{found.path(name)}` SET TBLPROPERTIES ('delta.checkpointInterval' = '60')")
+        return rewrite(found, name, known, actions)
+
+    monkeypatch.setattr(tables.DeltaTables, "rewrite", raced)
+    if ways == ["OPTIMIZE"]:
         monkeypatch.setattr(compaction, "MOST_BYTES", -1)
     target, _, _ = keep(spark, changefeed, captures, tmp_path, "upsert", CUTS[:2])
     target._maintenance.compact("bank.accounts")
+    assert seen == ([1, 2] if "COMPACT" in ways else [])
     keep(spark, changefeed, captures, tmp_path, "upsert", CUTS[2:])
-    assert operations(spark, tmp_path) == ["WRITE", "CUT", way, "CUT"]
+    assert operations(spark, tmp_path) == ["WRITE", "CUT", *ways, "CUT"]
     for ts in CUTS[1:]:
         rows = as_of_cut(spark, f"delta://{tmp_path}", ts)["bank.accounts"].collect()
         assert len(rows) == len(upstream.accounts.state(ts))
