@@ -36,7 +36,7 @@ async def test_a_region_that_grows_is_split_at_rows_and_all_of_it_stays_readable
 
 
 async def test_tiny_neighbours_become_one_region_and_their_feeds_hear_of_it(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, *QUICK, "--split-merge-interval", "1") as cluster:
+    with running_cluster(tmp_path, *QUICK, "--split-merge-interval", "6") as cluster:
         async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
             old = await regions_of(stubs.pd)
             stale = await stubs.context(row_key(101, 1))
