@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.spark.test_source import plain, unzoned
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 EX_TEMPFAIL = 75
 
 
