@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 import server as _before_grpc  # noqa: F401 - it says how gRPC forks, before a test imports gRPC
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         bound = item.get_closest_marker("timeout")
         if bound is None or bound.args[0] < PATIENCE_S:
             item.add_marker(pytest.mark.timeout(PATIENCE_S), append=False)
+
+
+def pytest_runtest_setup() -> None:
+    """A command that ran in this process has set up its logs: levels of it are not those of the next test."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -132,6 +132,6 @@ async def test_a_watch_of_history_that_is_gone_says_from_where_it_is_kept(tmp_pa
             (answer,) = [one async for one in answers]
         assert (answer.header.error.type, answer.compact_revision) == (meta_storagepb_pb2.DATA_COMPACTED, revision)
         (answer,) = [
-            one async for one in pd.stub.WatchGlobalConfig(pdpb_pb2.WatchGlobalConfigRequest(revision=1), timeout=10)
+            one async for one in pd.stub.WatchGlobalConfig(pdpb_pb2.WatchGlobalConfigRequest(revision=1), timeout=60)
         ]
         assert answer.header.error.type == pdpb_pb2.DATA_COMPACTED

@@ -29,7 +29,7 @@ def asked(cluster: Cluster, method: str, **fields: Any) -> Any:
     request |= {"RestartDump": pb.RestartDumpRequest, "GetDumpStatus": pb.GetDumpStatusRequest}
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
         call = getattr(DumpServiceStub(channel), method)
-        return call(request[method](changefeed_id=FEED, **fields), timeout=30, wait_for_ready=True)
+        return call(request[method](changefeed_id=FEED, **fields), timeout=60, wait_for_ready=True)
 
 
 def is_over(cluster: Cluster) -> bool:
