@@ -1,7 +1,8 @@
 """A store's services as a test calls them: contexts from the coordinator, requests as they are on the wire."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -9,7 +10,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2_grpc as tikvpb
 
 from server.rpc.client import connect
-from server.rpc.pd import PdClient
+from server.rpc.pd import PdClient, RegionMissingError, RegionRoute
 from storage.codec import encode_bytes, encode_i64
 from tests.integration.store.daemons import Cluster
 
@@ -29,8 +30,16 @@ class Stubs:
 
     async def context(self, key: bytes) -> kvrpcpb.Context:
         """The context of a request for a user key."""
-        route = await self.pd.region(encode_bytes(key))
+        route = await self._route(encode_bytes(key))
         return kvrpcpb.Context(region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader)
+
+    async def _route(self, key: bytes) -> RegionRoute:
+        """As clients do: regions that change are reported one by one, and in between there may be none for a key."""
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(RegionMissingError):
+                    return await self.pd.region(key)
+                await asyncio.sleep(0.01)
 
     async def prewrite(
         self, key: bytes, value: bytes, *, primary: bytes = b"", start_ts: int = 0, ttl_ms: int = 3000

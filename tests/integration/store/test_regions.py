@@ -196,7 +196,7 @@ async def change_regions(stubs: Stubs, rng: random.Random) -> None:
         try:
             regions = [route.region for route in await stubs.pd.scan_regions(b"")]
             at = rng.randrange(len(regions))
-            if rng.random() < len(regions) / 16:
+            if len(regions) > 1 and rng.random() < len(regions) / 16:
                 neighbour = regions[at - 1 if at else 1]
                 await admin.MergeRegions(
                     store_pb2.MergeRegionsRequest(source_region_id=regions[at].id, target_region_id=neighbour.id)
