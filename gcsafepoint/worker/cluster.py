@@ -77,7 +77,10 @@ class Cluster(Protocol):
         ...
 
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
-        """Every region's range, under the store that leads it."""
+        """Every region's range, under the store that leads it; there is no key in none of them.
+
+        Regions that change are reported one by one: in between, the coordinator may know none for some keys.
+        """
         ...
 
     async def store_addresses(self) -> Sequence[str]:

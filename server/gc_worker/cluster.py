@@ -20,7 +20,6 @@ from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
 from server.rpc.region_bounds import region_end
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient
-from storage.codec import decode_bytes
 from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms
 
@@ -73,9 +72,13 @@ class TikvCluster:
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
         """See `Cluster`."""
         found: dict[int, list[KeyRange]] = defaultdict(list)
+        leader, reached = 0, b""
         async for route in self._regions():
-            start_key = decode_bytes(route.region.start_key)[0] if route.region.start_key else b""
-            found[route.leader.store_id].append(KeyRange(start_key, region_end(route)))
+            leader, end = route.leader.store_id, region_end(route)
+            found[leader].append(KeyRange(reached, end))  # with the hole before it, which some region serves
+            reached = end
+        if found and reached:
+            found[leader].append(KeyRange(reached, b""))
         return found
 
     async def store_addresses(self) -> Sequence[str]:
