@@ -77,7 +77,7 @@ class TikvCluster:
             leader, end = route.leader.store_id, region_end(route)
             found[leader].append(KeyRange(reached, end))  # with the hole before it, which some region serves
             reached = end
-        if found and reached:
+        if reached or not found:
             found[leader].append(KeyRange(reached, b""))
         return found
 

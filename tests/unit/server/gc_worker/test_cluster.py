@@ -126,7 +126,7 @@ async def test_every_region_is_under_its_store_however_many_pages_there_are() ->
     assert (len(ranges), ranges[0].start_key, ranges[-1].end_key) == (300, b"", b"")
 
 
-@pytest.mark.parametrize("unreported", [{1}, {7, 8}, {128}, {129}, {300}, {1, 40, 300}])
+@pytest.mark.parametrize("unreported", [{1}, {7, 8}, {128}, {129}, {300}, {1, 40, 300}, {*range(1, 301)}])
 async def test_keys_of_which_the_coordinator_knows_no_region_are_not_left_out(unreported: set[int]) -> None:
     """Between two reports of a split or a merge; locks there would be passed over, and their outcome collected."""
     async with opened() as (cluster, _, pd):

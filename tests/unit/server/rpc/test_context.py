@@ -121,7 +121,7 @@ async def test_a_deadline_is_known_and_interrupts_the_handler() -> None:
         assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         async with asyncio.timeout(60):
             await interrupted.wait()
-    assert 0 < left[0] <= 2
+    assert 0 < left[0] < 4
 
 
 async def test_no_deadline_is_none() -> None:
