@@ -31,23 +31,24 @@ def replaced(known: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
     layout, vectors, actions = known.layout, Vectors(known.layout.root), []
     rows = [fitted(new, layout.schema)]
     for file in searched(known.files.values(), ends):
-        positions, times, count = _current(layout, file, vectors, ends)
+        gone = vectors.read(file.add.get("deletionVector"))
+        positions, times, count = _current(layout, file, gone, ends)
         if len(positions):
             rows.append(_ended(layout, file, positions, times, count))
-            actions += without_rows(file, positions, count, vectors)
+            actions += without_rows(file, gone, positions, count, vectors)
     vectors.close()
     shown = pa.concat_tables(rows)
     current = pc.is_null(shown[VALID_TO])
     return actions + written(layout, shown.filter(current)) + written(layout, shown.filter(pc.invert(current)))
 
 
-def _current(layout: Layout, file: DataFile, vectors: Vectors, ends: Any) -> tuple[Any, Any, int]:
+def _current(layout: Layout, file: DataFile, gone: Any, ends: Any) -> tuple[Any, Any, int]:
     """Where a file holds current versions that end, in order, when they end, and how many rows it has."""
     key = [name for name in ends.column_names if name != VALID_TO]
     schema = pa.schema([*(ends.schema.field(name) for name in key), (IS_CURRENT, pa.bool_())])
     held = numbered(layout, file, schema)
     live = np.ones(len(held), bool)
-    live[vectors.read(file.add.get("deletionVector"))] = False
+    live[gone] = False
     current = held.filter(pc.and_(held[IS_CURRENT], pa.array(live))).select([*key, "_row"])
     found = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by("_row")
     return found["_row"].to_numpy(), found[VALID_TO], len(held)

@@ -70,14 +70,17 @@ def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[s
         if may_meet(keys, file.bounds):
             held = numbered(layout, file, keys.schema)
             found = held.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
-            actions += without_rows(file, found["_row"].to_numpy(), len(held), vectors)
+            gone = vectors.read(file.add.get("deletionVector"))
+            actions += without_rows(file, gone, found["_row"].to_numpy(), len(held), vectors)
     vectors.close()
     return actions
 
 
-def without_rows(file: DataFile, positions: Any, rows: int, vectors: Vectors) -> list[dict[str, Any]]:
-    """The actions that take the rows at `positions` out of a file of so many rows; the vector goes into `vectors`."""
-    gone = vectors.read(file.add.get("deletionVector"))
+def without_rows(file: DataFile, gone: Any, positions: Any, rows: int, vectors: Vectors) -> list[dict[str, Any]]:
+    """The actions that take the rows at `positions` out of a file of so many rows, of which those at `gone` are out.
+
+    The new vector goes into `vectors`.
+    """
     now = np.union1d(gone, positions)
     if len(now) == len(gone):
         return []
