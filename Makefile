@@ -88,16 +88,24 @@ test-unit: setup ## Unit and property tests
 test-integration: setup jars ## Real daemons, real sockets, real etcd, real Spark
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/integration
 
+.PHONY: test-attacks
+test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons with both gRPC engines
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/attacks
+
 .PHONY: test-e2e
 test-e2e: setup jars ## The whole way, in small
 	$(BIN)/pytest -q tests/e2e -m "not docker"
+
+.PHONY: test-aged
+test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage
+	$(BIN)/pytest -q tests/integration/lake/test_aged.py
 
 .PHONY: test-docker
 test-docker: setup ## The whole way as containers (needs a Docker daemon, or root and dockerd)
 	$(BIN)/pytest -q tests/e2e -m docker
 
 .PHONY: test
-test: check test-unit test-integration test-e2e ## Everything that runs without Docker
+test: check test-unit test-integration test-attacks test-e2e ## Everything that runs without Docker
 
 .PHONY: image
 image: ## Build the image (BASE_IMAGE=… for another Debian 12 with Python 3.11)

@@ -7,10 +7,9 @@ other end is this process's standard input.
 
 import asyncio
 import json
-import os
+import resource
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
@@ -21,6 +20,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from server import http
 from server.log import LogConfig, configure
+from server.process import exit_with_parent
 from server.routes import Routes
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError, ours_alone
@@ -49,8 +49,9 @@ def run(
 ) -> int:
     """Run one daemon until SIGTERM or SIGINT; returns the exit code."""
     configure(log, name)
+    _open_as_many_files_as_may_be()
     if follow_parent:
-        _exit_with_parent()
+        exit_with_parent()
     try:
         asyncio.run(
             _serve(opened, partial(http.listen, http_addr, registry=registry, routes=routes, security=security))
@@ -62,6 +63,20 @@ def run(
     except BaseExceptionGroup as group:
         return failed(ours_alone(group))
     return EXIT_OK
+
+
+def _open_as_many_files_as_may_be() -> None:
+    """Raise the soft limit of open files to the hard one: the number of connections depends on it.
+
+    Shells and systemd set a soft limit of 1024 for programs that use select(), which these do not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as err:
+        _log.info("the limit of open files stays as it is", files=soft, reason=str(err))
 
 
 def failed(errors: Sequence[TidemarkError]) -> int:
@@ -99,12 +114,3 @@ def _ready_line(shown: Mapping[str, str]) -> str:
     facts = {"cluster_id": int(shown["cluster_id"])} if "cluster_id" in shown else {}
     endpoints = {name: address for name, address in shown.items() if name != "cluster_id"}
     return json.dumps({"ready": True, **facts, "endpoints": endpoints})
-
-
-def _exit_with_parent() -> None:
-    def wait() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(EXIT_ERROR)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()

@@ -2,7 +2,7 @@
 
 Where the daemon has a certificate the port speaks plain HTTP and TLS, told apart by a connection's first byte: probes
 and scrapes need no certificate, while routes are answered over TLS only, and with a CA to verified clients only.
-Connections, the size of a request and the time to send one are bounded.
+Connections, in all and of one address, the size of a request and the time to send one are bounded.
 """
 
 import io
@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,10 +23,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 
 from server.config import ConfigError
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
+from server.rpc.addresses import client_address
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from storage.model.errors import TidemarkError, UnavailableError
 
 MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_PER_ADDRESS = MAX_CONNECTIONS // 2
+"""So that no host alone keeps probes and scrapes out."""
 MAX_BODY_BYTES = 64 << 10
 MAX_REQUEST_BYTES = 128 << 10
 REQUEST_SECONDS = 10.0
@@ -111,7 +115,8 @@ class _Port:
         if path == "/healthz":
             return Answer(200, b"ok\n")
         if path == "/readyz":
-            return Answer(200, b"ready\n") if self.ready() else Answer(503, b"starting or stopping\n")
+            reason = self.routes.not_ready() if self.ready() else "starting or stopping"
+            return Answer(503, f"{reason}\n".encode()) if reason else Answer(200, b"ready\n")
         return None
 
     def check_client(self, connection: socket.socket) -> None:
@@ -130,27 +135,38 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], port: _Port) -> None:
         self.port = port
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._connections = Counter[str]()
         super().__init__(address, _Handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
+    def process_request(self, request: Any, peer: Any) -> None:
+        if self._admitted(client_address(peer)):
+            super().process_request(request, peer)
             return
         request.settimeout(0)
         with suppress(OSError):
             request.send(_FULL)
         self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Any, peer: Any) -> None:
+        host = client_address(peer)
         try:
-            super().process_request_thread(request, client_address)
+            super().process_request_thread(request, peer)
         finally:
-            self._free.release()
+            with self._lock:
+                self._connections[host] -= 1
+                self._connections += Counter()  # forgets who has none
 
-    def handle_error(self, _request: Any, client_address: Any) -> None:
+    def _admitted(self, host: str) -> bool:
+        with self._lock:
+            if self._connections.total() >= MAX_CONNECTIONS or self._connections[host] >= MAX_CONNECTIONS_PER_ADDRESS:
+                return False
+            self._connections[host] += 1
+            return True
+
+    def handle_error(self, _request: Any, peer: Any) -> None:
         """A client that breaks off, or speaks neither HTTP nor TLS, is its own problem."""
-        _log.debug("http connection broke", client=client_address, exc_info=True)
+        _log.debug("http connection broke", client=peer, exc_info=True)
 
 
 class _Bounded(io.RawIOBase):

@@ -1,8 +1,10 @@
-"""Child processes: ended by SIGTERM, and by SIGKILL only if that takes too long."""
+"""Child processes: ended by SIGTERM, by SIGKILL if that takes too long, and by themselves when their parent dies."""
 
 import asyncio
 import contextlib
+import os
 import signal
+import threading
 from asyncio.subprocess import Process
 
 
@@ -19,3 +21,17 @@ async def drain(process: Process, limit_s: float) -> bool:
         await process.wait()
         return False
     return True
+
+
+def exit_with_parent() -> None:
+    """End this process at once when standard input closes: a pipe whose other end only its parent has.
+
+    It closes however the parent dies. What this process started in the same way ends with it.
+    """
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()

@@ -10,10 +10,9 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
-import structlog
-
+from storage.defect import request_error
 from storage.model.errors import InvalidError, Kind, NotFoundError, TidemarkError
 
 T = TypeVar("T")
@@ -26,8 +25,6 @@ _STATUS = {
     Kind.CLOSED: 503,
 }
 _OWN_STATUS = {"ErrMethodNotAllowed": 405, "ErrUnauthorized": 403}
-
-_log = structlog.get_logger(__name__)
 
 
 class PathUnknownError(NotFoundError):
@@ -57,6 +54,16 @@ class Request:
     query: Mapping[str, Sequence[str]] = field(default_factory=dict)
     body: bytes = b""
     tail: str = ""
+    raw_query: str = ""
+    """The query as it came."""
+
+    def query_bytes(self, name: str) -> bytes:
+        """The bytes that a parameter of the query stands for, percent-decoded; empty without one."""
+        for part in self.raw_query.split("&"):
+            key, _, value = part.partition("=")
+            if key == name:
+                return unquote_to_bytes(value.replace("+", " "))
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Answer:
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    headers: Sequence[tuple[str, str]] = ()
+    """Others than those that describe the body; used on the gRPC port only."""
 
 
 Handler: TypeAlias = Callable[[Request], Answer]
@@ -78,6 +87,8 @@ class Routes:
 
     def __init__(self) -> None:
         self._handlers: dict[Route, Handler] = {}
+        self.not_ready: Callable[[], str] = lambda: ""
+        """Why a daemon that has started cannot serve now, for `/readyz`; empty when it can."""
 
     @contextmanager
     def serving(self, handlers: Mapping[Route, Handler]) -> Iterator[None]:
@@ -143,9 +154,8 @@ def answer_of(handler: Handler, request: Request) -> Answer:
         return error_answer(err)
     except TimeoutError:
         return fault(504, "ErrTimeout", f"{request.path} took too long; try again")
-    except Exception:  # noqa: BLE001 - the client gets an answer, the log the trace; the port lives on
-        _log.exception("http handler failed", path=request.path)
-        return fault(500, "ErrInternal", "a defect of ours; see the daemon's log")
+    except Exception as err:  # noqa: BLE001 - the client gets an answer, the log the trace; the port lives on
+        return error_answer(request_error(err, f"{request.method} {request.path}"))
 
 
 def _fits(prefix: str, path: str) -> bool:

@@ -1,5 +1,6 @@
 """What mounters of all sources have in common: the columns that say of each row what happened to it and when."""
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, KeyValueError
 from storage.model.event import DELETE, INSERT, UPDATE
 
 META_FIELDS: Final = (
@@ -16,6 +17,7 @@ META_FIELDS: Final = (
     pa.field("_start_ts", pa.int64()),
     pa.field("_seq", pa.int64()),
 )
+_SHOWN_CHARACTERS: Final = 500
 _OP_NAMES = pa.array([{DELETE: "delete", UPDATE: "update", INSERT: "insert"}.get(op) for op in range(INSERT + 1)])
 
 
@@ -29,6 +31,39 @@ def told_rows(raw: pa.RecordBatch) -> pa.Array:
     if pc.any(pc.and_not(raw["value"].is_null(), deletes)).as_py():
         raise CorruptError("an insert or update without a row; a puller must give each change its value")
     return pc.if_else(deletes, raw["old_value"], raw["value"]) if pc.any(deletes).as_py() else raw["value"]
+
+
+def check_dates(table: str, key: Mapping[str, pa.Array], dates: Collection[str], known: pa.Array) -> None:
+    """See that no date of a key, in its columns by name, became null; `known` are the rows of which there is a key.
+
+    Raises:
+        KeyValueError: such rows would be one row at the reader.
+    """
+    for name in dates:
+        unknown = pc.and_(key[name].is_null(), known)
+        if pc.any(unknown, min_count=0).as_py():
+            raise KeyValueError(
+                f"a row of {table}{_others(key, name, pc.index(unknown, True).as_py())} has a date in its key column "
+                f"{name} that no calendar has, such as 0000-00-00; as null it would be one row with others like it. "
+                "Create the changefeed anew, with a new target and --zero-dates key-text (all DATE, DATETIME and "
+                "TIMESTAMP columns of keys are text then), or correct such rows at the source and create it anew with "
+                "a dump"
+            )
+
+
+def inexact(table: str, key: Mapping[str, pa.Array], name: str, row: int, reason: str) -> KeyValueError:
+    """A key column has a value in a row that readers are shown as another one."""
+    return KeyValueError(
+        f"a row of {table}{_others(key, name, row)} has {reason} in its key column {name}: it would be one row with "
+        "others. Correct it, or the column's type or character set, at the source, and create the changefeed anew "
+        "with a dump; or leave the table out"
+    )
+
+
+def _others(key: Mapping[str, pa.Array], name: str, row: int) -> str:
+    """A row by the values of its key but for one column."""
+    values = ", ".join(f"{other} = {column[row].as_py()!r}" for other, column in key.items() if other != name)
+    return f" ({values[:_SHOWN_CHARACTERS]})" if values else ""
 
 
 def meta_columns(raw: pa.RecordBatch) -> list[pa.Array]:

@@ -56,6 +56,12 @@ class RangeCrossesDdlError(InvalidError):
     code = "ErrRangeCrossesDdl"
 
 
+class RangeHeldError(InvalidError):
+    """A range ends where no cut does any more: tables that are read again are not complete there."""
+
+    code = "ErrRangeHeld"
+
+
 class DdlOrderError(TidemarkError):
     """A source told a DDL out of order."""
 

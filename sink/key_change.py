@@ -4,17 +4,18 @@ A table without clustered key stores its rows under a hidden number, and charact
 their collation's sort key: so changing the key can be an update of the same record. A consumer that knows rows by their
 key columns needs the old key's delete and the new key's insert.
 
-Within a transaction of the batch all deletes come first, so that rows which exchange their keys both survive. A
-transaction that crosses batches is reordered only within each of them.
+All deletes of a transaction come first, so that rows which exchange their keys both survive: within a batch they are
+sorted (`split_key_changes`), and a transaction that crosses batches is read twice (`deletes_first`): for its
+deletes, then for the rest. So nothing of it is held, and its order does not depend on where batches end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.model.event import DELETE, INSERT, UPDATE
+from storage.model.event import DELETE, INSERT, UPDATE, Position
 from storage.tidb.arrow import arrow_array
 from storage.tidb.binary import Mask
 from storage.tidb.cells import RowBlock
@@ -40,6 +41,81 @@ def split_key_changes(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> pa.
     return pa.RecordBatch.from_arrays(columns, schema=raw.schema)
 
 
+def deletes_first(
+    batches: Iterable[pa.RecordBatch],
+    split: Callable[[pa.RecordBatch], pa.RecordBatch],
+    again: Callable[[Position], Iterator[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """The consecutive `batches` of a range with all deletes of each transaction before its other changes.
+
+    The sorter gives a transaction's deletes, then its updates, then its inserts; only updates become deletes (`split`).
+    So what is to be reordered are updates that cross batches; `again` reads a transaction from its begin.
+    """
+    held: pa.RecordBatch | None = None
+    given: Position | None = None
+    for each in batches:
+        batch = each if given is None else _behind(each, given)
+        if not batch.num_rows:
+            continue
+        given = None
+        if held is not None and _cuts_updates(held, batch):
+            given = _position(held, held.num_rows - 1)
+            yield from _not_empty(held.slice(0, _updates_begin(held, given)))
+            yield from _whole(given, split, again)
+            batch, held = _behind(batch, given), None
+            if not batch.num_rows:
+                continue
+            given = None
+        if held is not None:
+            yield held
+        held = batch
+    if held is not None:
+        yield held
+
+
+def _whole(
+    transaction: Position,
+    split: Callable[[pa.RecordBatch], pa.RecordBatch],
+    again: Callable[[Position], Iterator[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """The updates and inserts of a transaction, after the deletes that its updates become."""
+    for raw in again(transaction):
+        parts = split(raw.filter(pc.equal(raw["op"], UPDATE)))
+        yield from _not_empty(parts.filter(pc.equal(parts["op"], DELETE)))
+    for raw in again(transaction):
+        parts = split(raw.filter(pc.not_equal(raw["op"], DELETE)))
+        yield from _not_empty(parts.filter(pc.not_equal(parts["op"], DELETE)))
+
+
+def _not_empty(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows:
+        yield batch
+
+
+def _cuts_updates(one: pa.RecordBatch, following: pa.RecordBatch) -> bool:
+    last = one.num_rows - 1
+    same = _position(one, last) == _position(following, 0)
+    return same and one["op"][last].as_py() == UPDATE and following["op"][0].as_py() == UPDATE
+
+
+def _updates_begin(batch: pa.RecordBatch, transaction: Position) -> int:
+    """Where the updates of the last transaction of a batch begin, which end it."""
+    commit_ts, start_ts, op = (np.asarray(batch[name]) for name in ("commit_ts", "start_ts", "op"))
+    others = np.flatnonzero((commit_ts != transaction.commit_ts) | (start_ts != transaction.start_ts) | (op != UPDATE))
+    return int(others[-1]) + 1 if len(others) else 0
+
+
+def _behind(batch: pa.RecordBatch, transaction: Position) -> pa.RecordBatch:
+    """The rows that are not of the transaction, with which the batch may begin."""
+    commit_ts, start_ts = (np.asarray(batch[name]) for name in ("commit_ts", "start_ts"))
+    others = np.flatnonzero((commit_ts != transaction.commit_ts) | (start_ts != transaction.start_ts))
+    return batch.slice(int(others[0]) if len(others) else batch.num_rows)
+
+
+def _position(batch: pa.RecordBatch, row: int) -> Position:
+    return Position(batch["commit_ts"][row].as_py(), batch["start_ts"][row].as_py())
+
+
 def _changed(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> Mask:
     changed = np.zeros(raw.num_rows, np.bool_)
     updates = np.flatnonzero((np.asarray(raw["op"]) == UPDATE) & np.asarray(raw["old_value"].is_valid()))
@@ -47,8 +123,9 @@ def _changed(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> Mask:
         return changed
     before, after = (RowBlock(raw[name].take(pa.array(updates))) for name in ("old_value", "value"))
     for column in key_columns:
-        differs = pc.not_equal(*(arrow_array(column, block.cells(column.id)) for block in (before, after)))
-        changed[updates] |= np.asarray(differs.fill_null(False))  # noqa: FBT003 - Arrow's only form
+        old, new = (arrow_array(column, block.cells(column.id)) for block in (before, after))
+        one_is_null = pc.xor(pc.is_null(old), pc.is_null(new))  # as a zero date is, which no reader can hold
+        changed[updates] |= np.asarray(pc.coalesce(pc.not_equal(old, new), one_is_null))
     return changed
 
 

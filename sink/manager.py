@@ -20,10 +20,13 @@ from sink.before import WithBefore
 from sink.cut import Bounds
 from sink.dispatcher import Dispatcher
 from sink.errors import TableDamagedError, TableNotFoundError
+from sink.holds import Holds
 from sink.mounted import Mount
+from sink.mounter import Mounter
 from sink.mounts import Mounting, Mounts
 from sink.quota import MemQuota
 from sink.ranges import Ranges
+from sink.selected import whole_mounter
 from sink.slices import Slice
 from sink.stats import SinkStats
 from sink.table_sink import TableSink
@@ -155,6 +158,11 @@ class SinkManager:
         """Let no table ever go beyond `ts`, whatever the barrier says."""
         with self._changed:
             self._tables.limit_ts = min(ts, self._tables.limit_ts)
+
+    def withhold(self, holds: Holds) -> None:
+        """Let nobody see tables in part that `holds` says are read again."""
+        with self._changed:
+            self._tables.holds = holds
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """How far the table (None: every table) can be read; without tables the barrier, 0 if there is none.
@@ -288,4 +296,6 @@ class SinkManager:
 
 
 def _mounting(version: Version) -> Mounting:
-    return Mounting(version.mounter.mount, WithBefore(version.mounter).mount)
+    whole = whole_mounter(version.mounter)
+    moves_keys = isinstance(whole, Mounter) and not whole.table.handle_is_key
+    return Mounting(version.mounter.mount, WithBefore(version.mounter).mount, whole.split if moves_keys else None)

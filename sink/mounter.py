@@ -9,31 +9,51 @@ Invariants:
 3. All columns are nullable, and of the types Spark reads.
 """
 
+from collections.abc import Mapping
+from typing import Final
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sink.change_columns import META_FIELDS, meta_columns, told_rows
-from sink.defaults import plain, with_default
+from sink.change_columns import META_FIELDS, check_dates, meta_columns, told_rows
+from sink.defaults import plain, with_column_id, with_default
 from sink.key_change import split_key_changes
+from storage.model.errors import InvalidError
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
 from storage.tidb.cells import RowBlock
 from storage.tidb.column import Column
+from storage.tidb.document import TableInfoError
 from storage.tidb.handle import HandleCells
+from storage.tidb.mysql import DATES, Type
 from storage.tidb.schema import TableInfo
+
+_FLOATS: Final = frozenset({Type.FLOAT, Type.DOUBLE})
 
 
 class Mounter:
     """Mounts the changes of one table; immutable, so any number of threads may share it."""
 
-    def __init__(self, table: TableInfo, schema_name: str) -> None:
+    def __init__(self, table: TableInfo, schema_name: str, identities: Mapping[int, int] | None = None) -> None:
+        """`identities` are those of columns that do not have their own TiDB id as their identity, by that id.
+
+        Raises:
+            TableInfoError: what rows hold that are older than a column is no value of its type.
+        """
         self.table = table
+        self._identities = identities or {}
         self.name: str = f"{schema_name}.{table.name}"
         self.key_columns: tuple[str, ...] = tuple(column.name for column in table.key_columns)
         self._columns = table.stored_columns
-        self._defaults = {column.id: _default(column) for column in self._columns if column.origin_default is not None}
+        self._defaults = {
+            column.id: _default(table, column) for column in self._columns if column.origin_default is not None
+        }
         fields = [self._field(column) for column in self._columns]
+        self._key_places = [self._columns.index(column) for column in table.key_columns]
+        self._float_keys = [place for place in self._key_places if self._columns[place].type in _FLOATS]
+        dates = (place for place in self._key_places if self._columns[place].type in DATES)
+        self._date_keys = [place for place in dates if not self._columns[place].as_text]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -48,16 +68,30 @@ class Mounter:
 
         Raises:
             CorruptError: a key or row is not what TiDB writes for this table.
+            KeyValueError: a key that a reader cannot tell from others.
         """
         raw = self.split(raw)
         block = RowBlock(told_rows(raw))
         keys = HandleCells(self.table, raw["key"])
         columns = [self._column(column, block, keys) for column in self._columns]
+        self._check_keys(block, keys, columns)
         return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)
+
+    def _check_keys(self, block: RowBlock, keys: HandleCells, columns: list[pa.Array]) -> None:
+        """See that keys which differ at the source differ in `columns`, and that those which are equal there do not."""
+        for place in self._float_keys:
+            columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))  # -0.0 becomes 0.0
+        if any(columns[place].null_count for place in self._date_keys):
+            key = {self._columns[place].name: columns[place] for place in self._key_places}
+            for column in (self._columns[place] for place in self._date_keys):
+                told = block.cells(column.id).rows.valid
+                known = pa.array(told | keys.cells(column.id).present if column.id in keys.column_ids else told)
+                check_dates(self.name, key, [column.name], known)
 
     def _field(self, column: Column) -> pa.Field:
         default = self._defaults.get(column.id)
-        field = pa.field(column.name, arrow_type(column))
+        identity = self._identities.get(column.id, column.id)
+        field = with_column_id(pa.field(column.name, arrow_type(column)), identity)
         return field if default is None else with_default(field, plain(default.as_py()))
 
     def _column(self, column: Column, block: RowBlock, keys: HandleCells) -> pa.Array:
@@ -73,5 +107,11 @@ class Mounter:
         return values
 
 
-def _default(column: Column) -> pa.Scalar:
-    return pa.scalar(arrow_value(column, parse_default(column)), arrow_type(column))
+def _default(table: TableInfo, column: Column) -> pa.Scalar:
+    try:
+        return pa.scalar(arrow_value(column, parse_default(column)), arrow_type(column))
+    except (InvalidError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as err:
+        raise TableInfoError(
+            f"the TableInfo of {table.name!r}: $.cols[{column.offset}].origin_default: {column.origin_default!r:.200} "
+            f"is no value of the {column.type.name} column {column.name!r}"
+        ) from err

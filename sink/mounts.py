@@ -14,11 +14,13 @@ class Mounting:
 
     mount: Mount
     before: Mount | None = None
+    split: Mount | None = None
+    """`TableMounter.split`, where updates may change what identifies a row: see `sink.key_change`."""
 
     def checked(self, table_id: int) -> "Mounting":
         """The same, with every batch counted."""
         before = None if self.before is None else CheckedMount(table_id, self.before)
-        return Mounting(CheckedMount(table_id, self.mount), before)
+        return Mounting(CheckedMount(table_id, self.mount), before, self.split)
 
     def with_before(self) -> Mount:
         """The mount that tells what each row was; a table that `SinkManager.follow` added has one."""

@@ -8,12 +8,19 @@ Invariants:
 docs/format/mysql-rows.md.
 """
 
-import pyarrow as pa
+from typing import Final
 
-from sink.change_columns import META_FIELDS, meta_columns, told_rows
-from sink.defaults import with_default
-from storage.mysql.arrow import arrow_columns, arrow_type
-from storage.mysql.schema import Table
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sink.change_columns import META_FIELDS, check_dates, inexact, meta_columns, told_rows
+from sink.defaults import Plain, with_column_id, with_default
+from storage.mysql.arrow import arrow_columns, arrow_type, has_odd_values, inexact_key
+from storage.mysql.schema import Column, Table
+from storage.mysql.types import DATES, Type
+from storage.tidb.time import CoreTime
+
+_FLOATS: Final = frozenset({Type.FLOAT, Type.DOUBLE})
 
 
 class MysqlMounter:
@@ -28,7 +35,14 @@ class MysqlMounter:
         self.table = table
         self.name: str = f"{schema_name}.{table.name}"
         self.key_columns: tuple[str, ...] = table.primary_key
-        fields = [with_default(pa.field(column.name, arrow_type(column)), column.held) for column in table.columns]
+        keys = [table.columns[place] for place in table.key_places]
+        self._dates = [column.name for column in keys if column.type in DATES and not column.as_text]
+        self._floats = [place for place in table.key_places if table.columns[place].type in _FLOATS]
+        self._has_odd_values = any(map(has_odd_values, keys))
+        fields = [
+            with_column_id(with_default(pa.field(column.name, arrow_type(column)), _held(column)), column.id)
+            for column in table.columns
+        ]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -40,6 +54,32 @@ class MysqlMounter:
 
         Raises:
             CorruptError: a row is not one of this table in this version.
+            KeyValueError: a key that a reader cannot tell from others.
         """
-        columns = arrow_columns(self.table, told_rows(raw))
+        rows = told_rows(raw)
+        columns = arrow_columns(self.table, rows)
+        self._check_keys(rows, columns)
         return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)
+
+    def _check_keys(self, rows: pa.Array, columns: list[pa.Array]) -> None:
+        """See that keys which differ at the source differ in `columns`, and that those which are equal there do not."""
+        for place in self._floats:
+            columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))  # -0.0 becomes 0.0
+        if not (self._dates or self._has_odd_values):
+            return
+        key = {self.table.columns[place].name: columns[place] for place in self.table.key_places}
+        if any(key[name].null_count > rows.null_count for name in self._dates):
+            check_dates(self.name, key, self._dates, rows.is_valid())
+        if self._has_odd_values and (found := inexact_key(self.table, rows)) is not None:
+            raise inexact(self.name, key, *found)
+
+
+def _held(column: Column) -> Plain | None:
+    """What older rows hold, as batches would show it."""
+    held = column.held
+    if column.type not in DATES or not isinstance(held, str):
+        return held
+    if not column.as_text:
+        return None if held.startswith("0000") else held
+    day, _, clock = held.partition("T")
+    return day if column.type is Type.DATE else CoreTime.parse(f"{day} {clock}").text(column.meta)

@@ -33,7 +33,8 @@ class Ranges:
     def cut(self, start_ts: int, bounds: Bounds, span: Span | None = None) -> int:
         """The largest ts in `(start_ts, resolved_ts]` whose rows fit, over the table or all of them.
 
-        Never splits a commit_ts, and holds at least one, however large; `start_ts` itself when nothing is new.
+        Never splits a commit_ts, and holds at least one, however large; `start_ts` itself when nothing is new. Where
+        tables are read again it goes up to where all of them are complete, whatever fits.
 
         Raises:
             TableNotFoundError: no such table.
@@ -49,9 +50,10 @@ class Ranges:
         for table in tables if may_be_gone else ():
             table.check_kept(start_ts)
         if bounds.is_open:
-            return upper_ts
+            return min(self._tables.holds.cut_end(start_ts, upper_ts), upper_ts)
         extents = (self._extents(table, start_ts, upper_ts) for table in tables)
-        return find_cut(itertools.chain.from_iterable(extents), start_ts, upper_ts, bounds)
+        end_ts = find_cut(itertools.chain.from_iterable(extents), start_ts, upper_ts, bounds)
+        return min(self._tables.holds.cut_end(start_ts, end_ts), upper_ts)
 
     def extents(self, start_ts: int, end_ts: int) -> Iterator[Extent]:
         """Where the rows of all tables in `(start_ts, end_ts]` lie.

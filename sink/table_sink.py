@@ -23,6 +23,7 @@ from sink.errors import (
     SinkRowsLostError,
     TableDamagedError,
 )
+from sink.key_change import deletes_first
 from sink.mounted import Mount, SequenceMount
 from sink.mounts import Mounts
 from sink.quota import MemQuota
@@ -211,8 +212,15 @@ class TableSink:
 
     def read_sorted(self, sorter: Sorter, mount: Mount, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
         """The rows of `(start_ts, end_ts]`, mounted by `mount`, straight from the sorter."""
-        raw = sorter.fetch(self.span, Position(start_ts + 1, 0), Position.fence(end_ts))
+        raw = self.fetch(sorter, Position(start_ts + 1, 0), Position.fence(end_ts))
         return self._whole(mounted.coalesce(map(SequenceMount(mount), raw), READ_BYTES))
+
+    def fetch(self, sorter: Sorter, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
+        """As `Sorter.fetch`, within one version of the table; each transaction's deletes come first."""
+        raw, split = sorter.fetch(self.span, lower, upper), self.mounts.above(lower.commit_ts - 1).split
+        if split is None:
+            return raw
+        return deletes_first(raw, split, lambda transaction: sorter.fetch(self.span, transaction, transaction))
 
     def verify(self, sorter: Sorter, end_ts: int) -> None:
         """Read the rows up to `end_ts` that no whole fetch has covered yet, so that the sorter compares them.

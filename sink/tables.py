@@ -9,6 +9,7 @@ Invariants:
 
 from sink.checkpoint import Floor, Standing
 from sink.errors import TableExistsError, TableNotFoundError
+from sink.holds import Holds
 from sink.slowest import Slowest
 from sink.table_sink import TableSink
 from storage.model.span import Span
@@ -21,6 +22,7 @@ class TableSinks:
     def __init__(self) -> None:
         self.barrier_ts: int | None = None
         self.limit_ts = MAX_TS
+        self.holds = Holds()
         self.floor = Floor()
         self.most_cleaned_ts = 0
         self._tables: dict[Span, TableSink] = {}
@@ -184,7 +186,8 @@ class TableSinks:
         self._checkpoints.move(table.span, checkpoint_ts if checkpoint_ts < table.end_ts else MAX_TS)
 
     def _bound_ts(self) -> int:
-        return self.limit_ts if self.barrier_ts is None else min(self.barrier_ts, self.limit_ts)
+        bound_ts = self.limit_ts if self.barrier_ts is None else min(self.barrier_ts, self.limit_ts)
+        return min(bound_ts, self.holds.bound(min(bound_ts, self._least(self._resolved, MAX_TS))))
 
     def _without_tables(self) -> int:
         """Where the whole stands when no table holds it: at the barrier, or where the last table ended."""

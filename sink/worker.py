@@ -83,7 +83,7 @@ class TaskRun:
 
     def _stage(self, sorter: Sorter) -> bool:
         mount = SequenceMount(self._task.table.mounts.above(self._task.lower.commit_ts - 1).mount)
-        for raw in sorter.fetch(self._task.table.span, self._task.lower, self._task.upper):
+        for raw in self._task.table.fetch(sorter, self._task.lower, self._task.upper):
             first = _position(raw, 0)
             if self._last is not None:
                 self._hand_over(self._last, first)

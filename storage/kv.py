@@ -62,6 +62,13 @@ class KV(Reader, Protocol):
         """Delete `lower <= key < upper`, in bounded batches, and compact the range; returns the number of keys."""
         ...
 
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+        """Delete the first `most` keys of `lower <= key < upper`; returns how many there were, and where to go on.
+
+        Durable with the next synced write.
+        """
+        ...
+
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
         """About how many bytes of disk `lower <= key < upper` takes; what was written last may be missing. Fast."""
         ...
@@ -119,6 +126,13 @@ class MemoryKV:
         for key in doomed:
             del self._pairs[key]
         return len(doomed)
+
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+        """See `KV.delete_some`."""
+        doomed = [key for key, _ in self.scan(lower, upper)][:most]
+        for key in doomed:
+            del self._pairs[key]
+        return len(doomed), doomed[-1] + b"\0" if doomed else lower
 
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
         """See `KV.approximate_bytes`."""

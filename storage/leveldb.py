@@ -1,18 +1,29 @@
-"""LevelDB behind the `storage.kv.KV` Protocol. A directory is opened by one process only; LevelDB's lock sees to it."""
+"""LevelDB behind the `storage.kv.KV` Protocol. A directory is opened by one process only; LevelDB's lock sees to it.
+
+Every read verifies the checksums of what comes from disk: of blocks, of tables' indexes and filters, of the logs at
+start, and of what a compaction reads, which would give a damaged value a new, good checksum. Damage is a
+CorruptDatabaseError that names the file; it is logged once.
+"""
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import plyvel
+import structlog
 
 from storage.kv import WriteBatch
+from storage.leveldb_files import Damage, find_log_damage, find_table_damage
 from storage.model.errors import CorruptError, UnavailableError
 
 _DELETE_BATCH = 1024
 _WRITE_BUFFER_BYTES = 16 << 20
 _BLOCK_CACHE_BYTES = 32 << 20
 _BLOOM_BITS = 10  # most looked-for keys, locks above all, do not exist
+_REMEDY = "Restore the directory from a backup, or move it away to start empty"
+
+_log = structlog.get_logger(__name__)
 
 
 class DirectoryLockedError(UnavailableError):
@@ -33,31 +44,93 @@ class CorruptDatabaseError(CorruptError):
     code = "ErrDatabaseCorrupt"
 
 
+class Limits(NamedTuple):
+    """What one database may hold open or in memory beside its write buffer."""
+
+    cache_bytes: int = _BLOCK_CACHE_BYTES
+    table_bytes: int = 2 << 20
+    open_files: int = 1000
+
+
+class _Damages:
+    """Turns LevelDB's errors into ours; remembers what is damaged, so that each place is searched and logged once."""
+
+    def __init__(self, directory: Path, remedy: str) -> None:
+        self._directory = directory
+        self._remedy = remedy
+        self._damages: list[Damage] = []
+
+    def corrupt(self, err: Exception, damage: Damage | None) -> CorruptDatabaseError:
+        """The error for a damaged file, which is logged when it is new."""
+        if damage is not None and damage not in self._damages:
+            self._damages.append(damage)
+            _log.error(
+                "database file is damaged",
+                file=str(damage.path),
+                offset=damage.offset,
+                first_key=damage.first_key.hex(),
+                last_key=damage.last_key.hex(),
+            )
+        return CorruptDatabaseError(
+            f"the LevelDB in {self._directory} is damaged: {damage or err}. {self._remedy}; nothing was changed"
+        )
+
+    def read_failed(
+        self, err: plyvel.Error, lower: bytes, upper: bytes, *, reverse: bool = False
+    ) -> CorruptDatabaseError | DirectoryUnusableError:
+        """The error for a read of `[lower, upper)` that failed at its first step."""
+        first_key = lower if not reverse else b""
+        damage = next((each for each in self._damages if first_key and each.covers(first_key)), None)
+        damage = damage or find_table_damage(self._directory, lower, upper, reverse=reverse)
+        if damage is None and not isinstance(err, plyvel.CorruptionError):
+            return DirectoryUnusableError(f"cannot read {self._directory}: {err}; check the disk, then restart")
+        return self.corrupt(err, damage)
+
+
 class _View:
     """Reads of a plyvel DB or snapshot."""
 
-    def __init__(self, source: Any, directory: Path, *, verify: bool) -> None:
+    def __init__(self, source: Any, damages: _Damages) -> None:
         self._source = source
-        self._directory = directory
-        self._verify = verify
+        self._damages = damages
 
     def get(self, key: bytes) -> bytes | None:
         """See `Reader.get`."""
         try:
-            value: bytes | None = self._source.get(key, verify_checksums=self._verify)
-        except plyvel.CorruptionError as err:
-            raise _corrupt(self._directory, err) from err
+            value: bytes | None = self._source.get(key, verify_checksums=True)
+        except plyvel.Error as err:
+            raise self._damages.read_failed(err, key, key + b"\0") from err
         return value
 
     def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """See `Reader.scan`; reads the state of the moment of the first step."""
+        last = None
         try:
             with self._source.iterator(
-                start=lower, stop=upper or None, reverse=reverse, verify_checksums=self._verify
+                start=lower, stop=upper or None, reverse=reverse, verify_checksums=True
             ) as pairs:
-                yield from pairs
-        except plyvel.CorruptionError as err:
-            raise _corrupt(self._directory, err) from err
+                for last in pairs:
+                    yield last
+            self._check_end(last[0] if last else b"", lower, upper, reverse=reverse)
+        except plyvel.Error as err:
+            if last and reverse:
+                upper = last[0]
+            elif last:
+                lower = last[0] + b"\0"
+            raise self._damages.read_failed(err, lower, upper, reverse=reverse) from err
+
+    def _check_end(self, last_key: bytes, lower: bytes, upper: bytes, *, reverse: bool) -> None:
+        """Raise if a scan ended early: plyvel (1.5) takes a damaged last block for the end of the data."""
+        with self._source.raw_iterator(verify_checksums=True) as position:
+            if not reverse:
+                position.seek(last_key + b"\0" if last_key else lower)
+                return
+            if last_key or upper:
+                position.seek(last_key or upper)
+            if position.valid():
+                position.prev()
+            else:
+                position.seek_to_last()
 
 
 class LevelDBSnapshot(_View):
@@ -72,21 +145,27 @@ class LevelDB(_View):
     """One LevelDB directory."""
 
     def __init__(
-        self, directory: Path | str, *, write_buffer_bytes: int = _WRITE_BUFFER_BYTES, verify: bool = False
+        self,
+        directory: Path | str,
+        *,
+        write_buffer_bytes: int = _WRITE_BUFFER_BYTES,
+        limits: Limits | None = None,
+        remedy: str = _REMEDY,
     ) -> None:
-        """Open or create the directory; with `verify` each block that is read from disk is checked.
+        """Open or create the directory; `remedy` tells people what to do about damage.
 
         Raises:
             DirectoryLockedError: another process has it open.
             DirectoryUnusableError: it cannot be created or written.
-            CorruptDatabaseError: LevelDB refuses the files in it.
+            CorruptDatabaseError: a log is damaged, or LevelDB refuses the files in it; nothing was changed.
         """
-        path = Path(directory)
-        super().__init__(_open(path, write_buffer_bytes), path, verify=verify)
+        self._directory = Path(directory)
+        damages = _Damages(self._directory, remedy)
+        super().__init__(_open(self._directory, write_buffer_bytes, limits or Limits(), damages), damages)
 
     def snapshot(self) -> LevelDBSnapshot:
         """See `KV.snapshot`."""
-        return LevelDBSnapshot(self._source.snapshot(), self._directory, verify=self._verify)
+        return LevelDBSnapshot(self._source.snapshot(), self._damages)
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """See `KV.write`."""
@@ -97,8 +176,8 @@ class LevelDB(_View):
                         writer.delete(key)
                     else:
                         writer.put(key, value)
-        except plyvel.CorruptionError as err:
-            raise _corrupt(self._directory, err) from err
+        except plyvel.CorruptionError as err:  # a compaction met damage: LevelDB takes no more writes
+            raise self._damages.corrupt(err, find_table_damage(self._directory, b"", b"")) from err
         except plyvel.IOError as err:
             raise DirectoryUnusableError(
                 f"cannot write to {self._directory}: {err}; free some space or check the disk, then restart"
@@ -106,20 +185,30 @@ class LevelDB(_View):
 
     def delete_range(self, lower: bytes, upper: bytes) -> int:
         """See `KV.delete_range`."""
-        deleted = 0
-        batch = WriteBatch()
-        for key, _ in self.scan(lower, upper):
-            batch.delete(key)
-            if len(batch) >= _DELETE_BATCH:
-                self.write(batch, sync=False)
-                deleted += len(batch)
-                batch = WriteBatch()
-        if batch:
-            self.write(batch, sync=False)
-            deleted += len(batch)
+        deleted, first = 0, lower
+        while (following := self.delete_some(first, upper, _DELETE_BATCH))[0]:
+            deleted += following[0]
+            first = following[1]
         if deleted:
             self.compact(lower, upper)
         return deleted
+
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+        """See `KV.delete_some`; values are not read into Python."""
+        batch, key = WriteBatch(), lower
+        try:
+            with self._source.iterator(
+                start=lower, stop=upper or None, include_value=False, verify_checksums=True
+            ) as keys:
+                for key in islice(keys, most):
+                    batch.delete(key)
+            if len(batch) < most:
+                self._check_end(key if batch else b"", lower, upper, reverse=False)
+        except plyvel.Error as err:
+            raise self._damages.read_failed(err, key, upper) from err
+        if batch:
+            self.write(batch, sync=False)
+        return len(batch), key + b"\0"
 
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
         """See `KV.approximate_bytes`: tables on disk, to a block; not the last write buffer."""
@@ -139,18 +228,24 @@ class LevelDB(_View):
         self._source.close()
 
 
-def _open(path: Path, write_buffer_bytes: int) -> Any:
+def _open(path: Path, write_buffer_bytes: int, limits: Limits, damages: _Damages) -> Any:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        damage = find_log_damage(path)
+        if damage is not None:
+            raise damages.corrupt(CorruptError(str(damage)), damage)
         return plyvel.DB(
             str(path),
             create_if_missing=True,
+            paranoid_checks=True,
             write_buffer_size=write_buffer_bytes,
-            lru_cache_size=_BLOCK_CACHE_BYTES,
+            max_file_size=limits.table_bytes,
+            max_open_files=limits.open_files,
+            lru_cache_size=limits.cache_bytes,
             bloom_filter_bits=_BLOOM_BITS,
         )
     except plyvel.CorruptionError as err:
-        raise _corrupt(path, err) from err
+        raise damages.corrupt(err, find_table_damage(path, b"", b"")) from err
     except (plyvel.IOError, plyvel.Error, OSError) as err:
         text = str(err)
         if "lock" in text.lower():
@@ -158,12 +253,5 @@ def _open(path: Path, write_buffer_bytes: int) -> Any:
                 f"{path} is in use by another process; stop it or choose another --data-dir ({text})"
             ) from err
         if "corrupt" in text.lower() or "missing" in text.lower():
-            raise _corrupt(path, err) from err
+            raise damages.corrupt(err, None) from err
         raise DirectoryUnusableError(f"cannot use {path}: {text}; check that it exists and is writable") from err
-
-
-def _corrupt(path: Path, err: Exception) -> CorruptDatabaseError:
-    return CorruptDatabaseError(
-        f"the LevelDB in {path} is damaged: {err}; nothing was changed. Restore it from a backup, "
-        "or move the directory away to start empty"
-    )

@@ -4,10 +4,14 @@ Source: TiCDC's gc manager for the ids of changefeeds; the ids of BR, Lightning,
 """
 
 import shlex
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 FEED_PREFIX: Final = "ticdc-default-"
-CREATING_PREFIX: Final = f"{FEED_PREFIX}creating-"
+CREATING_PREFIX: Final = f"{FEED_PREFIX}creating_"
+"""A changefeed's id has no underscore, so that no changefeed's own service begins like this."""
+OLD_CREATING_PREFIX: Final = f"{FEED_PREFIX}creating-"
+"""What captures wrote before; a changefeed `creating-x` has a service that begins like this, too."""
 FEED_TTL_S: Final = 86_400
 CREATING_TTL_S: Final = 3_600
 
@@ -40,6 +44,24 @@ def feed_of(service_id: str) -> str:
         if service_id.startswith(prefix):
             return service_id.removeprefix(prefix)
     return ""
+
+
+def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]) -> list[str]:
+    """Services of creations and resumes that are over, while none is under way.
+
+    `protected` says of each changefeed whether it needs none: its own service keeps its history, or it does not run.
+    """
+    found = []
+    for service_id in service_ids:
+        if service_id.startswith(CREATING_PREFIX):
+            changefeed = service_id.removeprefix(CREATING_PREFIX)
+        elif service_id.startswith(OLD_CREATING_PREFIX) and service_id.removeprefix(FEED_PREFIX) not in protected:
+            changefeed = service_id.removeprefix(OLD_CREATING_PREFIX)
+        else:
+            continue
+        if protected.get(changefeed, True):
+            found.append(service_id)
+    return found
 
 
 def owner_of(service_id: str) -> str:

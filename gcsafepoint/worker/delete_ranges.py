@@ -43,20 +43,29 @@ async def register(records: Records, new: DeleteRange) -> None:
     """Record a range to be destroyed once its ts is before the safepoint; durable when it returns.
 
     Raises:
-        DeleteRangeError: an empty or endless range, too long keys, or another range of the same job and element.
+        DeleteRangeError: as `check`, or there is another range of the same job and element.
+    """
+    check(new)
+    key = PENDING + new.name
+    if not await records.write({key: new.to_json()}, {key: 0, DONE + new.name: 0}):
+        held = [it for it in (*await load(records, PENDING), *await load(records, DONE)) if it.name == new.name]
+        if not any(it.same(new) for it in held):
+            raise DeleteRangeError(f"job {new.job_id} element {new.element_id} has another range already")
+
+
+def check(new: DeleteRange) -> None:
+    """Refuse what can never be destroyed.
+
+    Raises:
+        DeleteRangeError: an empty or endless range, too long keys, or no timestamp.
     """
     if max(len(new.start_key), len(new.end_key)) > MAX_KEY_BYTES:
         raise DeleteRangeError(f"a key of a range has at most {MAX_KEY_BYTES} bytes")
     if not new.start_key < new.end_key:
         shown = ", ".join(key[:64].hex() for key in (new.start_key, new.end_key))
         raise DeleteRangeError(f"the range [{shown}) is empty or has no end")
-    if not new.ts:
+    if not 0 < new.ts < 1 << 64:
         raise DeleteRangeError("a range to delete needs the timestamp of its drop")
-    key = PENDING + new.name
-    if not await records.write({key: new.to_json()}, {key: 0, DONE + new.name: 0}):
-        held = [it for it in (*await load(records, PENDING), *await load(records, DONE)) if it.name == new.name]
-        if not any(it.same(new) for it in held):
-            raise DeleteRangeError(f"job {new.job_id} element {new.element_id} has another range already")
 
 
 async def load(records: Records, prefix: str) -> list[DeleteRange]:

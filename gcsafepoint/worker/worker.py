@@ -19,6 +19,7 @@ from gcsafepoint.worker.round import GCRunningError, Round, Rounds
 from gcsafepoint.worker.times import DurationError, parse_instant_ms
 from gcsafepoint.worker.variables import BOUNDS, Bounds
 from gcsafepoint.worker.write_rate import WriteRate
+from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
 
@@ -133,8 +134,8 @@ class GCWorker:
     async def _outcome(self, number: int) -> Outcome:
         try:
             return await self.conductor.conduct(number)
-        except TidemarkError as err:
-            return err  # the listener heard of it; the next round does what is left
+        except Exception as err:  # noqa: BLE001 - a round that fails is no reason to end the worker
+            return request_error(err, "gc round")  # the listener heard of it; the next round does what is left
 
     async def _begin_due_round(self) -> None:
         try:

@@ -7,20 +7,24 @@ records. Source: TiCDC's ChangeFeedInfo and ChangeFeedStatus, the members that a
 import enum
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
+from urllib.parse import urlsplit
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.sink_uri import SinkUri, holds_secret, redacted
 
 from server.capture.catalog.filter import exact_rules
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
 from server.puller.table import TableRecord
 from storage.model.errors import CorruptError
+from storage.tidb.time import NULL_DATES
 
 CREATOR_VERSION: Final = "0.2.0"
+_HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLExceeded")
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
-_REMOTE = re.compile(r"(((delta|parquet)\+(hdfs|viewfs|s3a))|(iceberg\+(hdfs|viewfs)))://[^@?]*/[^@?]*")
-"""Lakes on other file systems, as the lake job takes them: `pyspark_tidemark.lake.target`."""
+_PORTS: Final = {"postgresql": 5432, "mysql": 3306}
 
 
 class State(enum.StrEnum):
@@ -30,11 +34,20 @@ class State(enum.StrEnum):
     STOPPED = "stopped"
     WARNING = "warning"
     FAILED = "failed"
+    FINISHED = "finished"
+    """Everything up to target_ts is at the target."""
+    REMOVED = "removed"
+    """The removal has begun: whoever owns the changefeeds brings it to its end."""
 
     @property
     def is_running(self) -> bool:
         """Whether rows are to be pulled."""
         return self in (State.NORMAL, State.WARNING)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing but its removal can follow."""
+        return self in (State.FINISHED, State.REMOVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +59,23 @@ class RunningError:
     time: str
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Changes with `start_ts < commit_ts <= end_ts` that an operator gave up by `resume --overwrite-checkpoint-ts`."""
+
+    start_ts: int
+    end_ts: int
+    time: str
+    """RFC 3339, UTC."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedInfo:
     """`target_ts` 0 means no end."""
 
     id: str
-    sink_uri: str
+    sink_uri: str = field(repr=False)
+    """As it was given; a record of an earlier version may hold a password, so what is shown is `shown_sink_uri`."""
     source_uri: str = ""
     """Empty: the change feed of the cluster."""
     start_ts: int
@@ -61,6 +85,8 @@ class ChangefeedInfo:
     """The tables' filter, `server.capture.catalog.filter`."""
     columns: tuple[str, ...] = ()
     """What is taken of the tables, `server.capture.catalog.columns`."""
+    zero_dates: str = NULL_DATES
+    """How dates that no calendar has are shown, one of `storage.tidb.time.SHOWN_DATES`."""
     from_snapshot: bool = False
     """Whether its tables were found in the source; else they were given."""
     ignore_ineligible: bool = False
@@ -71,16 +97,52 @@ class ChangefeedInfo:
     """In records of version 0.1.0, which have no schema changes."""
     state: State = State.NORMAL
     error: RunningError | None = None
+    skipped: tuple[Skipped, ...] = ()
+    """What was never delivered, ascending."""
     creator_version: str = CREATOR_VERSION
 
     @property
+    def shown_sink_uri(self) -> str:
+        """The sink URI without secrets."""
+        return redacted(self.sink_uri)
+
+    @property
+    def secret_advice(self) -> str:
+        """What to do about a sink URI that holds a secret; empty if it holds none."""
+        if not holds_secret(self.sink_uri):
+            return ""
+        return (
+            f"the sink URI of changefeed {self.id} holds a password, which is in the metadata; write it into a file, "
+            f"name that by `tidemark cli changefeed update -c {self.id} --sink-uri …?password-file=/path`, "
+            "and change it"
+        )
+
+    @property
     def blocks_gc(self) -> bool:
-        """Whether its history must be kept: always, except when it is lost already."""
-        return self.error is None or self.error.code not in ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC")
+        """Whether its history must be kept: always, except when it is lost already, or needed no more."""
+        if self.state.is_final:
+            return False
+        return self.error is None or self.error.code not in _HISTORY_LOST
 
     def moved_to(self, state: State, error: RunningError | None = None) -> "ChangefeedInfo":
         """The same changefeed in another state."""
         return replace(self, state=state, error=error)
+
+    def continuing_at(self, start_ts: int, checkpoint_ts: int, time: str) -> "ChangefeedInfo":
+        """The same changefeed, running, that goes on at `start_ts` instead of its checkpoint.
+
+        Going back takes a stretch back that was skipped, as far as nobody has acknowledged anything above it.
+        """
+        skipped = list(self.skipped)
+        if start_ts > checkpoint_ts:
+            skipped.append(Skipped(checkpoint_ts, start_ts, time))
+        reached_ts = checkpoint_ts
+        while skipped and start_ts < skipped[-1].end_ts == reached_ts:
+            last = skipped.pop()
+            reached_ts = last.start_ts
+            if last.start_ts < start_ts:
+                skipped.append(replace(last, end_ts=start_ts))
+        return replace(self.moved_to(State.NORMAL), skipped=tuple(skipped))
 
     def without_tables(self) -> "ChangefeedInfo":
         """A record of version 0.1.0 in today's form; its tables are the first schema change."""
@@ -90,8 +152,11 @@ class ChangefeedInfo:
     def to_json(self) -> bytes:
         """The value of its record."""
         doc = asdict(self)
-        if not self.columns:
-            del doc["columns"]  # as captures read it that know of none
+        for member in ("columns", "skipped"):
+            if not doc[member]:
+                del doc[member]  # as captures read it that know of none
+        if self.zero_dates == NULL_DATES:
+            del doc["zero_dates"]  # the same
         return json.dumps(doc, separators=(",", ":")).encode()
 
     @classmethod
@@ -106,6 +171,7 @@ class ChangefeedInfo:
             for member in ("rules", "columns", "ignored"):
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
+            doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return cls(**doc)
@@ -139,18 +205,33 @@ def check_id(changefeed: str) -> None:
 
 
 def check_sink_uri(sink_uri: str) -> None:
-    """Refuse what no reader could take as its target.
+    """Refuse what no reader could take as its target, what holds a password, and directories of the system.
 
     Raises:
-        SinkUriError: there is no scheme, or one of a lake on a file system that can hold none.
+        SinkUriError: with what to write instead.
     """
-    scheme = sink_uri.partition(":")[0]
-    if "+" in scheme and not _REMOTE.fullmatch(sink_uri):
+    try:
+        SinkUri.parse(sink_uri).check_directory()
+    except SourceError as err:
+        raise SinkUriError(err.message) from None
+
+
+def check_same_sink(old: str, new: str) -> None:
+    """Refuse another place for a changefeed whose rows are partly delivered; `old` may be of an earlier version.
+
+    Raises:
+        SinkUriError: it is another place.
+    """
+    if _place(old) != _place(new):
         raise SinkUriError(
-            "a lake on another file system is FORMAT+SCHEME://authority/path: delta, parquet or iceberg on hdfs or "
-            "viewfs, delta or parquet on s3a, with credentials and settings where Hadoop looks for them"
+            f"{redacted(new)} is not the place that this changefeed delivers to, {redacted(old)}: an update changes "
+            "how to log in there; for another place, create another changefeed"
         )
-    if not _SCHEME.match(sink_uri):
-        raise SinkUriError(
-            f"the sink URI {sink_uri!r} has no scheme; give one such as delta:///path or parquet:///path"
-        )
+
+
+def _place(sink_uri: str) -> tuple[str, str, int | None, str]:
+    try:
+        parts = urlsplit(sink_uri)
+        return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path.strip("/")
+    except ValueError:
+        return sink_uri, "", None, ""

@@ -1,9 +1,7 @@
 """A changefeed that is asked for: its parameters, and the record and tables they give."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter, exact_rules
@@ -13,6 +11,8 @@ from server.capture.errors import ParameterError, StartTsInFutureError, TargetTs
 from server.capture.runner import utc_now
 from server.puller.source import Source
 from server.puller.table import TableRecord
+from storage.tidb.document import read_document
+from storage.tidb.time import NULL_DATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class NewChangefeed:
     rules: Sequence[str] = ()
     columns: Sequence[str] = ()
     """Rules about columns, `server.capture.catalog.columns`."""
+    zero_dates: str = NULL_DATES
+    """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False
 
     def records(self) -> tuple[TableRecord, ...]:
@@ -39,14 +41,15 @@ class NewChangefeed:
         check_id(self.id)
         check_sink_uri(self.sink_uri)
         TableFilter(self.rules)
-        ColumnRules(self.columns)
+        ColumnRules(self.columns, self.zero_dates)
         if not (self.tables or self.rules):
             raise ParameterError("a changefeed needs tables: name them by --filter, or give their schemas by --tables")
-        return tuple(TableRecord(schema_name, _document(text)) for schema_name, text in self.tables)
+        return tuple(TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables)
 
     async def chosen(self, source: Source, start_ts: int) -> Chosen:
         """Its tables as of `start_ts`; raises as `chosen_tables`."""
-        given, columns, ignore = self.records(), ColumnRules(self.columns), self.ignore_ineligible
+        given, ignore = self.records(), self.ignore_ineligible
+        columns = ColumnRules(self.columns, self.zero_dates)
         if not self.rules:
             return eligible(source, given, columns=columns, ignore_ineligible=ignore)
         rules = TableFilter(self.rules)
@@ -65,6 +68,7 @@ class NewChangefeed:
             create_time=utc_now(),
             rules=(*self.rules, *exact_rules(taken)),
             columns=tuple(self.columns),
+            zero_dates=self.zero_dates,
             from_snapshot=bool(self.rules),
             ignore_ineligible=self.ignore_ineligible,
             ignored=chosen.ignored,
@@ -81,13 +85,3 @@ def check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
         raise StartTsInFutureError(f"the start {start_ts} is after the present {now_ts}; see `tidemark cli tso query`")
     if target_ts and target_ts <= start_ts:
         raise TargetTsError(f"target_ts {target_ts} is not after the start {start_ts}")
-
-
-def _document(text: str) -> dict[str, Any]:
-    try:
-        doc = json.loads(text)
-    except ValueError as err:
-        raise ParameterError(f"a table_info is not JSON: {err}") from err
-    if not isinstance(doc, dict):
-        raise ParameterError("a table_info must be a JSON object: TiDB's model.TableInfo")
-    return doc

@@ -12,6 +12,7 @@ __all__ = [
     "ChangefeedNotExistsError",
     "ChangefeedNotRunningError",
     "ChangefeedStateError",
+    "GcTtlExceededError",
     "NotOwnerError",
     "ParameterError",
     "RenamedIntoFilterError",
@@ -95,6 +96,18 @@ class SnapshotLostError(InvalidError):
     """GC has passed the checkpoint: what was not read yet is gone."""
 
     code = "ErrSnapshotLostByGC"
+
+
+class TargetInRereadError(InvalidError):
+    """The changefeed would end where a table is read again, and is not complete."""
+
+    code = "ErrTargetInReread"
+
+
+class GcTtlExceededError(SnapshotLostError):
+    """The changefeed has failed for so long that its history is no longer kept for it."""
+
+    code = "ErrGCTTLExceeded"
 
 
 class TargetTsError(InvalidError):

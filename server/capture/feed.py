@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
@@ -10,6 +11,7 @@ from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange
 from server.capture.changefeed import ChangefeedInfo, State
+from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource
@@ -41,10 +43,16 @@ class Feed:
     workshop: Workshop
     task: asyncio.Task[None] | None = None
     info_saved: bool = True
+    job: JobReport | None = None
+    """What the lake job last reported; set by Flight's threads, too."""
+    job_saved: JobReport | None = None
+    """As the metadata has it: of a job that has given up."""
     settled_ts: int = 0
     """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0
     """The checkpoint that the service safepoint protects."""
+    released: bool = False
+    """Whether its safepoints were deleted after its end."""
     safepoint_time: float = field(default=0.0)
     """Loop time at which it was set; 0: not by this owner."""
 
@@ -99,10 +107,25 @@ class Feed:
         self.catalog = _catalog(self.workshop, self.info, self.source, history, checkpoint_ts, self.info.rules)
         self.processor = make(Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts))
 
+    @property
+    def failed_s(self) -> float:
+        """For how long its lake job has given up; 0 if it has not."""
+        return failed_for_s(self.info, self.job, datetime.now(UTC))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its end or removal is to be carried out: what is acknowledged up to target_ts is durable."""
+        if self.info.state.is_running:
+            return 0 < self.info.target_ts <= self.checkpoint_ts
+        return self.info.state is State.REMOVED or (self.info.state is State.FINISHED and not self.released)
+
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""
         running = self.info.state is State.WARNING and self.processor.sink is not None
-        return running and not self.processor.repairing and self.processor.resolved_ts > self.processor.start_ts
+        if self.catalog.refusal is not None or self.catalog.holds.error is not None:
+            return False
+        moved = self.processor.resolved_ts > self.processor.start_ts or self.catalog.holds.open_since > 0
+        return running and not self.processor.repairing and moved
 
     async def stop(self) -> None:
         """End its task, and wait until it has ended."""
@@ -115,5 +138,5 @@ class Feed:
 def _catalog(
     workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
 ) -> FeedCatalog:
-    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, ColumnRules(info.columns))
+    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, ColumnRules(info.columns, info.zero_dates))
     return FeedCatalog(terms, source, history, start_ts, partial(workshop.records.schemas.append, info.id))

@@ -8,7 +8,7 @@ read crosses a DDL.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
@@ -18,10 +18,11 @@ from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningErr
 from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.processor import Sink
+from server.capture.runner import note_job
 from server.capture.waiting import READ_WAIT_S, Waiting
 from sink.before import schema_of
 from sink.errors import TableNotFoundError
-from sink.flight.feeds import FeedDescription, Slice, TableDescription, TableNotExistsError
+from sink.flight.feeds import FeedDescription, Report, Slice, TableDescription, TableNotExistsError
 from sink.slices import Slice as SinkSlice
 from sink.versions import Version, Versions
 from storage.model.errors import TidemarkError
@@ -60,12 +61,14 @@ class OwnerFeeds:
         return FeedDescription(
             changefeed=feed.id,
             state=feed.info.state.value,
-            sink_uri=feed.info.sink_uri,
+            sink_uri=feed.info.shown_sink_uri,
             start_ts=feed.info.start_ts,
+            target_ts=feed.info.target_ts,
             checkpoint_ts=processor.checkpoint_ts,
             resolved_ts=processor.resolved_ts,
             tables=None if known else tuple(_description(feed, version, before=before) for version in found),
-            ddls=tuple(versions.ddls(at_ts)),
+            ddls=feed.catalog.holds.shown(versions.ddls(at_ts), versions),
+            skipped=tuple((each.start_ts, each.end_ts) for each in feed.info.skipped),
         )
 
     def latest(
@@ -90,7 +93,7 @@ class OwnerFeeds:
                 ddl_ts = versions.next_change(start_ts, table)
                 end_ts = min(sink.cut(start_ts, max_rows, max_bytes, span), ddl_ts)
                 spans = [span] if span else [] if table else None
-                if end_ts == ddl_ts or _worth_a_cut(sink, spans, start_ts, end_ts):
+                if end_ts in (ddl_ts, *_ends(feed)) or _worth_a_cut(sink, spans, start_ts, end_ts):
                     return end_ts
             return start_ts
 
@@ -117,7 +120,13 @@ class OwnerFeeds:
         def plan() -> list[Slice]:
             for span in [None] if spans is None else spans:
                 self._waiting.resolved(sink, span, end_ts, _CALL_WAIT_S)
-            parts = sink.plan_tables(spans, start_ts, end_ts, slice_bytes)
+            again = feed.catalog.holds.tables(start_ts, end_ts, [ddl.ts for ddl in versions.ddls(end_ts, 1)])
+            others = spans if not spans else [span for span in spans if span.table_id not in again]
+            parts = sink.plan_tables(others, start_ts, end_ts, slice_bytes)
+            parts = [part for part in parts if part.span.table_id not in again]
+            for span, since_ts in _read_again(versions, again, start_ts, end_ts).items():
+                if spans is None or span in spans:
+                    parts += sink.plan_tables([span], since_ts, end_ts, slice_bytes)
             return [_slice(versions, part, locate(part.span)) for part in parts]
 
         return _while_running(feed, plan)
@@ -141,6 +150,7 @@ class OwnerFeeds:
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:
         """See `Feeds.ack`."""
         feed, sink = self._running(changefeed)
+        ts = feed.catalog.holds.acknowledged(ts)
         versions = [version for version in _named(feed, table).named(table) if version.from_ts < ts] if table else []
 
         def ack() -> int:
@@ -152,6 +162,12 @@ class OwnerFeeds:
             return sink.checkpoint_ts()
 
         return _while_running(feed, ack)
+
+    def report(self, changefeed: str, report: Report) -> None:
+        """See `Feeds.report`; a changefeed that does not run has no job to speak for it."""
+        feed = self._owner.feed(changefeed)
+        if feed.info.state.is_running:
+            note_job(feed, report)
 
     def _ack_version(self, sink: Sink, version: Version, ts: int) -> None:
         """The reader of a name has a version's rows up to `ts`; those of the span's earlier names are not its own."""
@@ -173,6 +189,12 @@ class OwnerFeeds:
         return feed, sink
 
 
+def _ends(feed: Feed) -> tuple[int, ...]:
+    """Where the changefeed comes to an end, or to a stop: the last stretch is taken, however short it is."""
+    refusal = feed.catalog.refusal
+    return (feed.info.target_ts, *(() if refusal is None else (refusal.ts,)))
+
+
 def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int) -> bool:
     """Whether there are rows to take, or the reader's position has grown old; each cut costs the reader a commit."""
     if physical_ms(end_ts) - physical_ms(start_ts) >= _IDLE_CUT_MS:
@@ -184,6 +206,12 @@ def _slice(versions: Versions, part: SinkSlice, locations: tuple[str, ...]) -> S
     version = versions.of_span(part.span, part.start_ts)
     assert version is not None, "a table with rows in a range is in force there"
     return Slice(version.name, part.start_ts, part.end_ts, part.rows, part.bytes, locations)
+
+
+def _read_again(versions: Versions, again: Mapping[int, int | None], start_ts: int, end_ts: int) -> dict[Span, int]:
+    """Of tables that are read again, and are in force in a cut, from where on their rows are in it."""
+    spans = {version.span: again.get(version.span.table_id) for version in versions.at(start_ts)}
+    return {span: since_ts for span, since_ts in spans.items() if since_ts is not None and since_ts < end_ts}
 
 
 def _description(feed: Feed, version: Version, *, before: bool) -> TableDescription:

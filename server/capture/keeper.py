@@ -7,7 +7,7 @@ under the lock under which they are created and removed: nothing is written for 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -15,6 +15,7 @@ from server.capture import metrics
 from server.capture.changefeed import State
 from server.capture.errors import SnapshotLostError
 from server.capture.feed import Feed
+from server.capture.job_report import failed_by_job
 from server.capture.records import Records
 from server.capture.runner import note
 from server.capture.safepoint import Safepoints
@@ -26,12 +27,17 @@ _SAFEPOINT_EVERY_S = 2.0
 _SAFEPOINT_REFRESH_S = 60.0
 _FINAL_SAVE_S = 5.0
 _COLLECT_EVERY_S = 60.0
+_SWEEP_EVERY_S = 60.0
 
 _log = structlog.get_logger(__name__)
 
 
 class Keeper:
-    """Looks after `feeds`; `on_lost(feed, error)` is told when history is gone that a changefeed still needs."""
+    """Looks after `feeds`.
+
+    `on_lost(feed, error)` is called when history is gone that a changefeed still needs, `on_end(feed)` until
+    everything that an end or a removal brings is done (`Feed.is_ending`).
+    """
 
     def __init__(
         self,
@@ -40,13 +46,16 @@ class Keeper:
         safepoints: Safepoints,
         changing: asyncio.Lock,
         on_lost: Callable[[Feed, SnapshotLostError], None],
+        on_end: Callable[[Feed], Awaitable[None]],
     ) -> None:
         self._feeds = feeds
         self._records = records
         self._safepoints = safepoints
         self._changing = changing
         self._on_lost = on_lost
+        self._on_end = on_end
         self._collected_s = time.monotonic()
+        self._sweep_s = 0.0
 
     async def run(self) -> None:
         """Save five times a second until cancelled, and once more then."""
@@ -62,9 +71,13 @@ class Keeper:
         try:
             async with self._changing:
                 await self._save()
+                await self._save_jobs()
+                for feed in [feed for feed in self._feeds.values() if feed.is_ending]:
+                    await self._on_end(feed)
                 for feed in filter(self._is_due, self._feeds.values()):
                     await self._hold(feed)
                 await self._collect()
+                await self._sweep()
         except (UnavailableError, PdRefusedError) as err:
             _log.warning("checkpoints cannot be saved now", error=str(err))
 
@@ -87,6 +100,14 @@ class Keeper:
         for feed, info in changed:
             feed.info_saved = feed.info is info  # it may have failed meanwhile
 
+    async def _save_jobs(self) -> None:
+        """Keep why a lake job has given up: a new owner of the changefeeds must know it, too."""
+        for feed in self._feeds.values():
+            job = feed.job if failed_by_job(feed.info, feed.job) else None
+            if job is not feed.job_saved:
+                await self._records.save_job(feed.id, job)
+                feed.job_saved = job
+
     async def _collect(self) -> None:
         """Forget schema changes behind the checkpoint of a minute ago: a reader may still ask about a little before."""
         if time.monotonic() - self._collected_s < _COLLECT_EVERY_S:
@@ -99,9 +120,19 @@ class Keeper:
             feed.catalog.forget(feed.settled_ts)
             feed.settled_ts = feed.checkpoint_ts
 
+    async def _sweep(self) -> None:
+        """Delete what interrupted creations and resumes left at the coordinator; under the lock none is under way."""
+        if time.monotonic() < self._sweep_s:
+            return
+        self._sweep_s = time.monotonic() + _SWEEP_EVERY_S
+        service_ids = await self._records.service_ids(self._safepoints.cluster_id)
+        unprotected = dict.fromkeys(await self._records.ids(), False)  # also one whose creation we heard no end of
+        known = {feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time) for feed in self._feeds.values()}
+        await self._safepoints.sweep(service_ids, unprotected | known)
+
     def _is_due(self, feed: Feed) -> bool:
         """Whoever does not run is not renewed: its safepoint ends a day after it stopped, unless it is resumed."""
-        if not (feed.source.keeps_history and feed.info.state.is_running and feed.info.blocks_gc):
+        if not _needs_safepoint(feed):
             return False
         age = time.monotonic() - feed.safepoint_time
         return age > (_SAFEPOINT_EVERY_S if feed.checkpoint_ts > feed.safepoint_ts else _SAFEPOINT_REFRESH_S)
@@ -109,7 +140,7 @@ class Keeper:
     async def _hold(self, feed: Feed) -> None:
         checkpoint_ts = feed.checkpoint_ts
         try:
-            await self._safepoints.hold(feed.source, feed.id, checkpoint_ts)
+            await self._safepoints.hold(feed.source, feed.id, checkpoint_ts, failed_s=feed.failed_s)
         except SnapshotLostError as err:
             self._on_lost(feed, err)
         else:
@@ -117,8 +148,13 @@ class Keeper:
             feed.safepoint_ts, feed.safepoint_time = checkpoint_ts, time.monotonic()
 
 
+def _needs_safepoint(feed: Feed) -> bool:
+    return feed.source.keeps_history and feed.info.state.is_running and feed.info.blocks_gc
+
+
 def _note_damage(feed: Feed) -> None:
-    """A table is being pulled again: the changefeed goes on, with a warning."""
-    damage = feed.processor.damage
+    """A table is pulled again or cannot be read again, or a schema change is about to stop it all: a warning."""
+    refusal = feed.catalog.refusal
+    damage = (feed.processor.damage or feed.catalog.holds.error) if refusal is None else refusal.error
     if damage is not None and feed.info.state is State.NORMAL:
-        note(feed, State.WARNING, damage)
+        note(feed, State.WARNING, damage, hint="" if refusal is None else refusal.hint)

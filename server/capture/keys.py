@@ -9,6 +9,7 @@ INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
 SOURCES: Final = f"{_ROOT}/changefeed/source/".encode()
+JOBS: Final = f"{_ROOT}/changefeed/job/".encode()
 DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 
 
@@ -25,6 +26,11 @@ def info(changefeed: str) -> bytes:
 def status(changefeed: str) -> bytes:
     """One changefeed's checkpoint."""
     return STATUSES + changefeed.encode()
+
+
+def job(changefeed: str) -> bytes:
+    """Why one changefeed's lake job has given up."""
+    return JOBS + changefeed.encode()
 
 
 def schemas(changefeed: str) -> bytes:

@@ -10,10 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import SecurityConfig
+from server.rpc.engine import connections_per_address
+from server.rpc.limits import Limits
 from sink.flight.feeds import Feeds
 from sink.flight.server import FlightServer, FlightTls, open_server
 from sink.flight.token import read_token
+from storage.tasks import beside
 
 
 class ClosableFeeds(Feeds, Protocol):
@@ -45,11 +49,18 @@ async def serving_flight(
     thread = threading.Thread(target=server.wait, name="flight", daemon=True)
     thread.start()
     try:
-        yield server
+        async with beside(_guard(server, addr)):
+            yield server
     finally:
         feeds.close()
         await asyncio.to_thread(server.shutdown)
         await asyncio.to_thread(thread.join)
+
+
+async def _guard(server: FlightServer, addr: str) -> None:
+    """Bound the listener's connections as those of gRPC's listeners are."""
+    if not addr.startswith("unix:"):
+        await ConnectionGuard(server.port, Limits(connections_per_address=connections_per_address())).run()
 
 
 def _tls(security: SecurityConfig) -> FlightTls | None:

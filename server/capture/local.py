@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from server.capture.run import Run
 from server.capture.sink import LocalSink
 from server.capture.stragglers import add_locks, slowest_tables
 from server.puller.source import Peer, SourceContext
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller
 from sorter import Sorter
 from storage.model.errors import TidemarkError
@@ -26,6 +27,9 @@ _THREADS = 2
 _SINK_WORKERS = 2
 _SORTER_SHARE = 4  # of the memory quota, at most _SORTER_BYTES
 _SORTER_BYTES = 128 << 20
+_OPEN_SHARE = 8  # of the memory quota, for rows of transactions that have not ended, at most _OPEN_BYTES
+_OPEN_BYTES = 64 << 20
+_OPEN_DIRECTORY = "open-transactions"  # in the sorter's, which is emptied at start
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +83,14 @@ class LocalProcessor(Standing):
         run = self._run
         if run is None:
             return ProcessorStats()
-        held, sink = run.rows.sorter.stats(), run.sink.stats()
+        held, sink, waiting = run.rows.sorter.stats(), run.sink.stats(), run.rows.open_transactions
         return ProcessorStats(
             regions=sum(puller.regions for puller in self.table_pullers),
             staged_bytes=sink.used_bytes,
             sorter_memory_bytes=held.memory_bytes,
             sorter_disk_bytes=held.disk_bytes,
-            disk_error=held.disk_error,
-            waiting=held.waiting,
+            disk_error=held.disk_error or waiting.disk_error,
+            waiting=held.waiting + waiting.waiting,
             pulled_ts=run.pulling.resolved_ts if run.pulling else 0,
             sorted_ts=sink.sorted_ts,
         )
@@ -106,12 +110,20 @@ class LocalProcessor(Standing):
         """See `Processor.run`."""
         name, quota = self._assignment.changefeed, self._resources.memory_quota_bytes
         sorter_bytes = min(quota // _SORTER_SHARE, _SORTER_BYTES)
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor:
+        open_bytes = min(quota // _OPEN_SHARE, _OPEN_BYTES)
+        sink_bytes = quota - sorter_bytes - open_bytes
+        with (
+            closing(OpenTransactions(self._directory / _OPEN_DIRECTORY, open_bytes)) as open_transactions,
+            ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor,
+        ):
             sorter = await _opened(self._directory, sorter_bytes)
-            sink = LocalSink(sorter, memory_quota_bytes=quota - sorter_bytes, workers=_SINK_WORKERS)
-            run = Run(self._assignment, self.start_ts, SorterRows(sorter, executor), sink)
-            async with self._serving(run):
-                await run.keep()
+            sink = LocalSink(sorter, memory_quota_bytes=sink_bytes, workers=_SINK_WORKERS)
+            run = Run(self._assignment, self.start_ts, SorterRows(sorter, executor, open_transactions), sink)
+            try:
+                async with self._serving(run):
+                    await run.keep()
+            finally:
+                open_transactions.stop()
 
     def wipe(self) -> None:
         """See `Processor.wipe`."""

@@ -1,5 +1,6 @@
 """Changefeeds as the API takes and shows them. Pure."""
 
+import time
 from dataclasses import asdict
 from typing import Final
 
@@ -8,10 +9,13 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from server.capture.changefeed import State
 from server.capture.creation import NewChangefeed
 from server.capture.feed import Feed
+from server.capture.job_report import failed_by_job, shown_state
 from server.capture.processor import Sink
+from server.puller.uri import ON_UNCLEAR_DDL, with_option
 from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.ts import MAX_TS
+from storage.tidb.time import NULL_DATES
 
 _CHANGES_SHOWN: Final = 20
 _STATES: Final = {
@@ -19,6 +23,8 @@ _STATES: Final = {
     State.STOPPED: pb.CHANGEFEED_STATE_STOPPED,
     State.WARNING: pb.CHANGEFEED_STATE_WARNING,
     State.FAILED: pb.CHANGEFEED_STATE_FAILED,
+    State.FINISHED: pb.CHANGEFEED_STATE_FINISHED,
+    State.REMOVED: pb.CHANGEFEED_STATE_REMOVED,
 }
 
 
@@ -27,12 +33,13 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
     return NewChangefeed(
         id=request.id,
         sink_uri=request.sink_uri,
-        source_uri=request.source_uri,
+        source_uri=with_option(request.source_uri, ON_UNCLEAR_DDL, request.on_unclear_ddl),
         start_ts=request.start_ts,
         target_ts=request.target_ts,
         tables=[(table.schema_name, table.table_info_json) for table in request.tables],
         rules=list(request.filter),
         columns=list(request.columns),
+        zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
     )
 
@@ -40,11 +47,11 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
 def message(feed: Feed) -> pb.Changefeed:
     """A changefeed as it is now."""
     info, processor = feed.info, feed.processor
-    error = info.error
+    state, error = shown_state(info, feed.job, time.monotonic())
     return pb.Changefeed(
         id=info.id,
-        state=_STATES[info.state],
-        sink_uri=info.sink_uri,
+        state=_STATES[state],
+        sink_uri=info.shown_sink_uri,
         start_ts=info.start_ts,
         target_ts=info.target_ts,
         checkpoint_ts=processor.checkpoint_ts,
@@ -55,9 +62,40 @@ def message(feed: Feed) -> pb.Changefeed:
         source_uri=info.source_uri,
         filter=info.rules,
         columns=info.columns,
+        zero_dates=info.zero_dates,
         ignored_tables=info.ignored,
         schema_changes=_changes(feed),
         holding=_holding(feed),
+        lake_job=_lake_job(feed),
+        warnings=feed.source.warnings,
+        rereads=_rereads(feed),
+        skipped=[pb.SkippedRange(**asdict(each)) for each in info.skipped],
+    )
+
+
+def _rereads(feed: Feed) -> pb.Rereads | None:
+    """Tables that are read again, for which cuts wait; None: there are none."""
+    holds, versions = feed.catalog.holds, feed.catalog.versions
+    names = {each.span.table_id: each.name for of_span in versions.spans(versions.start_ts) for each in of_span}
+    tables = [
+        pb.Reread(table=names.get(table_id, str(table_id)), since_ts=ts, reason=reason)
+        for table_id, (ts, reason) in holds.waiting.items()
+    ]
+    return pb.Rereads(since_ts=holds.open_since, tables=tables) if tables else None
+
+
+def _lake_job(feed: Feed) -> pb.LakeJob | None:
+    job = feed.job
+    if job is None:
+        return None
+    report, own = job.report, feed.info
+    error = pb.RunningError(code=report.code, message=report.message, time=job.time) if report.code else None
+    return pb.LakeJob(
+        state=job.state(time.monotonic()),
+        cut_ts=report.cut_ts,
+        time=job.time,
+        error=error,
+        failed_changefeed=failed_by_job(own, job),
     )
 
 

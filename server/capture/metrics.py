@@ -9,12 +9,16 @@ from prometheus_client.registry import Collector
 
 from server.capture.changefeed import State
 from server.capture.feed import Feed
+from server.capture.job_report import JOB_STATES, shown_state
 from server.capture.stages import lags_s
 from storage.model.ts import physical_ms
 
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
 ERRORS = Counter("tidemark_capture_changefeed_errors_total", "how often a changefeed stopped by an error", ["code"])
 REPAIRS = Counter("tidemark_capture_table_repairs_total", "tables pulled again, as rows of them were damaged here")
+JOB_ERRORS = Counter(
+    "tidemark_capture_job_errors_total", "errors that lake jobs reported, each once while it lasts", ["changefeed"]
+)
 SAFEPOINTS = Counter("tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator")
 
 _GAUGES = {
@@ -51,12 +55,14 @@ class FeedCollector(Collector):
                 family.add_metric([changefeed], shown[name])
             yield family
         yield _stage_lags(feeds)
+        yield from _jobs(feeds)
         states = GaugeMetricFamily(
             "tidemark_capture_changefeed_state", "1 for the state it is in", labels=["changefeed", "state"]
         )
         for feed in feeds:
+            current, _ = shown_state(feed.info, feed.job, time.monotonic())
             for state in State:
-                states.add_metric([feed.id, state.value], float(state is feed.info.state))
+                states.add_metric([feed.id, state.value], float(state is current))
         yield states
 
 
@@ -74,6 +80,27 @@ def _stage_lags(feeds: Iterable[Feed]) -> GaugeMetricFamily:
         for stage, lag_s in found.items():
             family.add_metric([feed.id, stage], lag_s)
     return family
+
+
+def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
+    """Of changefeeds whose lake job has reported."""
+    states = GaugeMetricFamily(
+        "tidemark_capture_job_state", "1 for the state that the lake job is in", labels=["changefeed", "state"]
+    )
+    lags = GaugeMetricFamily(
+        "tidemark_capture_job_lag_seconds", "wall clock minus the newest cut in the lake", labels=["changefeed"]
+    )
+    for feed in feeds:
+        job = feed.job
+        if job is None:
+            continue
+        current = job.state(time.monotonic())
+        for state in JOB_STATES:
+            states.add_metric([feed.id, state], float(state == current))
+        if job.report.cut_ts:
+            lags.add_metric([feed.id], _lag_s(job.report.cut_ts))
+    yield states
+    yield lags
 
 
 def _values(feed: Feed) -> dict[str, float]:

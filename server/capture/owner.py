@@ -5,7 +5,9 @@ finds every changefeed as the last answer said. An error stops a changefeed, nev
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -15,23 +17,27 @@ from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import SchemaChange, by_id
 from server.capture.catalog.tables import chosen_tables
-from server.capture.changefeed import ChangefeedInfo, RunningError, State
+from server.capture.changefeed import ChangefeedInfo, RunningError, State, check_same_sink, check_sink_uri
 from server.capture.creation import NewChangefeed, check_range
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedNotExistsError,
     ChangefeedStateError,
     NotOwnerError,
+    ParameterError,
     SnapshotLostError,
 )
 from server.capture.feed import Feed, Workshop
+from server.capture.job_report import failed_by_job
 from server.capture.keeper import Keeper
-from server.capture.runner import keep_running, note
+from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
+from server.puller.uri import ON_UNCLEAR_DDL, with_option
 from server.rpc.pd import PdClient
-from storage.model.errors import TidemarkError
+from storage.defect import request_error
+from storage.model.errors import TidemarkError, UnavailableError
 
 _log = structlog.get_logger(__name__)
 
@@ -45,7 +51,7 @@ class Owner:
         self._records = workshop.records
         self._safepoints = Safepoints(pd)
         self._changing = asyncio.Lock()
-        self._keeper = Keeper(self.feeds, self._records, self._safepoints, self._changing, self._on_lost)
+        self._keeper = Keeper(self.feeds, self._records, self._safepoints, self._changing, self._on_lost, self._end)
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -72,8 +78,10 @@ class Owner:
     async def run(self, started: Callable[[], None]) -> None:
         """Own the changefeeds until cancelled; `started` is called when they can be asked for."""
         try:
+            jobs = await self._records.load_jobs(time.monotonic())
             for info, checkpoint_ts in await self._records.load():
-                self.feeds[info.id] = await self._loaded(info, checkpoint_ts)
+                feed = self.feeds[info.id] = await self._loaded(info, checkpoint_ts)
+                feed.job = feed.job_saved = jobs.get(info.id)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 for feed in self.feeds.values():
@@ -118,7 +126,9 @@ class Owner:
             await self._safepoints.protect_creation(source, new.id, start_ts)
             try:
                 feed = self.feeds[new.id] = await self._made(new, source, start_ts)
-            except TidemarkError:
+            except UnavailableError:
+                raise  # the record may be there, and its history is kept: the sweep looks later
+            except Exception:
                 await self._safepoints.end_creation(source, new.id)
                 raise
             await self._hand_over(feed)
@@ -127,32 +137,46 @@ class Owner:
         return feed
 
     async def pause(self, changefeed: str) -> Feed:
-        """Stop pulling; the checkpoint stays, and holds GC back for a day more. Pausing twice is harmless. Durable."""
+        """Stop pulling; the checkpoint stays, and holds GC back for a day more. Pausing twice is harmless. Durable.
+
+        Raises:
+            ChangefeedStateError: it is finished, or its removal has begun.
+        """
         async with self._changing:
             feed = self._own(changefeed)
+            _check_open(feed)
             await feed.stop()
             try:
                 await self._move(feed, State.STOPPED)
             except TidemarkError:
                 self._start(feed)
                 raise
+            feed.job = None
         return feed
 
-    async def resume(self, changefeed: str, overwrite_checkpoint_ts: int = 0) -> Feed:
-        """Pull again, from the checkpoint or from `overwrite_checkpoint_ts`. Durable.
+    async def resume(self, changefeed: str, overwrite_checkpoint_ts: int = 0, *, with_now: bool = False) -> Feed:
+        """Pull again, from the checkpoint, from `overwrite_checkpoint_ts`, or from what its source calls now. Durable.
 
         Raises:
-            ChangefeedStateError: it runs.
+            ChangefeedStateError: it runs, is finished, or its removal has begun.
             StartTsBeforeGcError: GC may have collected what it would need.
         """
         async with self._changing:
             feed = self._own(changefeed)
+            _check_open(feed)
+            if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
+                await self._forget_job(feed)  # rows are being pulled: only the lake job has to start again
+                return feed
             if feed.info.state.is_running:
                 raise ChangefeedStateError(f"changefeed {changefeed} is {feed.info.state}; pause it first")
-            start_ts = overwrite_checkpoint_ts or feed.checkpoint_ts
-            check_range(start_ts, feed.info.target_ts, await feed.source.now())
+            asks = bool(overwrite_checkpoint_ts) or with_now or feed.source.keeps_history
+            now_ts = await feed.source.now() if asks else feed.checkpoint_ts
+            start_ts = now_ts if with_now else overwrite_checkpoint_ts or feed.checkpoint_ts
+            if asks:
+                check_range(start_ts, feed.info.target_ts, now_ts)
             await self._safepoints.protect_creation(feed.source, changefeed, start_ts)
             await feed.stop()
+            await self._forget_job(feed)
             if start_ts == feed.checkpoint_ts:
                 feed.restart_at(start_ts, feed.catalog.history)
                 await self._move(feed, State.NORMAL)
@@ -162,27 +186,75 @@ class Owner:
             self._start(feed)
         return feed
 
-    async def remove(self, changefeed: str) -> Feed:
-        """Forget the changefeed and let GC go on. Durable."""
+    async def update(self, changefeed: str, sink_uri: str = "", on_unclear_ddl: str = "") -> Feed:
+        """Write the sink URI of a changefeed anew, or the source's option; empty: as before. Durable.
+
+        How to log in at the sink may change, the place may not. A running changefeed goes on from its checkpoint.
+
+        Raises:
+            SinkUriError: it is not valid, or names another place.
+            SourceUriError: the source has no such option, or not with this value.
+            ParameterError: nothing is to be changed.
+        """
+        if not sink_uri and not on_unclear_ddl:
+            raise ParameterError("nothing is to be updated: give --sink-uri or --on-unclear-ddl")
+        if sink_uri:
+            check_sink_uri(sink_uri)
         async with self._changing:
             feed = self._own(changefeed)
-            await self._records.remove(changefeed)
-            del self.feeds[changefeed]
-            await feed.stop()
-            await asyncio.to_thread(feed.processor.wipe)
-            await self._safepoints.release(feed.source, changefeed)
-        _log.info("changefeed removed", changefeed=changefeed)
+            sink_uri = sink_uri or feed.info.sink_uri
+            check_same_sink(feed.info.sink_uri, sink_uri)
+            source_uri = with_option(feed.info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
+            source = self._workshop.make_source(feed.id, source_uri) if source_uri != feed.info.source_uri else None
+            info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri)
+            await self._records.save({}, {feed.id: info})
+            feed.info = info
+            if source is not None:
+                await feed.stop()
+                feed.source = source
+                feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
+                self._start(feed)
+        _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
         return feed
+
+    async def remove(self, changefeed: str) -> Feed:
+        """Forget the changefeed and let GC go on. Durable.
+
+        Its record goes last: while it is there, whoever owns the changefeeds knows that safepoints may be left.
+        """
+        async with self._changing:
+            feed = self._own(changefeed)
+            await self._move(feed, State.REMOVED)
+            await self._end(feed)
+        return feed
+
+    async def _end(self, feed: Feed) -> None:
+        """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
+        if feed.info.state.is_running:
+            await self._move(feed, State.FINISHED)
+        await feed.stop()
+        await self._safepoints.release(feed.source, feed.id)
+        feed.released = True
+        await asyncio.to_thread(feed.processor.wipe)
+        if feed.info.state is State.REMOVED:
+            await self._records.remove(feed.id)
+            del self.feeds[feed.id]
+            _log.info("changefeed removed", changefeed=feed.id)
 
     async def _loaded(self, info: ChangefeedInfo, checkpoint_ts: int) -> Feed:
         if info.tables:
             info = await self._records.move_tables(info)
-        changes = await self._records.schemas.load(info.id)
+        if info.secret_advice:
+            _log.warning("secret in the metadata", changefeed=info.id, advice=info.secret_advice)
         try:
+            changes = await self._records.schemas.load(info.id)
             return Feed.of(self._workshop, info, checkpoint_ts, changes)
-        except TidemarkError as err:
-            feed = Feed.unreadable(self._workshop, info, checkpoint_ts, err)
-            note(feed, State.FAILED, err)
+        except UnavailableError:
+            raise
+        except Exception as err:  # noqa: BLE001 - records that cannot be read stop their changefeed, no other
+            error = request_error(err, f"records of changefeed {info.id}")
+            feed = Feed.unreadable(self._workshop, info, checkpoint_ts, error)
+            note(feed, State.FAILED, error)
             return feed
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
@@ -194,11 +266,14 @@ class Owner:
 
     async def _overwrite(self, feed: Feed, start_ts: int) -> None:
         """Go on at another ts, with the tables that the source has then."""
-        info = feed.info.moved_to(State.NORMAL)
+        info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
         if info.from_snapshot:
             taken = TableFilter(info.rules)
-            columns, ignore = ColumnRules(info.columns), info.ignore_ineligible
-            chosen = await chosen_tables(feed.source, taken, start_ts, columns=columns, ignore_ineligible=ignore)
+            columns, ignore = ColumnRules(info.columns, info.zero_dates), info.ignore_ineligible
+            before = [table.record.whole for table in feed.tables]
+            chosen = await chosen_tables(
+                feed.source, taken, start_ts, before=before, columns=columns, ignore_ineligible=ignore
+            )
             tables = chosen.tables
         else:
             tables = tuple(table.record for table in feed.tables)
@@ -207,6 +282,15 @@ class Owner:
         feed.restart_at(start_ts, [start])
         feed.info, feed.info_saved = info, True
         _log.info("changefeed goes on elsewhere", changefeed=feed.id, checkpoint_ts=start_ts, tables=len(tables))
+        for stretch in info.skipped[-1:]:
+            if stretch.end_ts == start_ts:
+                _log.warning("changes skipped", changefeed=feed.id, start_ts=stretch.start_ts, end_ts=start_ts)
+
+    async def _forget_job(self, feed: Feed) -> None:
+        """Whatever its lake job reported: it gets a new start. Durable."""
+        if feed.job_saved is not None:
+            await self._records.save_job(feed.id, None)
+        feed.job = feed.job_saved = None
 
     def _own(self, changefeed: str) -> Feed:
         self._check_active()
@@ -241,6 +325,19 @@ class Owner:
         note(feed, State.FAILED, error)
 
 
+def _check_open(feed: Feed) -> None:
+    """Refuse to change what has come to its end."""
+    if feed.info.state is State.FINISHED:
+        raise ChangefeedStateError(
+            f"changefeed {feed.id} is finished: everything up to its target_ts {feed.info.target_ts} is at the target; "
+            f"create another one from there with --start-ts {feed.info.target_ts}"
+        )
+    if feed.info.state is State.REMOVED:
+        raise ChangefeedStateError(
+            f"the removal of changefeed {feed.id} has begun; remove it again to bring it to its end"
+        )
+
+
 def _not_owner() -> NotOwnerError:
     return NotOwnerError("this capture does not own the changefeeds; see `tidemark cli capture list`")
 
@@ -248,5 +345,5 @@ def _not_owner() -> NotOwnerError:
 async def _outcome(change: Coroutine[Any, Any, Feed]) -> Feed | TidemarkError:
     try:
         return await change
-    except TidemarkError as err:
-        return err
+    except Exception as err:  # noqa: BLE001 - it is the request's: nothing that a client sends ends the owner
+        return request_error(err, "changefeed API")

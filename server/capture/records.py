@@ -6,14 +6,21 @@ that does not know it yet changes nothing.
 
 from collections.abc import Mapping, Sequence
 
+import structlog
+
+from gcsafepoint.keys import GcKeys
 from server.capture import keys
 from server.capture.catalog.history import SchemaChange
 from server.capture.catalog.records import SchemaRecords, delete_all, delete_others, head_put, parts
 from server.capture.changefeed import ChangefeedInfo, checkpoint_of, status_json
 from server.capture.errors import ChangefeedExistsError, NotOwnerError
+from server.capture.job_report import JobReport
 from server.puller.table import TableRecord
 from storage.codec import prefix_end
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
+from storage.model.errors import CorruptError
+
+_log = structlog.get_logger(__name__)
 
 
 class Records:
@@ -35,6 +42,26 @@ class Records:
         checkpoints = {pair.key.removeprefix(keys.STATUSES): checkpoint_of(pair.value) for pair in statuses}
         loaded = [(pair.key.removeprefix(keys.INFOS), ChangefeedInfo.from_json(pair.value)) for pair in infos]
         return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
+
+    async def load_jobs(self, now_s: float) -> dict[str, JobReport]:
+        """Why lake jobs have given up, by changefeed; a record that cannot be read is left out: nothing runs by it."""
+        found: dict[str, JobReport] = {}
+        for pair in await self._meta.get_prefix(keys.JOBS):
+            try:
+                found[pair.key.removeprefix(keys.JOBS).decode()] = JobReport.from_json(pair.value, now_s)
+            except (CorruptError, UnicodeDecodeError) as err:
+                _log.warning("report of a lake job left out", key=pair.key.decode(errors="replace"), error=str(err))
+        return found
+
+    async def save_job(self, changefeed: str, report: JobReport | None) -> None:
+        """Write why a changefeed's lake job has given up, or delete it. Durable; raises as `save`."""
+        key = keys.job(changefeed)
+        await self._write([Delete(key) if report is None else Put(key, report.to_json())])
+
+    async def ids(self) -> list[str]:
+        """The changefeeds that have a record."""
+        pairs = await self._meta.get_prefix(keys.INFOS)
+        return [pair.key.removeprefix(keys.INFOS).decode() for pair in pairs]
 
     async def clear(self, changefeed: str) -> None:
         """Delete what an interrupted creation or removal of that name left; before its source keeps anything. Durable.
@@ -93,6 +120,12 @@ class Records:
         for part in parts(puts):
             await self._write(part)
 
+    async def service_ids(self, cluster_id: int) -> list[str]:
+        """The services whose safepoints the coordinator keeps for a cluster, lapsed ones too."""
+        prefix = GcKeys(f"/pd/{cluster_id}/gc/".encode()).null.services
+        pairs = await self._meta.get_prefix(prefix)
+        return [pair.key.removeprefix(prefix).decode(errors="replace") for pair in pairs]
+
     async def remove(self, changefeed: str) -> None:
         """Delete a changefeed. Durable; raises as `save`."""
         await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed)])
@@ -108,7 +141,7 @@ class Records:
 def _all_but_info(changefeed: str) -> list[Op]:
     of_source = keys.source(changefeed)
     kept = Delete(of_source, prefix_end(of_source)), Delete(keys.drainer(changefeed))
-    return [Delete(keys.status(changefeed)), delete_all(changefeed), *kept]
+    return [Delete(keys.status(changefeed)), Delete(keys.job(changefeed)), delete_all(changefeed), *kept]
 
 
 def _exists(changefeed: str) -> ChangefeedExistsError:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from server.puller.tikv.open_transactions import OpenTransactions
 from sorter import Sorter
 from sorter.errors import TableNotFoundError
 from storage.model.errors import ClosedError
@@ -16,9 +17,11 @@ from storage.model.span import Span
 class SorterRows:
     """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not ours."""
 
-    def __init__(self, sorter: Sorter, executor: Executor) -> None:
+    def __init__(self, sorter: Sorter, executor: Executor, open_transactions: OpenTransactions | None = None) -> None:
+        """Without `open_transactions` a source keeps them all in memory."""
         self.sorter = sorter
         self.executor = executor
+        self.open_transactions = open_transactions or OpenTransactions()
         self.ended: dict[Span, int] = {}
         """Tables that end, and where."""
 
@@ -48,6 +51,7 @@ class Gate:
 
     def __init__(self, rows: SorterRows) -> None:
         self.executor = rows.executor
+        self.open_transactions = rows.open_transactions
         self._rows = rows
         self._under_way = threading.Lock()
         self._closed = False

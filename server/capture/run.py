@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
 from server.capture.pulling import Intake, Pulling
 from server.capture.repairs import Repairs
@@ -24,6 +25,7 @@ from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
 _LOOK_EVERY_S = 1.0
+_DELIVERED_EVERY_S = 0.1
 _log = structlog.get_logger(__name__)
 
 
@@ -43,6 +45,8 @@ class Run:
     def open(self) -> None:
         """Open all tables that have rows above the start; blocks."""
         assignment = self._assignment
+        assignment.catalog.holds.clear()
+        self.sink.withhold(assignment.catalog.holds)
         if assignment.target_ts:
             self.sink.limit_ts(assignment.target_ts)
         if assignment.limited:
@@ -69,8 +73,20 @@ class Run:
                     await self.pulling.end_passed(self.rows.ended)
                     await self._end_passed_by_log(self.pulling)
                     await self._repair(self.pulling)
+                    self._check_target(self.pulling)
             finally:
                 catalog.listener = None
+
+    def _check_target(self, pulling: Pulling) -> None:
+        """See that a target_ts can be reached: no cut ends while a table is read again."""
+        target_ts = self._assignment.target_ts
+        since_ts = self._assignment.catalog.holds.bound(target_ts)
+        if since_ts < target_ts <= pulling.log_ts and self.sink.checkpoint_ts() >= since_ts:
+            raise TargetInRereadError(
+                f"the target_ts {target_ts} lies where tables are read again since the DDL at {since_ts}: they are "
+                "complete above it only. Everything up to that DDL is delivered; create another changefeed from there "
+                "with a later --target-ts"
+            )
 
     def close(self) -> None:
         """Give everything up; blocks."""
@@ -91,6 +107,11 @@ class Run:
     def resolved(self, ts: int) -> None:
         """See `Listener.resolved`."""
         self.sink.update_barrier_ts(ts)
+
+    async def wait_delivered(self, ts: int) -> None:
+        """See `Listener.wait_delivered`."""
+        while self.sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
+            await asyncio.sleep(_DELIVERED_EVERY_S)
 
     async def _end_passed_by_log(self, pulling: Pulling) -> None:
         """Tables that end at changes known before: a log tells these again, but they come in force once only."""

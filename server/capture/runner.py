@@ -1,6 +1,7 @@
 """Keeps a changefeed's processor running: what its errors mean, and when it is tried again."""
 
 import asyncio
+import time
 from datetime import UTC, datetime
 
 import structlog
@@ -8,9 +9,12 @@ import structlog
 from server.capture import metrics
 from server.capture.changefeed import RunningError, State
 from server.capture.feed import Feed
+from server.capture.job_report import JobReport, accepted
 from server.capture.safepoint import Safepoints
 from server.rpc.pd import PdRefusedError
+from sink.flight.feeds import FAILED, Report
 from sorter.errors import TableDamagedError
+from storage.defect import request_error
 from storage.model.errors import Kind, TidemarkError, leaves
 
 _RETRY_S = (1.0, 30.0)
@@ -29,6 +33,8 @@ async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
         error = await _attempt(feed, safepoints)
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts, pause_s = loop.time(), feed.checkpoint_ts, _RETRY_S[0]
+        if feed.catalog.holds.open_since:  # a table that is read again may keep the checkpoint for hours
+            moved_at = loop.time()
         if not _can_pass(error) or loop.time() - moved_at > _STUCK_S:
             note(feed, State.FAILED, error)
             return
@@ -37,18 +43,29 @@ async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
         pause_s = min(2 * pause_s, most_s)
 
 
-def note(feed: Feed, state: State, error: TidemarkError) -> None:
+def note(feed: Feed, state: State, error: TidemarkError, *, hint: str = "") -> None:
     """Move to a state of error; the keeper saves it."""
     metrics.ERRORS.labels(error.code).inc()
     log = _log.error if state is State.FAILED else _log.warning
     log("changefeed error", changefeed=feed.id, state=state.value, code=error.code, error=error.message)
-    feed.info = feed.info.moved_to(state, RunningError(error.code, error.message, utc_now()))
+    feed.info = feed.info.moved_to(state, RunningError(error.code, error.message + hint, utc_now()))
     feed.info_saved = False
 
 
-def worst(group: BaseExceptionGroup[TidemarkError]) -> TidemarkError:
-    """The first error that trying again does not help against; else the first."""
-    errors = leaves(group)
+def note_job(feed: Feed, report: Report) -> None:
+    """Keep what the lake job reports, from any thread; the keeper saves it if it has to be durable."""
+    before = feed.job
+    if report.code and (before is None or before.report != report):
+        metrics.JOB_ERRORS.labels(feed.id).inc()
+        log = _log.error if report.state == FAILED else _log.warning
+        log("lake job error", changefeed=feed.id, state=report.state, code=report.code, error=report.message)
+    feed.job = accepted(before, JobReport(report=report, time=utc_now(), received_s=time.monotonic()))
+
+
+def worst(group: ExceptionGroup[Exception]) -> TidemarkError:
+    """The first error that trying again does not help against; else the first. Logs what nobody expected."""
+    _, unexpected = group.split(TidemarkError)
+    errors = [*leaves(group), *([request_error(unexpected, "changefeed")] if unexpected else [])]
     return next((error for error in errors if not _can_pass(error)), errors[0])
 
 
@@ -61,9 +78,9 @@ async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
     """Run the processor until it fails; returns the error."""
     error: TidemarkError | None = None
     try:
-        await safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
+        await safepoints.hold(feed.source, feed.id, feed.checkpoint_ts, failed_s=feed.failed_s)
         await feed.processor.run()
-    except* TidemarkError as group:
+    except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
         error = worst(group)
     assert error is not None, "a processor runs until it is cancelled"
     return error

@@ -6,10 +6,22 @@ The safe point is checkpoint_ts - 1, so that a read at checkpoint_ts stays possi
 Source: seed 000; TiCDC's gc manager.
 """
 
-from gcsafepoint.explain.names import CREATING_TTL_S, FEED_TTL_S, creating_service, feed_service
-from server.capture.errors import SnapshotLostError, StartTsBeforeGcError
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from gcsafepoint.explain.names import (
+    CREATING_TTL_S,
+    FEED_TTL_S,
+    creating_service,
+    feed_service,
+    left_over_services,
+)
+from server.capture.errors import GcTtlExceededError, SnapshotLostError, StartTsBeforeGcError
 from server.puller.source import Source
 from server.rpc.pd import PdClient
+
+_log = structlog.get_logger(__name__)
 
 
 class Safepoints:
@@ -17,6 +29,11 @@ class Safepoints:
 
     def __init__(self, pd: PdClient) -> None:
         self._pd = pd
+
+    @property
+    def cluster_id(self) -> int:
+        """The cluster whose GC is held back."""
+        return self._pd.cluster_id
 
     async def protect_creation(self, source: Source, changefeed: str, start_ts: int) -> None:
         """Keep the history after `start_ts` while the changefeed is being made or resumed.
@@ -42,15 +59,24 @@ class Safepoints:
         if source.keeps_history:
             await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
 
-    async def hold(self, source: Source, changefeed: str, checkpoint_ts: int) -> None:
-        """Keep the history after `checkpoint_ts` for a day from now.
+    async def hold(self, source: Source, changefeed: str, checkpoint_ts: int, *, failed_s: float = 0.0) -> None:
+        """Keep the history after `checkpoint_ts` for a day from now, or from `failed_s` ago, when its lake job failed.
 
         Raises:
             SnapshotLostError: some of it may be gone.
+            GcTtlExceededError: the day is over.
         """
         if not source.keeps_history:
             return
-        held = await self._pd.update_service_gc_safe_point(feed_service(changefeed), FEED_TTL_S, checkpoint_ts - 1)
+        ttl_s = FEED_TTL_S - int(failed_s)
+        if ttl_s <= 0:
+            raise GcTtlExceededError(
+                f"the lake job of changefeed {changefeed} has given up more than {FEED_TTL_S // 3600} h ago, and GC no "
+                f"longer waits for the checkpoint {checkpoint_ts}. Mend what stopped the job, then resume the "
+                "changefeed; if that is refused, as GC has passed the checkpoint by then, resume it with "
+                "--overwrite-checkpoint-ts now to go on with a gap, or create it anew from a full copy"
+            )
+        held = await self._pd.update_service_gc_safe_point(feed_service(changefeed), ttl_s, checkpoint_ts - 1)
         if held.safe_point > checkpoint_ts - 1:
             raise SnapshotLostError(
                 f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe point "
@@ -62,3 +88,10 @@ class Safepoints:
         """Keep nothing for the changefeed any more."""
         if source.keeps_history:
             await self._pd.update_service_gc_safe_point(feed_service(changefeed), 0, 0)
+            await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
+
+    async def sweep(self, service_ids: Iterable[str], protected: Mapping[str, bool]) -> None:
+        """Delete the services of creations and resumes that a dead owner left; see `left_over_services`."""
+        for service_id in left_over_services(service_ids, protected):
+            _log.info("safepoint of an interrupted creation is deleted", service_id=service_id)
+            await self._pd.update_service_gc_safe_point(service_id, 0, 0)

@@ -70,10 +70,21 @@ class ChangefeedService:
         """Pull again."""
 
         async def resume() -> pb.ResumeChangefeedResponse:
-            feed = await self._owner.carry_out(self._owner.resume(request.id, request.overwrite_checkpoint_ts))
+            ts, with_now = request.overwrite_checkpoint_ts, request.overwrite_with_now
+            feed = await self._owner.carry_out(self._owner.resume(request.id, ts, with_now=with_now))
             return pb.ResumeChangefeedResponse(changefeed=message(feed))
 
         return await self._by_owner("ResumeChangefeed", request, context, resume)
+
+    async def UpdateChangefeed(self, request: pb.UpdateChangefeedRequest, context: Context) -> Any:
+        """Write its sink URI, or what unclear DDL leads to, anew."""
+
+        async def update() -> pb.UpdateChangefeedResponse:
+            wanted = self._owner.update(request.id, request.sink_uri, request.on_unclear_ddl)
+            feed = await self._owner.carry_out(wanted)
+            return pb.UpdateChangefeedResponse(changefeed=message(feed))
+
+        return await self._by_owner("UpdateChangefeed", request, context, update)
 
     async def RemoveChangefeed(self, request: pb.RemoveChangefeedRequest, context: Context) -> Any:
         """Forget it."""

@@ -1,4 +1,4 @@
-"""`tidemark cli changefeed create|list|query|pause|resume|remove`."""
+"""`tidemark cli changefeed create|list|query|pause|resume|update|remove`."""
 
 import argparse
 import json
@@ -18,6 +18,7 @@ from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms
+from storage.tidb.time import NULL_DATES, SHOWN_DATES
 
 _COLUMNS = (
     ("ID", "id"),
@@ -25,6 +26,12 @@ _COLUMNS = (
     ("CHECKPOINT", "summary.checkpoint"),
     ("TSO", "summary.tso"),
     ("ERROR", "summary.error.code"),
+    ("READ AGAIN", "summary.rereads"),
+)
+UNCLEAR = ("reread", "stop")
+UNCLEAR_HELP = (
+    "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event is read again by "
+    "itself, and cuts wait for it (reread, the default), or the changefeed stops"
 )
 _LARGE_GAP_S = 86_400
 _NOW = "now"
@@ -68,7 +75,16 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TABLE=COLUMN,…",
-        help="which columns are taken of a table, such as 'shop.orders=id,name' or 'crm.*=*,!phone'; the key always is",
+        help="which columns are taken of a table, and by which names, such as 'shop.orders=id,name' or "
+        "'crm.*=*,!phone,_op->op' (the target calls it op); the key always is",
+    )
+    create.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
+    create.add_argument(
+        "--zero-dates",
+        choices=SHOWN_DATES,
+        default=NULL_DATES,
+        help="how dates that no calendar has, such as 0000-00-00, are shown: as null (the default), where one in a key "
+        "stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP columns of keys are text; text: all of them are",
     )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
     create.add_argument(
@@ -99,11 +115,15 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         ("query", query_changefeed, "one changefeed in detail"),
         ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
         ("resume", resume_changefeed, "pull again from the checkpoint"),
+        ("update", update_changefeed, "write its sink URI, or what unclear DDL leads to, anew"),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):
         verb = verbs.add_parser(name, help=text, parents=[shared])
         dump.add_changefeed_id(verb)
         verb.set_defaults(command=command)
+        if name == "update":
+            verb.add_argument("--sink-uri", default="", help="the same place, with another user or password-file=")
+            verb.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
         if name in ("resume", "remove"):
             add_yes(verb)
         if name == "resume":
@@ -131,7 +151,9 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         source_uri=arguments.source_uri,
         filter=arguments.filter,
         columns=arguments.columns,
+        zero_dates=arguments.zero_dates,
         ignore_ineligible_table=arguments.ignore_ineligible_table,
+        on_unclear_ddl=arguments.on_unclear_ddl,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
@@ -166,12 +188,25 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     wanted: int | str | None = arguments.overwrite_checkpoint_ts
     if wanted is not None and not arguments.yes:
         confirm(f"Continue from {wanted}, whatever the checkpoint is? Rows may be skipped or repeated.")
-    if wanted == _NOW:
+    with_now = wanted == _NOW
+    if with_now:
         async with remote.coordinator() as pd:
-            wanted = await pd.tso()
-    request = pb.ResumeChangefeedRequest(id=arguments.changefeed_id, overwrite_checkpoint_ts=int(wanted or 0))
+            wanted = await pd.tso()  # for captures that do not ask the source
+    request = pb.ResumeChangefeedRequest(
+        id=arguments.changefeed_id, overwrite_checkpoint_ts=int(wanted or 0), overwrite_with_now=with_now
+    )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).ResumeChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Write the sink URI, or the source's option, anew."""
+    request = pb.UpdateChangefeedRequest(
+        id=arguments.changefeed_id, sink_uri=arguments.sink_uri, on_unclear_ddl=arguments.on_unclear_ddl
+    )
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
 
 

@@ -9,26 +9,33 @@ from server.cli.tso import time_of
 
 def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
     """A changefeed as `query` shows it."""
-    return {
-        "id": changefeed.id,
-        "namespace": "default",
-        "source_uri": changefeed.source_uri,
-        "sink_uri": changefeed.sink_uri,
-        "create_time": changefeed.create_time,
-        "start_ts": changefeed.start_ts,
-        "resolved_ts": changefeed.resolved_ts,
-        "target_ts": changefeed.target_ts,
-        "checkpoint_tso": changefeed.checkpoint_ts,
-        "checkpoint_time": time_of(changefeed.checkpoint_ts),
-        "state": _state(changefeed),
-        "error": _error(changefeed),
-        "filter": list(changefeed.filter),
-        "columns": list(changefeed.columns),
-        "ignored_tables": list(changefeed.ignored_tables),
-        "tables": list(map(_table, changefeed.tables)),
-        "ddls": list(map(_schema_change, changefeed.schema_changes)),
-        "holding": _holding(changefeed.holding),
-    }
+    return (
+        {
+            "id": changefeed.id,
+            "namespace": "default",
+            "source_uri": changefeed.source_uri,
+            "sink_uri": changefeed.sink_uri,
+            "create_time": changefeed.create_time,
+            "start_ts": changefeed.start_ts,
+            "resolved_ts": changefeed.resolved_ts,
+            "target_ts": changefeed.target_ts,
+            "checkpoint_tso": changefeed.checkpoint_ts,
+            "checkpoint_time": time_of(changefeed.checkpoint_ts),
+            "state": _state(changefeed),
+            "error": _error(changefeed),
+            "filter": list(changefeed.filter),
+            "columns": list(changefeed.columns),
+            "zero_dates": changefeed.zero_dates,
+            "ignored_tables": list(changefeed.ignored_tables),
+            "tables": list(map(_table, changefeed.tables)),
+            "ddls": list(map(_schema_change, changefeed.schema_changes)),
+            "holding": _holding(changefeed.holding),
+            "lake_job": _lake_job(changefeed),
+            "skipped": list(map(_skipped, changefeed.skipped)),
+        }
+        | _rereads(changefeed)
+        | _warnings(changefeed)
+    )
 
 
 def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -39,7 +46,27 @@ def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
         "checkpoint": time_of(changefeed.checkpoint_ts),
         "error": _error(changefeed),
     }
+    if changefeed.HasField("rereads"):
+        short["rereads"] = ", ".join(each.table for each in changefeed.rereads.tables)
     return {"id": changefeed.id, "namespace": "default", "summary": short}
+
+
+def _rereads(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """Tables for which cuts wait, if there are any."""
+    if not changefeed.HasField("rereads"):
+        return {}
+    told = changefeed.rereads
+    tables = [{"table": each.table, "since_ts": each.since_ts, "reason": each.reason} for each in told.tables]
+    return {"rereads": {"since_ts": told.since_ts, "since": time_of(told.since_ts), "tables": tables}}
+
+
+def _warnings(changefeed: pb.Changefeed) -> dict[str, Any]:
+    warnings = list(changefeed.warnings)
+    if "***" in changefeed.sink_uri:
+        told = "the sink URI holds a password, which is in the metadata: write it into a file, name that by"
+        update = f"tidemark cli changefeed update -c {changefeed.id} --sink-uri …?password-file=/path"
+        warnings.append(f"{told} `{update}`, and change it")
+    return {"warnings": warnings} if warnings else {}
 
 
 def _table(table: pb.TableStatus) -> dict[str, Any]:
@@ -77,6 +104,29 @@ def _holding(holding: pb.Holding) -> dict[str, Any]:
     }
 
 
+def _lake_job(changefeed: pb.Changefeed) -> dict[str, Any] | None:
+    if not changefeed.HasField("lake_job"):
+        return None
+    job = changefeed.lake_job
+    return {
+        "state": job.state,
+        "cut_tso": job.cut_ts,
+        "cut_time": time_of(job.cut_ts) if job.cut_ts else None,
+        "reported": job.time,
+        "error": _running_error(job.error) if job.HasField("error") else None,
+    }
+
+
+def _skipped(stretch: pb.SkippedRange) -> dict[str, Any]:
+    return {
+        "start_tso": stretch.start_ts,
+        "start_time": time_of(stretch.start_ts),
+        "end_tso": stretch.end_ts,
+        "end_time": time_of(stretch.end_ts),
+        "asked": stretch.time,
+    }
+
+
 def _state(changefeed: pb.Changefeed) -> str:
     return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
 
@@ -84,5 +134,8 @@ def _state(changefeed: pb.Changefeed) -> str:
 def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
     if not changefeed.HasField("error"):
         return None
-    error = changefeed.error
+    return _running_error(changefeed.error)
+
+
+def _running_error(error: pb.RunningError) -> dict[str, str]:
     return {"time": error.time, "code": f"TM:{error.code}", "message": error.message}

@@ -27,8 +27,9 @@ _COLUMNS = (
     ("ETA", "eta"),
     ("VERIFIED", "verified"),
     ("ERROR", "error"),
+    ("READ AGAIN", "reason"),
 )
-_NOT_OF_ALL = ("priority", "verified", "error")
+_NOT_OF_ALL = ("priority", "verified", "error", "reason")
 _NUMBER = re.compile(r"-?\d{1,6}")
 _VERBS = (
     ("dumppause", "PauseDump", pb.PauseDumpRequest, "read no more chunks until it is resumed"),

@@ -2,13 +2,19 @@
 
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core prints to stderr; our errors say it better
 
 from server.daemon import EXIT_ERROR, EXIT_USAGE
 from storage.model.errors import TidemarkError
+
+EXIT_READER_GONE = 141
+"""128 + SIGPIPE: what shells report of a program whose reader, such as `head`, has closed the pipe."""
 
 COMMANDS = {
     "up": "all daemons on this machine, for a laptop or a demo",
@@ -25,7 +31,42 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can be answered; the interpreter would print a traceback
+    except BrokenPipeError:
+        return _reader_gone()
+    except BaseExceptionGroup as group:
+        if group.split(BrokenPipeError)[1] is not None:
+            raise
+        return _reader_gone()
+
+
+def _reader_gone() -> int:
+    """End quietly if the reader of our output has gone; any other broken pipe, such as a peer's, is an error."""
+    closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
+    if not closed:
+        raise  # noqa: PLE0704 - called while it is handled
+    for stream in closed:
+        # What is still buffered would fail once more when the interpreter flushes it.
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    return EXIT_READER_GONE
+
+
+def _is_closed_pipe(stream: TextIO) -> bool:
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0

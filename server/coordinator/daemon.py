@@ -5,7 +5,7 @@ the directory's lock makes this one the only one: it leads from before it listen
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,20 +29,23 @@ from server.coordinator.explain.service import Explainer, ExplainService
 from server.coordinator.forwarding import Forwarding
 from server.coordinator.http_api import HttpApi
 from server.coordinator.keys import ClusterKeys
+from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.leader import Leadership
 from server.coordinator.leadership.member_service import MemberService
 from server.coordinator.leadership.members import Members, member_at
 from server.coordinator.leadership.membership import Membership
+from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import Seat, Term
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine
 from server.rpc.limits import Limits
+from server.rpc.probe import diagnose
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.errors import MetaUnavailableError
+from storage.meta.errors import MetaUnavailableError, UnsupportedError
 from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
 from storage.meta.store.history import Retention
@@ -69,7 +72,8 @@ async def opened(
         raise ConfigError(f"--addr {config.addr} is no address clients can use; give one with --advertise-addr")
     async with _open_metadata(config, security) as api:
         meta = EtcdMeta(api)
-        keys = ClusterKeys(await _cluster_id(meta, config.cluster_id))
+        endpoints = _etcd_endpoints(config.metadata)
+        keys = ClusterKeys(await _cluster_id(meta, config.cluster_id, endpoints, security))
         coordinator = _Coordinator(api, keys, config, security, routes or Routes())
         opening = coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.elected(meta)
         async with opening as bound:
@@ -99,8 +103,9 @@ class _Coordinator:
     @asynccontextmanager
     async def alone(self, meta: Meta) -> AsyncIterator[str]:
         """Lead one term for the block; calls that are under way at its end are answered."""
-        term = await self._load(meta, Leadership())
-        async with self._seat.taken(term), self._listening() as bound:
+        leadership = Leadership()
+        term = await self._load(meta, leadership)
+        async with self._seat.taken(term), self._listening() as bound, beside(_stop_with(leadership)):
             yield bound
 
     @asynccontextmanager
@@ -119,10 +124,18 @@ class _Coordinator:
             server = RpcServer(self._security, _LIMITS, Engine.NATIVE)
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
+            server.serve_http1(PdHttp(self._keys.cluster_id, self._seat, self._members).answer)
+            self._routes.not_ready = self._not_ready
             with self._routes.serving(self._explaining(server)):
                 async with server.listen(self._config.addr) as bound:
                     self._members.introduce(self._me(bound))
                     yield bound
+
+    def _not_ready(self) -> str:
+        """A coordinator is ready when it leads, or knows who does; what it says is read by `/readyz`."""
+        leader = self._members.leader
+        known = leader is not None and leader.client_urls
+        return "" if known else "no coordinator leads now; see the log of the one that did"
 
     def _explaining(self, server: RpcServer) -> Mapping[Route, Handler]:
         """Add `gc explain`; returns what the HTTP port serves."""
@@ -151,15 +164,27 @@ class _Coordinator:
             server.add_proxy(EtcdProxy(self._api, self._members))
 
 
-async def _cluster_id(meta: Meta, wanted: int) -> int:
+async def _stop_with(leadership: Leadership) -> None:
+    """Stop the daemon when the leadership ends: nobody else can lead, and a term's memory is not used again.
+
+    Raises:
+        StateLostError: it ended.
+    """
+    await leadership.ended.wait()
+    raise StateLostError(f"{leadership.reason}; start the coordinator again, it reads its state afresh")
+
+
+async def _cluster_id(meta: Meta, wanted: int, endpoints: Sequence[str], security: SecurityConfig) -> int:
+    """The cluster's id, as soon as a metadata server answers; until then the log says who answers instead."""
     while True:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 return await load_cluster_id(meta, wanted)
         except TimeoutError:
-            _log.warning("waiting for the metadata", reason="no server answers yet")
-        except MetaUnavailableError as err:
-            _log.warning("waiting for the metadata", reason=err.message)
+            answers = [await diagnose(endpoint, security) for endpoint in endpoints]
+            _log.warning("waiting for the metadata", reason="; ".join(answers) or "no server answers yet")
+        except (MetaUnavailableError, UnsupportedError) as err:
+            _log.warning("waiting for the metadata", reason=err.message, servers=endpoints)
             await asyncio.sleep(_RETRY_S)
 
 
@@ -174,7 +199,11 @@ def _open_metadata(
             quota_bytes=config.metadata_quota_bytes,
         )
         return EmbeddedEtcd.open(Path(rest), kept)
-    endpoints = [endpoint for endpoint in rest.removeprefix("//").split(",") if endpoint]
-    if scheme == "etcd" and endpoints:
+    if endpoints := _etcd_endpoints(config.metadata):
         return RemoteEtcd.open(endpoints, lambda endpoint: connect(endpoint, security))
     raise MetadataUrlError(f"--metadata {config.metadata!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY")
+
+
+def _etcd_endpoints(url: str) -> list[str]:
+    scheme, _, rest = url.partition(":")
+    return [endpoint for endpoint in rest.removeprefix("//").split(",") if endpoint] if scheme == "etcd" else []

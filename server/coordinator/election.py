@@ -43,7 +43,7 @@ class Election:
                 async with await self._meta.grant_lease(lease_s) as lease:
                     await self._stand(lease)
             except* NotLeaderError:
-                _log.warning("the leader key is no longer ours")
+                _log.warning("this coordinator led, and does no longer")
             except* (MetaUnavailableError, LeaseNotFoundError) as errors:
                 _log.warning("this coordinator cannot lead now", reason=str(errors.exceptions[0]))
                 await asyncio.sleep(_RETRY_S)
@@ -61,7 +61,7 @@ class Election:
             _log.info("leading", revision=result.revision, lease=lease.id)
             async with self._seat.taken(term):
                 await leadership.ended.wait()
-            _log.warning("leading no longer", revision=result.revision)
+            _log.warning("leading no longer", revision=result.revision, reason=leadership.reason or "the lease is over")
 
     async def _let_go(self) -> None:
         """Delete the key of our last term, if it is still there: an etcd that comes back gives old leases new time."""

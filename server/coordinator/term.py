@@ -7,6 +7,7 @@ fence, which writes nothing.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from kvproto import keyspacepb_pb2, pdpb_pb2
 
 from gcsafepoint.service import Compat, SafePointService
 from server.coordinator import metrics
-from server.coordinator.cluster.cluster import Cluster
+from server.coordinator.cluster.cluster import Cluster, encode_cluster_id
 from server.coordinator.cluster.global_config import GlobalConfigService
 from server.coordinator.cluster.region_service import RegionService
 from server.coordinator.cluster.service import ClusterService
@@ -25,11 +26,14 @@ from server.coordinator.errors import NotLeaderError
 from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
-from server.coordinator.keys import ClusterKeys
+from server.coordinator.keys import CLUSTER_ID, ClusterKeys
+from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.guarded import batch_while_leading, while_leading
 from server.coordinator.leadership.leader import Leadership
 from server.coordinator.leadership.ledger import Ledger
 from server.coordinator.leadership.members import Members
+from server.coordinator.leadership.state_guard import StateGuard
+from server.coordinator.pd_http.rules import RuleStore
 from server.coordinator.tso import TimestampOracle
 from server.coordinator.tso_service import TsoService
 from server.rpc.client import connect
@@ -37,30 +41,37 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route
 from server.rpc.handlers import method_handlers
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Meta
+from storage.meta.meta import Get, Meta
 
 _FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a term reads from the metadata."""
+
+    ledger: Ledger
+    cluster: Cluster
+    oracle: TimestampOracle
+    safe_points: SafePointService
+    rules: RuleStore
+    guard: StateGuard
 
 
 class Term:
     """The state of one term and the calls answered from it: `handlers`, by gRPC's full method name."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        cluster: Cluster,
-        oracle: TimestampOracle,
-        safe_points: SafePointService,
-        security: SecurityConfig,
-    ) -> None:
-        self.leadership = leadership = ledger.leadership
-        self.cluster = cluster
-        self.oracle = oracle
-        self.safe_points = safe_points
+    def __init__(self, state: "_State", security: SecurityConfig) -> None:
+        self.leadership = leadership = state.ledger.leadership
+        self.cluster = cluster = state.cluster
+        self.oracle = state.oracle
+        self.safe_points = state.safe_points
+        self.rules = state.rules
+        self._guard = state.guard
         self.headers = Headers(cluster.id, lambda: cluster.bootstrapped, leadership)
         self.handlers: dict[str, Any] = {}
         self._routes: list[Route] = []
-        self._add_pd(ledger, security)
+        self._add_pd(state.ledger, security)
 
     @classmethod
     async def load(
@@ -69,22 +80,26 @@ class Term:
         """Read it all from the metadata; `security` is for calls to stores.
 
         Raises:
-            CorruptError: a record cannot be read.
+            CorruptError: a record cannot be read, or is gone.
             MetaUnavailableError, NotLeaderError: not now.
         """
         ledger = Ledger(meta, leadership)
+        guard = StateGuard(ledger, keys, await _check_cluster_id(ledger, keys) + 1)
         cluster = Cluster(ledger, keys)
         await cluster.load()
         safe_points = SafePointService(ledger, keys.gc, compat=compat, keyspace_of=keyspace_of)
         await safe_points.load()
-        oracle = await TimestampOracle.load(ledger, keys.path("timestamp"))
-        return cls(ledger, cluster, oracle, safe_points, security)
+        oracle = await TimestampOracle.load(ledger, keys.path("timestamp"), must_exist=cluster.bootstrapped)
+        rules = RuleStore(ledger, keys)
+        await rules.load()
+        return cls(_State(ledger, cluster, oracle, safe_points, rules, guard), security)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run what the term does by itself for the block."""
         async with asyncio.TaskGroup() as tasks:
-            runs = [self.cluster.run(), self.oracle.run(), self.safe_points.run()]
+            guarding = self._guard.run([self.oracle.put_back, self.cluster.put_back_ids])
+            runs = [self.cluster.run(), self.oracle.run(), self.safe_points.run(), guarding]
             loops = [tasks.create_task(run) for run in (*runs, *(route.run() for route in self._routes))]
             try:
                 yield
@@ -123,6 +138,22 @@ class Term:
         for name, handler in handlers.items():
             self.handlers[f"/{service.full_name}/{name}"] = while_leading(handler, self.leadership)
         self._routes += routes
+
+
+async def _check_cluster_id(ledger: Ledger, keys: ClusterKeys) -> int:
+    """The revision of now, if the metadata still belongs to this cluster.
+
+    Raises:
+        StateLostError: somebody has deleted or replaced everything, and what was handed out is not known any more.
+    """
+    found = await ledger.txn((), [Get(CLUSTER_ID)])
+    stored = [pair.value for pair in found.pairs[0]]
+    if stored != [encode_cluster_id(keys.cluster_id)]:
+        raise StateLostError(
+            f"{CLUSTER_ID.decode()} is not that of cluster {keys.cluster_id} any more: the metadata was deleted or "
+            "replaced while this coordinator ran; restore it from a snapshot, then start the coordinators again"
+        )
+    return found.revision
 
 
 class Seat:

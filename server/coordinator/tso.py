@@ -10,18 +10,17 @@ Invariants (PD's pkg/tso):
 
 import asyncio
 import enum
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
 from server.coordinator import metrics
-from server.coordinator.errors import RequestError
+from server.coordinator.errors import NotLeaderError, RequestError
+from server.coordinator.leadership.durable_limit import DurableLimit
 from server.coordinator.leadership.ledger import Ledger
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Compare, Get, KeyValue, Put
 from storage.model.ts import LOGICAL_MAX
 
 WINDOW_MS = 3000
@@ -30,7 +29,6 @@ _CHECK_SECONDS = 0.5
 _STEP_SECONDS = 0.001
 _SAVE_SECONDS = 1.0
 _NANOSECONDS_PER_MS = 1_000_000
-_SAVED = struct.Struct(">Q")
 _RETRIES_TEXT = (
     "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, generate tso maximum number of retries exceeded"
 )
@@ -84,26 +82,36 @@ class Oracle:
 class TimestampOracle:
     """The shell: the wall clock, and the limit kept in metadata (`/pd/<cluster>/timestamp`, ns, 8 bytes)."""
 
-    def __init__(self, ledger: Ledger, key: bytes, saved: Sequence[KeyValue], clock_ns: Callable[[], int]) -> None:
+    def __init__(self, ledger: Ledger, limit: DurableLimit, clock_ns: Callable[[], int]) -> None:
+        """`limit` is loaded."""
         self._ledger = ledger
-        self._key = key
-        self._revision = self._saved_ms = 0
-        self._adopt(saved)
+        self._limit = limit
         self._oracle = Oracle(self._saved_ms)
         self._clock_ns = clock_ns
         self._growing = asyncio.Lock()
         self._stepping = asyncio.Lock()
 
     @classmethod
-    async def load(cls, ledger: Ledger, key: bytes, clock_ns: Callable[[], int] = time.time_ns) -> "TimestampOracle":
-        """Continue above everything that was ever handed out; the first window is durable when it returns."""
-        saved = await ledger.get(key)
-        oracle = cls(ledger, key, [saved] if saved else [], clock_ns)
+    async def load(
+        cls, ledger: Ledger, key: bytes, clock_ns: Callable[[], int] = time.time_ns, *, must_exist: bool = False
+    ) -> "TimestampOracle":
+        """Continue above everything that was ever handed out; the first window is durable when it returns.
+
+        Raises:
+            StateLostError: it is not known what was handed out; without any record only if one `must_exist`.
+        """
+        limit = DurableLimit(ledger, key)
+        await limit.load(must_exist=must_exist)
+        oracle = cls(ledger, limit, clock_ns)
         await oracle._grow()
         ahead_ms = oracle._oracle.physical_ms - oracle._now_ms()
         if ahead_ms > WINDOW_MS:
             _log.warning("timestamps are ahead of the clock: it was, or another machine's is", ahead_ms=ahead_ms)
         return oracle
+
+    async def put_back(self) -> None:
+        """See `DurableLimit.put_back`."""
+        await self._limit.put_back()
 
     async def run(self) -> None:
         """Keep the limit ahead of the clock, so that callers need not wait for it."""
@@ -115,6 +123,8 @@ class TimestampOracle:
                 await self._grow()
             except MetaUnavailableError as err:
                 _log.warning("the TSO window cannot grow", reason=err.message)
+            except NotLeaderError:
+                return  # the term is over
 
     async def take(self, count: int) -> tuple[int, int]:
         """Reserve `count` timestamps; returns physical ms and the largest logical.
@@ -145,20 +155,12 @@ class TimestampOracle:
                         await self._save(self._oracle.wanted_limit(self._now_ms()))
 
     async def _save(self, limit_ms: int) -> None:
-        """Guarded by the last revision: a write that was given up for lost must not undo a later one."""
-        guard = Compare.unchanged(self._key, self._revision)
-        saving = Put(self._key, _SAVED.pack(max(limit_ms, self._saved_ms) * _NANOSECONDS_PER_MS))
-        result = await self._ledger.txn([guard], [saving], [Get(self._key)])
-        if result.succeeded:
-            self._revision, self._oracle.limit_ms = result.revision, max(limit_ms, self._saved_ms)
-        else:
-            self._adopt(result.pairs[0])
+        await self._limit.raise_to(max(limit_ms, self._saved_ms) * _NANOSECONDS_PER_MS)
+        self._oracle.limit_ms = self._saved_ms
 
-    def _adopt(self, found: Sequence[KeyValue]) -> None:
-        """Take in what is saved: another's, or our own that was given up for lost."""
-        for pair in found:
-            self._saved_ms = -(-_SAVED.unpack(pair.value)[0] // _NANOSECONDS_PER_MS)
-            self._revision = pair.mod_revision
+    @property
+    def _saved_ms(self) -> int:
+        return -(-self._limit.value // _NANOSECONDS_PER_MS)
 
     async def _step(self) -> None:
         used_up_ms = self._oracle.physical_ms

@@ -11,6 +11,7 @@ import sys
 
 from server.demo.bank import Bank
 from server.demo.client import BankClient, connect
+from server.process import exit_with_parent
 from storage.model.errors import ConflictError
 
 _PAIRS = 12
@@ -48,4 +49,5 @@ async def _move(bank: Bank, client: BankClient, accounts: list[int], transfer: i
 
 
 if __name__ == "__main__":
+    exit_with_parent()
     asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))

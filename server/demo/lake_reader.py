@@ -17,8 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import table_path
 
 from server.demo.bank import ACCOUNTS_NAME, TRANSFERS_NAME
+from server.process import exit_with_parent
 from storage.model.ts import physical_ms
 
 _META = ("_op", "_commit_ts", "_start_ts", "_seq", "cut")
@@ -43,7 +45,7 @@ class LakeReader:
 
     def rows(self, table: str, version: int) -> pa.Table:
         """The rows of `table` at a version, with `_commit_ts`."""
-        path = str(self._root / table.replace(".", "/"))
+        path = table_path(str(self._root), table)
         if self._format == "delta":
             return self._spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
         changes = self._spark.read.parquet(path).where(f"cut <= {version}").toArrow()
@@ -100,4 +102,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    exit_with_parent()
     main(sys.argv[1:])

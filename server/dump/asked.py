@@ -13,7 +13,7 @@ from server.capture import keys
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History
 from server.capture.catalog.records import loaded_changes
-from server.capture.changefeed import ChangefeedInfo
+from server.capture.changefeed import ChangefeedInfo, State
 from server.capture.errors import ChangefeedNotExistsError
 from server.dump.errors import DumpInvalidError
 from server.dump.job import Job
@@ -95,8 +95,16 @@ def _exact(patterns: Iterable[str]) -> Iterable[str]:
 
 
 def _stands(info: ChangefeedInfo) -> str:
+    """Why it does not run, and what helps: a resume alone does not where the error would come again."""
+    if info.state is State.STOPPED:
+        return f"the changefeed is stopped; `tidemark cli changefeed resume -c {info.id}` lets it go on"
     why = f": [{info.error.code}] {info.error.message}" if info.error else ""
-    return f"the changefeed is {info.state.value}{why}; `tidemark cli changefeed resume -c {info.id}` lets it go on"
+    if info.state is not State.FAILED:
+        return f"the changefeed is {info.state.value}{why}"
+    return (
+        f"the changefeed is failed{why}. Do what this error says; where its cause is gone, `tidemark cli changefeed "
+        f"resume -c {info.id}` lets it go on"
+    )
 
 
 def _left_out(name: str) -> str:

@@ -33,6 +33,12 @@ class ChunkLostError(UnavailableError):
     code = "ErrDumpSnapshotLost"
 
 
+class RereadFailedError(UnavailableError):
+    """A table that must be read again cannot be; cuts wait until it can."""
+
+    code = "ErrDumpRereadFailed"
+
+
 class TableAwayError(UnavailableError):
     """A table is not pulled here now, or was pulled anew while it was read; its chunk is read again by itself."""
 

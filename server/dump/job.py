@@ -47,6 +47,10 @@ class Job:
     """Each chunk is compared with sums of the server."""
     attempt: int = 0
     """Grows each time it is resumed: tables that have failed are tried again."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By `schema.table` why a table is read again by itself: the DDL that changed its rows beside the log."""
+    since_ts: Mapping[str, int] = field(default_factory=dict)
+    """The commit_ts of these DDLs; one that the checkpoint has not passed is not over."""
 
     def takes(self, name: str) -> bool:
         """Whether the table is to be dumped."""
@@ -88,6 +92,8 @@ class Job:
                 parallel=int(doc["parallel"]),
                 verify=bool(doc.get("verify", False)),
                 attempt=int(doc["attempt"]),
+                reasons={str(name): str(why) for name, why in doc.get("reasons", {}).items()},
+                since_ts={str(name): int(ts) for name, ts in doc.get("since_ts", {}).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError) as err:
             raise CorruptError(f"not a dump's job: {err!r}; restart the dump") from err
@@ -108,6 +114,10 @@ class Job:
             doc["priority"] = dict(self.priority)
         if self.verify:
             doc["verify"] = True
+        if self.reasons:
+            doc["reasons"] = dict(self.reasons)
+        if self.since_ts:
+            doc["since_ts"] = dict(self.since_ts)
         return json.dumps(doc, separators=(",", ":"), ensure_ascii=False).encode()
 
 

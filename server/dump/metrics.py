@@ -8,6 +8,13 @@ REPLACED = Counter("tidemark_dump_replaced_rows_total", "Rows of chunks left out
 AGAIN = Counter(
     "tidemark_dump_chunks_again_total", "Chunks that must be read again: schema changes, faults, full windows"
 )
+READ_AGAIN = Counter(
+    "tidemark_dump_tables_read_again_total",
+    "Tables read again by themselves, as a DDL changed their rows beside the log",
+)
+READING_AGAIN = Gauge(
+    "tidemark_dump_tables_reading_again", "Tables being read again by themselves, for which cuts wait", ["changefeed"]
+)
 VERIFIED = Counter("tidemark_dump_verified_chunks_total", "Chunks whose sums were those of the server")
 DIFFERING = Counter("tidemark_dump_differing_chunks_total", "Chunks that were not as the server has them")
 ROUND_SECONDS = Histogram("tidemark_dump_round_seconds", "From a low watermark written to its high watermark written")

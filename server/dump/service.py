@@ -3,6 +3,7 @@
 It writes what is wanted into the metadata and reads how far it is; the capture that runs the changefeed does it.
 """
 
+import glob
 import uuid
 from dataclasses import replace
 from typing import Any, Final
@@ -43,6 +44,8 @@ class DumpService:
                 "the store sums no rows: leave --verify out, and compare the lake by tidemark cli verify"
             )
         asked.check(wanted)
+        if before is not None and before.since_ts:
+            wanted = await self._with_rereads(records, before, wanted)
         if before is not None and replace(wanted, id=before.id, attempt=before.attempt) == before:
             wanted = before  # the same once more
         if before is not wanted:
@@ -111,12 +114,29 @@ class DumpService:
         asked, records, job = await self._existing(changefeed)
         tables = await records.tables(job)
         others = asked.others(job, {each.name for each in tables})
+        stands = asked.stands or (await self._waits(records, job) if job.state == PAUSED else "")
         if asked.stands:
             tables = [replace(each, rows_per_s=0) for each in tables]
         return {
-            "dump": dump_message(changefeed, job, tables, asked.stands),
+            "dump": dump_message(changefeed, job, tables, stands),
             "status": table_messages(changefeed, job, tables, others),
         }
+
+    async def _with_rereads(self, records: DumpRecords, before: Job, wanted: Job) -> Job:
+        """A new job also reads what the one before was to read again, if cuts still wait for it."""
+        checkpoint_ts = await records.checkpoint_ts()
+        since_ts = {name: ts for name, ts in before.since_ts.items() if ts >= checkpoint_ts}
+        if not since_ts:
+            return wanted
+        missing = [glob.escape(name) for name in since_ts if not wanted.takes(name)]
+        reasons = {name: before.reasons[name] for name in since_ts if name in before.reasons}
+        return replace(wanted, tables=(*wanted.tables, *missing), reasons=reasons, since_ts=since_ts)
+
+    async def _waits(self, records: DumpRecords, job: Job) -> str:
+        """What a pause keeps from going on, beside the dump: cuts wait for tables that are read again."""
+        checkpoint_ts = await records.checkpoint_ts()
+        names = sorted(name for name, ts in job.since_ts.items() if ts >= checkpoint_ts)
+        return f"cuts wait until {', '.join(names)} are read again: resume the dump" if names else ""
 
 
 def _job(request: pb.StartDumpRequest) -> Job:

@@ -90,6 +90,8 @@ def _table(changefeed: str, job: Job, each: TableProgress, foremost: int) -> pb.
         priority=priority,
         chunks_verified=each.chunks_verified,
         chunks_repaired=each.chunks_repaired,
+        reason=job.reasons.get(each.name, ""),
+        since_ts=job.since_ts.get(each.name, 0),
     )
 
 

@@ -161,6 +161,15 @@ class TableDump:
         self._ahead = list(durable.ranges)
 
     @property
+    def closed_ts(self) -> int | None:
+        """The last high watermark of a table whose windows have all closed; None: there is something to read."""
+        if self.durable.state.is_over and self.durable.state is not TableState.DONE:
+            return None
+        if self.durable.state is TableState.WAITING or not all((each.closed or each.at).done for each in self._ranges):
+            return None
+        return max([self.durable.high_ts, *(ts for each in self._ranges for ts, _ in each.unsettled)])
+
+    @property
     def rows_ahead(self) -> int:
         """Rows whose windows have closed, durable or not."""
         return self.durable.rows + sum(chunk.rows for each in self._ranges for _, chunk in each.unsettled)

@@ -8,3 +8,7 @@ FAULTS = Counter("tidemark_puller_region_faults_total", "region subscriptions th
 LOCKS_RESOLVED = Counter("tidemark_puller_stuck_locks_total", "locks met in regions whose resolved_ts stood still")
 REGIONS = Gauge("tidemark_puller_regions_count", "regions subscribed to")
 PUMP_BEHIND = Gauge("tidemark_puller_slowest_pump_behind_seconds", "how old the binlogs are that all pumps have sent")
+OPEN_BYTES = Gauge("tidemark_puller_open_transaction_bytes", "rows of transactions that have not ended, in memory")
+OPEN_SPILLED_ROWS = Gauge(
+    "tidemark_puller_open_transaction_spilled_rows", "rows of transactions that have not ended, on disk"
+)

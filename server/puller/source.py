@@ -14,17 +14,20 @@ Invariants every source keeps:
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
 from server.puller.table import SourceTable, TableRecord
 from server.puller.tikv.feed import EventFeeds
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.uri import SourceUri
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
+from sink.holds import Holds
 from storage.meta.meta import Meta
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 
@@ -51,6 +54,11 @@ class Rows(Protocol):
         """A few threads of this changefeed alone: what blocks in them delays no other changefeed."""
         ...
 
+    @property
+    def open_transactions(self) -> OpenTransactions:
+        """Where a source keeps rows of transactions that have not ended, within the changefeed's memory quota."""
+        ...
+
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """Take changes of RAW_SCHEMA, in any order."""
         ...
@@ -62,6 +70,11 @@ class Rows(Protocol):
 
 class Catalog(Protocol):
     """The tables of a running changefeed; called on the event loop."""
+
+    @property
+    def holds(self) -> Holds:
+        """Cuts that are withheld while tables are read again; a log tells it before the change is in force."""
+        ...
 
     def wants(self, schema_name: str, table_name: str) -> bool:
         """Whether the changefeed's filter takes the table."""
@@ -84,6 +97,13 @@ class Catalog(Protocol):
 
         Raises:
             TableIneligibleError: rows above the change could not be replicated.
+        """
+        ...
+
+    async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        """The change right above `ts` cannot be followed: raises `error` once everything up to `ts` is at the target.
+
+        A log resolves its tables up to `ts` before it calls.
         """
         ...
 
@@ -144,16 +164,25 @@ class Source(Protocol):
         """Whether each table has a puller of its own, which can start and end by itself; else one brings all."""
         ...
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What whoever asks about the changefeed should know of its upstream; nothing, as a rule."""
+        ...
+
     async def now(self) -> int:
         """A ts that everything committed before this call is at or below: where a changefeed starts by default."""
         ...
 
-    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
-        """All user tables as of `ts`, whatever the changefeed's filter says."""
+    async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
+        """All user tables as of `ts`, whatever the changefeed's filter says.
+
+        `before` are tables as they were known so far: where the source itself gives tables and columns their
+        identities, those of these names keep them.
+        """
         ...
 
-    def table(self, record: TableRecord) -> SourceTable:
-        """Read a record.
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
+        """Read a record; `before` is the version of the table that it follows: columns keep the identities they had.
 
         Raises:
             InvalidError: the record cannot be read.

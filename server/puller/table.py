@@ -1,16 +1,21 @@
 """A table as a source knows it: its schema as the metadata keeps it, its span, and how its rows are mounted. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sink.change_columns import META_FIELDS
 from sink.mounted import TableMounter
 from sink.selected import SelectedMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
+from storage.tidb.time import NULL_DATES, ZERO_DATES
 
 _SELECTED: Final = "tidemark_columns"
+_RENAMED: Final = "tidemark_renamed"
+_OURS: Final = frozenset(field.name for field in META_FIELDS)
 
 
 class TableIneligibleError(InvalidError):
@@ -32,14 +37,34 @@ class TableRecord:
         return self.table_info.get(_SELECTED)
 
     @property
+    def renamed(self) -> Mapping[str, str]:
+        """The names by which readers know columns of it that have others upstream. A member that is ours, too."""
+        renamed: dict[str, str] = self.table_info.get(_RENAMED, {})
+        return renamed
+
+    @property
     def whole(self) -> "TableRecord":
         """As the upstream has it, whatever is taken of it."""
-        info = {member: value for member, value in self.table_info.items() if member != _SELECTED}
+        ours = (_SELECTED, _RENAMED, ZERO_DATES)
+        info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
 
-    def selecting(self, columns: Sequence[str]) -> "TableRecord":
-        """The same table, of which these columns are taken, and those of its key."""
-        return TableRecord(self.schema_name, {**self.table_info, _SELECTED: list(columns)})
+    def selecting(self, columns: Sequence[str], renamed: Mapping[str, str] | None = None) -> "TableRecord":
+        """The same table, of which these columns are taken, and those of its key, some by other names."""
+        info = {member: value for member, value in self.table_info.items() if member != _RENAMED}
+        info[_SELECTED] = list(columns)
+        return TableRecord(self.schema_name, info | {_RENAMED: dict(renamed)} if renamed else info)
+
+    @property
+    def zero_dates(self) -> str | None:
+        """One of `storage.tidb.time.SHOWN_DATES`, None for the first; a member of the document that is ours."""
+        return self.table_info.get(ZERO_DATES)
+
+    def showing(self, zero_dates: str) -> "TableRecord":
+        """The same table, whose dates are shown so."""
+        if zero_dates == (self.zero_dates or NULL_DATES):
+            return self
+        return TableRecord(self.schema_name, {**self.table_info, ZERO_DATES: zero_dates})
 
     @property
     def table_info_json(self) -> str:
@@ -81,4 +106,22 @@ class SourceTable:
 
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     """The mounter of what is taken of a table, made of the one of all of it."""
-    return whole if record.selected is None else SelectedMounter(whole, record.selected)
+    return whole if record.selected is None else SelectedMounter(whole, record.selected, record.renamed)
+
+
+def check_names(table: SourceTable) -> None:
+    """See that no two columns that readers get of a table have one name, in whatever case.
+
+    Raises:
+        TableIneligibleError: with the rule that gives one of them another name.
+    """
+    names = table.mounter.schema.names
+    twice = {name for name, count in Counter(map(str.lower, names)).items() if count > 1}
+    own = [name for name in names[len(META_FIELDS) :] if name.lower() in twice]
+    if own:
+        rule = f"--columns '{table.name}=*,{own[0]}->upstream_{own[0].lstrip('_')}'"
+        raise TableIneligibleError(
+            f"{table.name} cannot be replicated: {', '.join(own)} is what another column is called, or one that "
+            f"Tidemark adds ({', '.join(sorted(_OURS))}). Give it another name in the target, such as {rule}, or leave "
+            f"it out by !{own[0]}"
+        )

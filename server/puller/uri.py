@@ -1,16 +1,21 @@
 """Source URIs: `scheme://[user@]host[:port][,host[:port]…][/path][?option=value&…]`; an empty one is the cluster. Pure.
 
-A source URI is shown wherever a changefeed is: it never holds a secret, only the name of the file that does.
+A source URI is shown wherever a changefeed is: it never holds a secret, only the name of the file or variable with it.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.sink_uri import check_reference, is_secret, masked, secret_option
 
 from storage.model.errors import InvalidError
 
-_SECRET_OPTIONS: Final = ("password", "passwd", "pwd", "secret", "token")
+ON_UNCLEAR_DDL: Final = "on-unclear-ddl"
+"""The option of `mysql://` sources that `changefeed create` and `update` have a flag for."""
 
 
 class SourceUriError(InvalidError):
@@ -53,9 +58,13 @@ class SourceUri:
         except ValueError as err:
             raise SourceUriError("the source URI cannot be read; write scheme://user@host:port?option=value") from err
         login, _, servers = parts.netloc.rpartition("@")
-        _check_secrets(login, options)
+        _check_secrets(text, f"{parts.netloc}{parts.path}".rpartition("@")[0], options)  # a password may hold `/`
         if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
-            raise SourceUriError(f"the source URI {text!r} has no scheme; write one such as mysql://user@host:3306")
+            raise SourceUriError(
+                f"the source URI {masked(text)!r} has no scheme; write one such as mysql://user@host:3306"
+            )
+        if not all(re.fullmatch("[A-Za-z][A-Za-z0-9-]*", option) for option in options):
+            raise SourceUriError("the options of a source URI are option=value, joined by &; write & in a value as %26")
         if parts.fragment:
             raise SourceUriError("a source URI has no fragment; write # as %23")
         addresses = tuple(_address(server) for server in servers.split(",") if server)
@@ -74,11 +83,31 @@ class SourceUri:
             )
 
 
-def _check_secrets(login: str, options: Mapping[str, str]) -> None:
-    if ":" in login or any(option.lower() in _SECRET_OPTIONS for option in options):
+def with_option(text: str, name: str, value: str) -> str:
+    """A source URI with an option written anew; as it is, if `value` is empty.
+
+    Raises:
+        SourceUriError: it is of a source without such options.
+    """
+    if not value:
+        return text
+    if not text.startswith("mysql://"):
+        raise SourceUriError(f"{name}={value} is of mysql:// sources only; leave it out")
+    place, _, query = text.partition("?")
+    others = [each for each in query.split("&") if each and each.partition("=")[0] != name]
+    return f"{place}?{'&'.join([*others, f'{name}={quote(value)}'])}"
+
+
+def _check_secrets(text: str, login: str, options: Mapping[str, str]) -> None:
+    try:
+        check_reference(options)
+    except SourceError as err:
+        raise SourceUriError(err.message) from None
+    if ":" in unquote(login) or secret_option(text) or any(map(is_secret, options)):
         raise SourceUriError(
             "a source URI holds no password, as it is shown and stored: write the password into a file that only the "
-            "capture's user may read, on each capture, and name it with the option password-file=/path"
+            "capture's user may read, on each capture, and name it with the option password-file=/path, or set an "
+            "environment variable TIDEMARK_SECRET_… of each capture and name that with password-env="
         )
 
 
@@ -86,6 +115,7 @@ def _address(server: str) -> Address:
     host, colon, port = server.rpartition(":")
     if not colon or port.endswith("]"):  # an IPv6 address without a port
         host, port = server, ""
-    if not host or (port and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
-        raise SourceUriError(f"{server!r} in the source URI is not host:port")
+    is_odd = server.endswith(":") or ("%" in server and not server.startswith("["))
+    if not host or is_odd or (port and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
+        raise SourceUriError(f"{masked(server + '@')[:-1]!r} in the source URI is not host:port")
     return Address(host.removeprefix("[").removesuffix("]"), int(port or 0))

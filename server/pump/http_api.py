@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from google.protobuf import text_format
+from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
 from server.pump.registry import PREFIX
@@ -18,6 +19,9 @@ from server.routes import Answer, Handler, Request, Route, answered, json_answer
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
 from storage.pump.append import Append
+
+_MAX_TS = (1 << 63) - 1
+_MAX_TS_DIGITS = len(str(_MAX_TS))
 
 
 class TimestampInvalidError(InvalidError):
@@ -64,13 +68,11 @@ class HttpApi:
 
     async def _binlog(self, tail: str) -> Answer:
         """The binlog filed under a timestamp, as text; a prewrite with its rows."""
-        if not tail.isdecimal() or len(tail) > 19:
-            raise TimestampInvalidError(f"{tail!r} is not a timestamp")
-        binlog = binlog_pb2.Binlog.FromString(await self._storage.get(int(tail)))
-        rows = binlog_pb2.PrewriteValue.FromString(binlog.prewrite_value)
-        binlog.ClearField("prewrite_value")
-        parts = [text_format.MessageToString(part, as_one_line=True) for part in (binlog, rows)]
-        return Answer(200, ("\n\n PrewriteValue: \n".join(part for part in parts if part) + "\n").encode())
+        if not tail.isdecimal() or len(tail) > _MAX_TS_DIGITS or int(tail) > _MAX_TS:
+            raise TimestampInvalidError(
+                f"{tail!r} is not a timestamp; write /debug/binlog/TSO, a number up to 2^63 - 1"
+            )
+        return Answer(200, binlog_text(await self._storage.get(int(tail))).encode())
 
     async def _gc(self) -> Answer:
         """GC now, by the retention's age; answers when it is done, or else that it has not ended yet."""
@@ -78,3 +80,25 @@ class HttpApi:
 
     def _answer(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         return answered(call, self._loop)
+
+
+def binlog_text(payload: bytes) -> str:
+    """A stored binlog for people: a prewrite with its rows; bytes that are no message of their kind, as hexadecimal.
+
+    The pump stores what TiDB sends without reading the rows, so they may be anything.
+    """
+    try:
+        binlog = binlog_pb2.Binlog.FromString(payload)
+    except DecodeError:
+        return f"not a binlog.Binlog, {len(payload)} bytes: {payload.hex()}\n"
+    value = binlog.prewrite_value
+    binlog.ClearField("prewrite_value")
+    parts = [text_format.MessageToString(binlog, as_one_line=True), _rows_text(value)]
+    return "\n\n PrewriteValue: \n".join(part for part in parts if part) + "\n"
+
+
+def _rows_text(value: bytes) -> str:
+    try:
+        return text_format.MessageToString(binlog_pb2.PrewriteValue.FromString(value), as_one_line=True)
+    except DecodeError:
+        return f"not a binlog.PrewriteValue, {len(value)} bytes: {value.hex()}"

@@ -81,6 +81,26 @@ def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | N
     )
 
 
+def client_tls(security: SecurityConfig) -> ssl.SSLContext | None:
+    """The same for a connection of Python's own; None means plaintext.
+
+    Raises:
+        CredentialsError: a file cannot be used.
+    """
+    if not security.enabled:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=security.ca_path or None)
+        context.set_alpn_protocols(["h2"])
+        if security.cert_path and security.key_path:
+            context.load_cert_chain(security.cert_path, security.key_path)
+    except OSError as err:
+        raise CredentialsError(
+            f"the TLS files cannot be used: {err}; check --ca-path, --cert-path, --key-path"
+        ) from err
+    return context
+
+
 def _listens_with_tls(security: SecurityConfig) -> bool:
     if security.enabled and not (security.cert_path and security.key_path):
         raise CredentialsError("TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)")

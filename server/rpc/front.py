@@ -13,6 +13,7 @@ from typing import Protocol
 import grpc
 
 from server.rpc.errors import StatusError
+from storage.defect import request_error
 from storage.model.errors import TidemarkError
 
 Answer = bytes | TidemarkError
@@ -115,9 +116,9 @@ class Route:
         batch = self._batch
         try:
             answers = await self._handler([request for request, _ in batch])
-        except TidemarkError as err:
-            answers = [err] * len(batch)
-        assert len(answers) == len(batch), f"{self.name} answered {len(answers)} of {len(batch)} calls"
+            assert len(answers) == len(batch), f"{self.name} answered {len(answers)} of {len(batch)} calls"
+        except Exception as err:  # noqa: BLE001 - whatever a batch meets, it ends its calls and not the route
+            answers = [request_error(err, self.name)] * len(batch)
         self._batch = []
         for (_, waiter), answer in zip(batch, answers, strict=True):
             if not waiter.done():

@@ -17,9 +17,12 @@ from google.protobuf.message import DecodeError
 
 from server.rpc.errors import StatusError, status_of
 from server.rpc.front import BatchHandler, ClosedError, Route
+from storage.defect import request_error
 from storage.model.errors import TidemarkError
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_ENDED = (grpc.aio.BaseError, grpc.aio.UsageError, grpc.RpcError)
+"""What gRPC raises in a handler whose call was aborted, or whose client is gone."""
 
 
 class MalformedRequestError(StatusError):
@@ -96,8 +99,8 @@ def _handler(method: MethodDescriptor, function: Callable[..., Any]) -> Any:
     }[method.client_streaming, method.server_streaming]
     served = _streaming(function) if method.server_streaming else function
     kind = message_factory.GetMessageClass(method.input_type)
-    guarded = _guarded_stream(served, kind) if method.client_streaming else _guarded(served, kind)
-    return make(guarded, response_serializer=response.SerializeToString)
+    guard = _guarded_stream if method.client_streaming else _guarded
+    return make(guard(served, kind, method.full_name), response_serializer=response.SerializeToString)
 
 
 def _streaming(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,30 +117,34 @@ def _streaming(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _guarded(function: Callable[..., Any], kind: type[Any]) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], kind: type[Any], method: str) -> Callable[..., Any]:
     async def call(raw: bytes, context: Context) -> Any:
         try:
             return await function(_parsed(kind, raw), context)
-        except TidemarkError as err:
-            await context.abort(*status_of(err))
+        except _ENDED:
+            raise
+        except Exception as err:  # noqa: BLE001 - whatever a request meets, it ends that request only
+            await context.abort(*status_of(request_error(err, method)))
 
     return call
 
 
-def _guarded_stream(function: Callable[..., Any], kind: type[Any]) -> Callable[..., Any]:
+def _guarded_stream(function: Callable[..., Any], kind: type[Any], method: str) -> Callable[..., Any]:
     async def call(raws: AsyncIterator[bytes], context: Context) -> Any:
         requests = _Requests(kind, raws)
         try:
             answer = await function(requests, context)
             if requests.fault:
                 await asyncio.sleep(0)  # where the cancellation that is under way arrives
-        except TidemarkError as err:
-            await context.abort(*status_of(err))
         except asyncio.CancelledError:
             if requests.fault is None:
                 raise
             requests.call.uncancel()
             await context.abort(*status_of(requests.fault))
+        except _ENDED:
+            raise
+        except Exception as err:  # noqa: BLE001 - whatever a request meets, it ends that request only
+            await context.abort(*status_of(request_error(err, method)))
         return answer
 
     return call

@@ -1,12 +1,15 @@
 """What one listener takes on at once: messages, calls, connections, pings. Whoever exceeds it is told, or cut off.
 
-gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own bounds are lifted above that number, so that it
-can: it leaves what one connection has too much waiting in the client, and drops calls of a burst of more than 1000 at
-random, without a word. A stream costs some 25 KiB, so the bounds hold a daemon's memory even when they are used up.
+gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own bound of pending calls is lifted above that: it
+drops calls of a burst of more than 1000 at random, without a word. What one connection has beyond half of `calls`
+waits in the client: shares that depend on what is free, as the native engine has them, gRPC's engine does not have. A
+stream costs some 25 KiB, so the bounds hold a daemon's memory even when they are used up.
 """
 
 import resource
 from dataclasses import dataclass
+
+from server.rpc.engine import MOST_CONNECTIONS
 
 MAX_MESSAGE_BYTES = 256 << 20  # what TiKV's clients allow
 
@@ -20,6 +23,8 @@ _PING_MS, _PING_TIMEOUT_MS = 30_000, 10_000
 _MIN_PING_INTERVAL_MS, PING_STRIKES = 1000, 20
 PINGS_PER_S = 1000 / _MIN_PING_INTERVAL_MS
 _LEAST_HELD_BYTES = 64 << 20
+_LEAST_BUFFERED_BYTES = 256 << 20
+_SHARED_CALLS = _SHARED_CONNECTIONS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +35,44 @@ class Limits:
     """Of one received message."""
     calls: int = 16_384
     """Unary calls and streams that are open at once."""
-    connections: int = 8192
+    connections: int = MOST_CONNECTIONS
     """At most; half of the files the process may open, if that is less."""
+    connections_per_address: int = 0
+    """Of one client address (`server.rpc.addresses`); 0: half of all connections."""
+
+    unsent_bytes: int = 64 << 20
+    """Of answers that wait for one connection's client to read them; the native engine only."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of answers that wait for clients and received bytes that wait for their turn; the native engine only.
+
+        Of all connections: those that have the most are closed.
+        """
+        return max(_LEAST_BUFFERED_BYTES, 2 * self.message_bytes)
+
+    @property
+    def streams(self) -> int:
+        """Of one connection, with grpcio: half of all calls, so that no connection alone uses them up."""
+        return self.calls // 2 if self.calls >= _SHARED_CALLS else 2 * self.calls
 
     @property
     def most_connections(self) -> int:
         """`connections`, or what the process has files for."""
-        return min(self.connections, _open_files() // 2)
+        return min(self.connections, self.spare_files)
+
+    @property
+    def spare_files(self) -> int:
+        """What of the files that the process may open is for connections."""
+        return _open_files() // 2
+
+    @property
+    def most_connections_per_address(self) -> int:
+        """`connections_per_address`, or half of `most_connections`: no host alone locks the others out."""
+        most = self.most_connections
+        if self.connections_per_address:
+            return min(self.connections_per_address, most)
+        return most // 2 if most >= _SHARED_CONNECTIONS else most
 
     @property
     def held_bytes(self) -> int:
@@ -48,7 +84,7 @@ class Limits:
         return [
             ("grpc.max_receive_message_length", self.message_bytes),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_concurrent_streams", 2 * self.calls),
+            ("grpc.max_concurrent_streams", self.streams),
             ("grpc.server.max_pending_requests", 4 * self.calls),
             ("grpc.server.max_pending_requests_hard_limit", 4 * self.calls),
             ("grpc.max_allowed_incoming_connections", self.most_connections),

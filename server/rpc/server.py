@@ -3,27 +3,34 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import SecurityConfig, server_credentials, server_tls
-from server.rpc.engine import Engine, chosen
+from server.rpc.engine import Engine, chosen, connections_per_address
 from server.rpc.errors import unknown
 from server.rpc.front import BatchHandler, Route
+from server.rpc.grpcio_front import GrpcioFront, passed_on
 from server.rpc.handlers import method_handlers
+from server.rpc.http1 import Http1Front, Serve
 from server.rpc.http2.server import NativeServer
 from server.rpc.limits import Limits
 from storage.model.errors import UnavailableError
 
 _DRAIN_SECONDS = 5.0
+_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+"""grpcio-reflection has v1alpha only; grpcurl, grpcui and Postman ask for v1 first, some for nothing else."""
 _ONE_LISTENER = ("grpc.so_reuseport", 0)  # a busy port must be an error, not a second listener
 
 _log = structlog.get_logger(__name__)
@@ -37,6 +44,8 @@ class PortInUseError(UnavailableError):
 
 class _Server(Protocol):
     """What an engine does."""
+
+    def serve_http1(self, front: Http1Front) -> None: ...
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None: ...
 
@@ -52,8 +61,13 @@ class _Server(Protocol):
 class _GrpcioServer:
     """gRPC's own engine."""
 
-    def __init__(self, limits: Limits, credentials: grpc.ServerCredentials | None) -> None:
-        self._credentials = credentials
+    def __init__(self, limits: Limits, security: SecurityConfig) -> None:
+        self._limits = limits
+        self._security = security
+        self._credentials = server_credentials(security)
+        self._front: GrpcioFront | None = None
+        self._guard: ConnectionGuard | None = None
+        self._guarding: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=[_ONE_LISTENER, *limits.options()], maximum_concurrent_rpcs=limits.calls)
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
@@ -62,7 +76,21 @@ class _GrpcioServer:
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
         self._server.add_generic_rpc_handlers(tuple(generic_rpc_handlers))
 
+    def serve_http1(self, front: Http1Front) -> None:
+        self._limits = passed_on(self._limits)
+        self._front = GrpcioFront(front, server_tls(self._security), self._limits)
+
     def bind(self, address: str) -> int:
+        if self._front is None:
+            port = self._bind(address)
+        else:
+            port = self._front.bind(address)
+            self._bind(self._front.address)
+        if not address.startswith("unix:"):
+            self._guard = ConnectionGuard(port, self._limits)
+        return port
+
+    def _bind(self, address: str) -> int:
         try:
             if self._credentials is None:
                 return self._server.add_insecure_port(address)
@@ -70,18 +98,28 @@ class _GrpcioServer:
         except RuntimeError as err:
             raise OSError(str(err)) from err
 
-    async def start(self, _tasks: asyncio.TaskGroup) -> None:
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
         self._server.add_generic_rpc_handlers((_Unknown(),))
         await self._server.start()
+        if self._front is not None:
+            self._front.start(tasks)
+        if self._guard is not None:
+            self._guarding = tasks.create_task(self._guard.run(), name="connection-guard")
 
     async def stop(self, grace_s: float) -> None:
+        if self._front is not None:
+            self._front.stop_accepting()
         await self._server.stop(grace_s)
+        if self._front is not None:
+            await self._front.stop()
+        if self._guarding is not None:
+            self._guarding.cancel()
 
 
 def _server(engine: Engine, security: SecurityConfig, limits: Limits) -> _Server:
     if engine is Engine.NATIVE:
         return NativeServer(limits, server_tls(security))
-    return _GrpcioServer(limits, server_credentials(security))
+    return _GrpcioServer(limits, security)
 
 
 class RpcServer:
@@ -91,7 +129,9 @@ class RpcServer:
         self, security: SecurityConfig | None = None, limits: Limits | None = None, suited: Engine = Engine.GRPCIO
     ) -> None:
         """`suited`: the engine to use, if none was chosen for the process."""
-        self._server = _server(chosen(suited), security or SecurityConfig(), limits or Limits())
+        limits = limits or Limits()
+        limits = replace(limits, connections_per_address=limits.connections_per_address or connections_per_address())
+        self._server = _server(chosen(suited), security or SecurityConfig(), limits)
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self._health = HealthServicer()
@@ -112,6 +152,10 @@ class RpcServer:
         """Serve the methods `handler` knows, as bytes; it speaks for services this process has no stubs of."""
         self._server.add_generic_rpc_handlers((handler,))
 
+    def serve_http1(self, serve: Serve) -> None:
+        """Answer HTTP/1.1 on the same port, to whom the port's certificates let in; call it before `listen`."""
+        self._server.serve_http1(Http1Front(serve))
+
     @asynccontextmanager
     async def listen(self, addr: str) -> AsyncIterator[str]:
         """Listen on `host:port` (port 0: any) for the block; yields the bound address, drains on the way out.
@@ -119,7 +163,7 @@ class RpcServer:
         Raises:
             PortInUseError: the address is taken or not ours.
         """
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(ReflectionServicer(self._names), self._server)
+        self._add_reflection()
         port = self._bind(addr)
         bound = f"{addr.rpartition(':')[0]}:{port}"
         async with asyncio.TaskGroup() as tasks:
@@ -135,6 +179,20 @@ class RpcServer:
                 for task in routes:
                     task.cancel()
 
+    def _add_reflection(self) -> None:
+        """Serve reflection as v1alpha, and under the name of v1, whose messages are the same on the wire."""
+        _describe_reflection_v1()
+        servicer = ReflectionServicer([*self._names, _REFLECTION_V1])
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, self._server)
+        handler = grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo,
+            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        handlers = {"ServerReflectionInfo": handler}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_REFLECTION_V1, handlers),))
+        self._server.add_registered_method_handlers(_REFLECTION_V1, handlers)
+
     def _bind(self, addr: str) -> int:
         try:
             return self._server.bind(addr)
@@ -143,6 +201,22 @@ class RpcServer:
                 f"cannot listen on {addr}: it is in use or not an address of this machine; "
                 "stop the other process or choose another address"
             ) from err
+
+
+def _describe_reflection_v1() -> None:
+    """Put a descriptor of v1 in the pool, v1alpha's with another package, so that v1 can be described like the rest."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindServiceByName(_REFLECTION_V1)
+    except KeyError:
+        v1alpha = reflection_pb2.DESCRIPTOR
+        package = _REFLECTION_V1.rpartition(".")[0]
+        described = descriptor_pb2.FileDescriptorProto()
+        v1alpha.CopyToProto(described)
+        text = text_format.MessageToString(described).replace(v1alpha.package, package)
+        v1 = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
+        v1.name = v1alpha.name.replace("v1alpha", "v1")
+        pool.AddSerializedFile(v1.SerializeToString())
 
 
 class _Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

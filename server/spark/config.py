@@ -1,10 +1,13 @@
 """The settings of `tidemark spark run`, and the job's command line made of them."""
 
+import re
 import sys
 from dataclasses import dataclass
 
 from server.config import ConfigError, setting
 from server.rpc.credentials import SecurityConfig
+
+_SECRET_SETTING = re.compile(r"(?i)((secret|password|passwd|token|secret[._-]?key)$|account\.key\.)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     """The command of the job's process.
 
     Raises:
-        ConfigError: a setting without which there is nothing to run, or a Spark setting without a value.
+        ConfigError: a setting without which there is nothing to run, a Spark setting without a value, or with a secret.
     """
     missing = [f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)]
     if missing:
@@ -52,6 +55,12 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     unnamed = [text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text]
     if unnamed:
         raise ConfigError(f"--conf is NAME=VALUE, not {', '.join(map(repr, unnamed))}")
+    secret = [name for name in (text.partition("=")[0] for text in config.conf) if _SECRET_SETTING.search(name)]
+    if secret:
+        raise ConfigError(
+            f"--conf {secret[0]}: a secret among a process's arguments is seen by everybody on the machine; write it "
+            "into Hadoop's or Spark's own files (HADOOP_CONF_DIR, SPARK_CONF_DIR)"
+        )
     flags = {
         "--endpoint": config.endpoint,
         "--changefeed": config.changefeed,

@@ -2,12 +2,16 @@
 
 The job holds the read end of a pipe as its standard input (`--follow-parent`): when this process dies, however it
 dies, the job ends too. It prints JSON lines to standard output, and errors as `[TM:ErrName] …` to standard error.
+
+A job that ends by an error after which it may succeed later is started again after a pause, which doubles until a cut
+is applied. One that cannot heal is not. Either is reported to the captures: a job that was killed cannot do it itself.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -17,41 +21,53 @@ from typing import Any
 import structlog
 
 from server.process import drain
-from server.spark.metrics import STARTS, observe
+from server.spark.metrics import ERRORS, STARTS, observe
 from storage.model.errors import TidemarkError
 
 DRAIN_SECONDS = 60.0
 EXIT_AGAIN = 75
 """The job's own status for "the same command may succeed later" (EX_TEMPFAIL)."""
-_BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+BACKOFF_SECONDS, BACKOFF_SECONDS_MAX = 0.5, 60.0
+_CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
 _LINE_BYTES = 1 << 20
 
 _log = structlog.get_logger(__name__)
 
 
 class LakeJobError(TidemarkError):
-    """The job ended for good; code and message are the job's own."""
+    """The job ended by an error; code and message are the job's own where it said them."""
 
     code = "ErrSparkJob"
 
     def __init__(self, said: str, status: int) -> None:
-        code, bracket, message = said.removeprefix("[TM:").partition("] ")
-        super().__init__(message if bracket else f"the Spark job ended with status {status}; its log is above")
-        self.code = code if bracket else type(self).code
+        parts = _CODE.fullmatch(said)
+        super().__init__(parts["message"] if parts else f"the Spark job ended with status {status}; its log is above")
+        self.code = parts["code"] if parts else type(self).code
+
+
+ReportError = Callable[[LakeJobError, bool], None]
+"""Tell the captures why the job ended, and whether it is started again; blocks, and raises nothing."""
 
 
 class LakeJob:
     """Keeps one changefeed's lake current for as long as it runs."""
 
     def __init__(
-        self, changefeed: str, command: Sequence[str], *, once: bool, on_line: Callable[[dict[str, Any]], None]
+        self,
+        changefeed: str,
+        command: Sequence[str],
+        *,
+        once: bool,
+        on_line: Callable[[dict[str, Any]], None],
+        on_error: ReportError | None = None,
     ) -> None:
         self._changefeed = changefeed
         self._command = list(command)
         self._once = once
         self._on_line = on_line
+        self._on_error = on_error
         self._process: Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._said = ""
         self._failures = 0
 
@@ -61,20 +77,33 @@ class LakeJob:
         Raises:
             LakeJobError: it ended in a way that starting again cannot mend, or `once` is set.
         """
-        while not self._stopping:
+        while not self._stopping.is_set():
             status = await self._run_once()
-            if status == 0 or self._stopping:
+            if status == 0 or self._stopping.is_set():
                 return
-            if self._once or not self._may_succeed_later(status):
-                raise LakeJobError(self._said, status)
-            pause_s = _BACKOFF_SECONDS[min(self._failures, len(_BACKOFF_SECONDS) - 1)]
+            error = LakeJobError(self._said, status)
+            again = not self._once and self._may_succeed_later(status)
+            ERRORS.labels(self._changefeed, error.code).inc()
+            if self._on_error is not None:
+                await asyncio.to_thread(self._on_error, error, again)
+            if not again:
+                raise error
+            pause_s = backoff_s(self._failures)
             self._failures += 1
-            _log.error("job died, restarting", changefeed=self._changefeed, status=status, said=self._said)
-            await asyncio.sleep(pause_s)
+            _log.error(
+                "lake job ended, restarting",
+                changefeed=self._changefeed,
+                status=status,
+                code=error.code,
+                error=error.message,
+                pause_s=round(pause_s, 1),
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     async def drain(self) -> None:
         """SIGTERM: the job finishes the cut it is at. SIGKILL if that takes too long; its group goes with it."""
-        self._stopping = True
+        self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -107,7 +136,13 @@ class LakeJob:
 
     async def _follow_errors(self, process: Process) -> None:
         assert process.stderr is not None
-        while line := await process.stderr.readline():
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:  # longer than `_LINE_BYTES`, as a plan of Spark may be: it is left out
+                continue
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             if text.startswith("[TM:"):
                 self._said = text
@@ -117,6 +152,32 @@ class LakeJob:
     @staticmethod
     def _may_succeed_later(status: int) -> bool:
         return status == EXIT_AGAIN or status < 0
+
+
+def backoff_s(failures: int) -> float:
+    """The pause before the next start, after so many starts without a cut: doubled each time, up to a minute."""
+    return min(BACKOFF_SECONDS * float(1 << min(failures, 16)), BACKOFF_SECONDS_MAX)
+
+
+def captures_reporter(command: Sequence[str]) -> ReportError:
+    """Reports the errors of a job, whose command line says where the captures are."""
+    from pyspark_tidemark.errors import SourceError  # Spark's package: not for commands that start no job
+    from pyspark_tidemark.flight import Changefeed
+    from pyspark_tidemark.lake.arguments import Arguments
+    from pyspark_tidemark.lake.reporter import Reporter
+    from pyspark_tidemark.options import parse
+
+    flags = list(command)[list(command).index("--follow-parent") :]
+
+    def report(error: LakeJobError, again: bool) -> None:  # noqa: FBT001 - as `ReportError` says
+        try:
+            options = parse(Arguments.parse(flags).source_options | {"cuts": "true"})
+        except SourceError as err:
+            _log.warning("the captures cannot be told", code=err.code, error=err.message)
+            return
+        Reporter(Changefeed(options)).failed(SourceError(error.code, error.message, retryable=again))
+
+    return report
 
 
 def _kill_group(process: Process) -> None:

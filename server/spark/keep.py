@@ -1,7 +1,8 @@
 """`tidemark spark keep` for the block: one lake job for each running changefeed whose sink is a lake.
 
 The captures say which changefeeds there are; a job is started when one appears, drained when it is paused or removed.
-A job that ends for good is reported once and left alone until its changefeed is paused and resumed.
+A job that ends for good makes its changefeed show `failed`; it is started again when the changefeed is resumed, paused
+and resumed, or when this process starts anew.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import grpc.aio
 import structlog
+from pyspark_tidemark.sink_uri import MODES_OF, redacted
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
@@ -25,10 +27,10 @@ from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.spark.config import SparkConfig, job_command
-from server.spark.job import LakeJob
+from server.spark.job import LakeJob, captures_reporter
 from storage.model.errors import TidemarkError
 
-LAKES = ("delta", "iceberg", "parquet", "postgresql", "mysql")
+LAKES = tuple(MODES_OF)
 """Sinks that a lake job keeps."""
 _POLL_SECONDS = 1.0
 _RPC_SECONDS = 10.0
@@ -74,6 +76,9 @@ class Keeper:
         self._captures = CaptureServiceStub(channel)
         self._tasks = tasks
         self._jobs: dict[str, LakeJob] = {}
+        self._targets: dict[str, str] = {}
+        self._ended: dict[str, bool] = {}
+        """Changefeeds whose job has ended for good, and whether the captures were seen to know it."""
 
     async def run(self) -> None:
         """Follow the captures' list of changefeeds until cancelled."""
@@ -91,17 +96,23 @@ class Keeper:
 
     async def _follow(self) -> None:
         known = await self._changefeeds.ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
-        wanted = {
-            found.id: found.sink_uri
-            for found in known.changefeeds
-            if found.state in _RUNNING and is_lake(found.sink_uri)
-        }
-        for changefeed in self._jobs.keys() - wanted.keys():
+        wanted = {feed.id: feed.sink_uri for feed in known.changefeeds if _is_running(feed) and is_lake(feed.sink_uri)}
+        resumed = self._resumed({feed.id for feed in known.changefeeds if feed.lake_job.failed_changefeed})
+        updated = {name for name in self._jobs.keys() & wanted.keys() if self._targets[name] != wanted[name]}
+        for changefeed in (self._jobs.keys() - wanted.keys()) | resumed | updated:
+            self._ended.pop(changefeed, None)
             await self._jobs.pop(changefeed).drain()
         new = wanted.keys() - self._jobs.keys()
         endpoint = await self._flight_endpoint() if new else ""
         for changefeed in new:
             self._start(changefeed, wanted[changefeed], endpoint)
+
+    def _resumed(self, failed: set[str]) -> set[str]:
+        """Changefeeds of ended jobs that the captures showed as `failed` by their job, and do not any more."""
+        resumed = {changefeed for changefeed, seen in self._ended.items() if seen and changefeed not in failed}
+        for changefeed in self._ended.keys() & failed:
+            self._ended[changefeed] = True
+        return resumed
 
     async def _flight_endpoint(self) -> str:
         answer = await self._captures.ListCaptures(capture_pb2.ListCapturesRequest(), timeout=_RPC_SECONDS)
@@ -119,16 +130,29 @@ class Keeper:
             trigger=self._config.trigger,
         )
         command = job_command(config, self._security)
-        job = LakeJob(changefeed, command, once=False, on_line=lambda line: _show(changefeed, line))
-        self._jobs[changefeed] = job
+        job = LakeJob(
+            changefeed,
+            command,
+            once=False,
+            on_line=lambda line: _show(changefeed, line),
+            on_error=captures_reporter(command),
+        )
+        self._jobs[changefeed], self._targets[changefeed] = job, target
         self._tasks.create_task(self._guarded(changefeed, job), name=f"lake {changefeed}")
-        _log.info("lake job started", changefeed=changefeed, target=target)
+        _log.info("lake job started", changefeed=changefeed, target=redacted(target))
 
     async def _guarded(self, changefeed: str, job: LakeJob) -> None:
         try:
             await job.run()
         except TidemarkError as err:
             _log.error("lake job failed", changefeed=changefeed, code=err.code, error=err.message)
+            if self._jobs.get(changefeed) is job:
+                self._ended[changefeed] = False
+
+
+def _is_running(feed: changefeed_pb2.Changefeed) -> bool:
+    """Whether rows are pulled for it: also where it shows `failed` as its job has given up."""
+    return feed.state in _RUNNING or feed.lake_job.failed_changefeed
 
 
 def is_lake(sink_uri: str) -> bool:

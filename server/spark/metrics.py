@@ -13,7 +13,13 @@ BATCH_SECONDS = Histogram("tidemark_spark_batch_seconds", "Time to apply one cut
 CUT_TS = Gauge("tidemark_spark_cut_ts", "The newest cut that is visible in the lake, a TSO timestamp", ["changefeed"])
 CHECKPOINT_TS = Gauge("tidemark_spark_checkpoint_ts", "What the changefeed answered to the last ack", ["changefeed"])
 LAG_SECONDS = Gauge("tidemark_spark_lag_seconds", "Now minus the physical time of the newest cut", ["changefeed"])
+REPLACED = Counter(
+    "tidemark_spark_replaced_inserts_total",
+    "Keys that cuts inserted and that the table had already: their rows were replaced",
+    ["changefeed", "table"],
+)
 STARTS = Counter("tidemark_spark_job_starts_total", "Processes started for the job", ["changefeed"])
+ERRORS = Counter("tidemark_spark_job_errors_total", "Ends of the job by an error, by its code", ["changefeed", "code"])
 
 STAGE_LAG_SECONDS = Gauge(
     "tidemark_spark_stage_lag_seconds",
@@ -39,6 +45,9 @@ def observe(changefeed: str, line: dict[str, Any]) -> None:
     """Count a line of the job, whatever it tells of."""
     if "end_ts" in line:
         observe_cut(changefeed, line)
+    elif "replaced" in line:
+        for table, rows in line["replaced"].items():
+            REPLACED.labels(changefeed, table).inc(rows)
     elif "progress" in line:
         observe_progress(changefeed, line["progress"])
     elif "maintenance" in line:

@@ -13,7 +13,7 @@ from server.config import ConfigError
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.spark.config import SparkConfig, job_command
-from server.spark.job import LakeJob
+from server.spark.job import LakeJob, captures_reporter
 
 
 @asynccontextmanager
@@ -26,7 +26,9 @@ async def open_run(config: SparkConfig, security: SecurityConfig) -> AsyncIterat
     """
     command = job_command(config, security)
     with _lines_to(config.progress_json) as on_line:
-        job = LakeJob(config.changefeed, command, once=config.once, on_line=on_line)
+        job = LakeJob(
+            config.changefeed, command, once=config.once, on_line=on_line, on_error=captures_reporter(command)
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_to_the_end(job), name="job")
             try:

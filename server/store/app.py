@@ -198,6 +198,7 @@ class _Parts:
             forget_locks=self.hub.forget_locks,
             rate=rate,
             ratio_threshold=config.gc_ratio_threshold,
+            destroy_share=config.destroy_range_share,
         )
 
     def _feed_backend(self, config: StoreConfig, identity: Identity, engine: Engine, threads: _Threads) -> FeedBackend:

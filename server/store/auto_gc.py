@@ -13,7 +13,8 @@ from server.rpc.pd import PdClient, PdRefusedError
 from server.store import gc_metrics
 from server.store.collector import Collector
 from server.store.region_check import RegionGate
-from storage.model.errors import UnavailableError
+from storage.model.errors import CorruptError, UnavailableError
+from storage.mvcc.region import Region
 
 _log = structlog.get_logger(__name__)
 
@@ -90,9 +91,17 @@ class AutoGc:
             if walk.rewind_key:
                 _log.info("gc_worker: auto gc rewinds", safe_point=walk.safe_point, regions=self.processed_regions)
         region = self.gate.regions.after(walk.next_key)
-        deleted = await self.collector.collect(region, walk.safe_point) if region else 0
+        deleted = await self._collect(region, walk.safe_point) if region else 0
         await self.collector.save(self.collector.walk.passed(region.end_key if region else b""))
         self.processed_regions += region is not None
         for kind in ("scan", "gc"):
             gc_metrics.AUTO_REGIONS.labels(kind).set(self.processed_regions)
         return deleted
+
+    async def _collect(self, region: Region, safe_point: int) -> int:
+        """Collect one region; one with a damaged file keeps its old versions, and the walk goes on."""
+        try:
+            return await self.collector.collect(region, safe_point)
+        except CorruptError as err:
+            _log.error("gc_worker: region is not collected", region_id=region.region_id, error=err.message)
+            return 0

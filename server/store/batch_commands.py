@@ -5,15 +5,40 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import grpc.aio
+import structlog
+from google.protobuf.unknown_fields import UnknownFieldSet
+from kvproto import errorpb_pb2 as errorpb
 from kvproto import tikvpb_pb2 as tikvpb
 
 from server.rpc.errors import StatusError
 from server.store.lock_wait import LockWaits, Wait
 from server.store.methods import BY_STREAM_FIELD
 from server.store.runner import Call, Runner
-from storage.model.errors import TidemarkError
+from storage.defect import DefectError, request_error
+from storage.model.errors import CorruptError, TidemarkError
+from storage.tidb.varint import encode_uvarint
 
 _MAX_IN_FLIGHT = 64
+_LENGTH_DELIMITED = 2
+
+_ERROR_TEXT_OF_UNSUPPORTED = {
+    5: ("Import", (2,)),
+    22: ("Coprocessor", (4,)),
+    34: ("RawCoprocessor", (2,)),
+    35: ("FlashbackToVersion", (2,)),
+    36: ("PrepareFlashbackToVersion", (2,)),
+    37: ("Flush", (2, 3)),
+    38: ("BufferBatchGet", (2, 3)),
+    39: ("RequestHealthFeedback", (1, 1)),
+}
+"""TiKV's commands that this store does not have: field number in BatchCommands -> name, and the path of field numbers
+to the text of an error in its response: `other_error`, `error`, `errors.abort`, or `region_error.message`.
+
+client-go ends such a request at once with this text; an empty answer it calls "Unknown command response".
+Source: kvproto tikvpb.proto, kvrpcpb.proto, coprocessor.proto.
+"""
+
+_log = structlog.get_logger(__name__)
 
 Others = Mapping[str, Callable[[Any, Any], Awaitable[Any]]]
 """Stream field -> coroutine, for requests that are not in the batched methods."""
@@ -34,6 +59,7 @@ class BatchStream:
         self._waits = waits
         self._others = others
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)  # taken by a part, given back when its answer is sent
+        self._refused_before = False
         self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = asyncio.Queue()
 
     def close(self) -> None:
@@ -59,6 +85,8 @@ class BatchStream:
             end = _first(group)
         except* (grpc.aio.BaseError, grpc.aio.UsageError):
             end = None  # the client is gone
+        except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
+            end = request_error(group, "BatchCommands")
         self._ready.put_nowait(end)
 
     async def _start(self, answering: asyncio.TaskGroup, request: tikvpb.BatchCommandsRequest) -> None:
@@ -85,8 +113,10 @@ class BatchStream:
     ) -> None:
         """All answers of a part in one message, but for lock requests that have to wait."""
         response = tikvpb.BatchCommandsResponse()
-        for request_id, call, answer in zip(part.ids, part.calls, await run(part.calls), strict=True):
-            field = call.method.stream_field
+        for request_id, call, answered in zip(part.ids, part.calls, await run(part.calls), strict=True):
+            field, answer = call.method.stream_field, answered
+            if isinstance(answer, CorruptError | DefectError):  # a status would end the stream, and its other commands
+                answer = call.method.response(region_error=errorpb.Error(message=str(answer)))
             settled = self._waits.enlist(call.request, answer) if field == "PessimisticLock" else answer
             if isinstance(settled, Wait):
                 answering.create_task(self._outlast(request_id, settled))
@@ -106,14 +136,37 @@ class BatchStream:
         self._ready.put_nowait(response)
 
     async def _answer_other(self, request_id: int, field: str, item: tikvpb.BatchCommandsRequest.Request) -> None:
-        """A request we do not know gets an empty response: clients take that for an error of this request alone."""
         response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
         answer = response.responses.add()
         if field == "Empty":
             answer.Empty.test_id = item.Empty.test_id
         elif field in self._others:
             getattr(answer, field).CopyFrom(await self._others[field](getattr(item, field), None))
+        else:
+            unknown = UnknownFieldSet(item)
+            self._refuse(answer, [unknown[index].field_number for index in range(len(unknown))])
         self._ready.put_nowait(response)
+
+    def _refuse(self, answer: tikvpb.BatchCommandsResponse.Response, numbers: list[int]) -> None:
+        """Name the unsupported command in its own response; the fields of one we never heard of stay empty, as TiKV's.
+
+        Ending the stream instead would fail the requests of everybody who shares it.
+        """
+        number = next((number for number in numbers if number in _ERROR_TEXT_OF_UNSUPPORTED), 0)
+        name, path = _ERROR_TEXT_OF_UNSUPPORTED.get(number, (f"command of field {numbers[:1] or 'none'}", ()))
+        if not self._refused_before:
+            self._refused_before = True
+            _log.warning("a client sends BatchCommands that this store does not have", command=name)
+        if path:
+            text = f"[TM:ErrCommandUnsupported] this store has no {name}; see docs/design/0013-transactions.md"
+            answer.MergeFromString(_nested((number, *path), text.encode()))
+
+
+def _nested(path: tuple[int, ...], value: bytes) -> bytes:
+    """A protobuf message with one field, in which there is one field, and so on; the innermost one is `value`."""
+    for number in reversed(path):
+        value = encode_uvarint(number << 3 | _LENGTH_DELIMITED) + encode_uvarint(len(value)) + value
+    return value
 
 
 def _first(group: BaseExceptionGroup[TidemarkError]) -> TidemarkError:

@@ -5,12 +5,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from server.store import gc_metrics
 from server.store.cursor import cursor
 from server.store.limiter import ByteRate
 from server.store.region_check import RegionGate
+from storage.defect import DefectError
 from storage.kv import KV, Snapshot, WriteBatch
+from storage.model.errors import CorruptError
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command
 from storage.mvcc.gc import RangeGC
@@ -20,11 +24,14 @@ from storage.mvcc.layout import LOCK, META, VALUE, WRITE, column_range
 from storage.mvcc.region import Region
 from storage.mvcc.version_counts import RegionVersions, counts_key
 
+T = TypeVar("T")
 _DESTROYED_KEY = META + b"destroyed"
 _BUSY_S = 0.5
 _COMPACT_VERSIONS = 512
 _COMPACT_SHARE = 0.1
 _DELETE_OVERHEAD_BYTES = 8
+_SLICE_KEYS = 512  # of a range that is destroyed, at once: what a foreground write may have to wait for
+_COMPACT_SLICES = 128
 
 
 @dataclass(slots=True)
@@ -39,6 +46,8 @@ class CollectorParts:
     forget_locks: Callable[[bytes, bytes], None]
     rate: ByteRate
     ratio_threshold: float
+    destroy_share: float = 1.0
+    """Of the time that destroying ranges may work; the rest is left to others."""
 
 
 class Collector:
@@ -47,6 +56,7 @@ class Collector:
     def __init__(self, parts: CollectorParts) -> None:
         self._parts = parts
         self._one_walk = asyncio.Lock()
+        self._one_slice = asyncio.Lock()
         stored = parts.kv.get(WALK_KEY)
         self.walk = self._saved = decode_walk(stored) if stored else GcWalk()
 
@@ -70,11 +80,23 @@ class Collector:
 
     async def destroy(self, lower: bytes, upper: bytes) -> None:
         """Delete all versions and locks of an encoded range; durable when it returns. Change feeds are not told."""
-        parts = self._parts
         with gc_metrics.task("unsafe_destroy_range"):
-            await asyncio.get_running_loop().run_in_executor(parts.scanners, self._destroy, lower, upper)
-            touched = await parts.group.quiet(lambda: self._destroyed(lower, upper))
-            await self._write(partial(_delete, keys=[counts_key(region_id) for region_id in touched]))
+            # The locks are few, and forgotten at once: who asked may be gone before all is deleted, and a lock that is
+            # deleted but remembered would hold the resolved_ts back for ever.
+            deleted = [await self._destroy(*column_range(LOCK, lower, upper))]
+            await self._forget(lower, upper)
+            deleted += [await self._destroy(*column_range(column, lower, upper)) for column in (WRITE, VALUE)]
+            await self._forget(lower, upper)
+            for bounds in deleted:
+                for first, last in pairwise(bounds):
+                    await self._in_turn(self._parts.kv.compact, first, last)
+
+    async def _forget(self, lower: bytes, upper: bytes) -> None:
+        """Make the deletes durable, and forget what was known of the range."""
+        parts = self._parts
+        await asyncio.get_running_loop().run_in_executor(parts.scanners, self._mark_destroyed, lower, upper)
+        touched = await parts.group.quiet(lambda: self._destroyed(lower, upper))
+        await self._write(partial(_delete, keys=[counts_key(region_id) for region_id in touched]))
 
     async def _collect(self, region: Region, safe_point: int) -> int:
         parts = self._parts
@@ -101,10 +123,12 @@ class Collector:
         """Write through the group commit, when there is room: foreground writes come first."""
         while True:
             try:
-                await self._parts.group.submit([command], size)
+                (result,) = await self._parts.group.submit([command], size)
             except StoreBusyError:
                 await asyncio.sleep(_BUSY_S)
             else:
+                if isinstance(result, CorruptError | DefectError):
+                    raise result
                 return
 
     def _begin(self, region: Region) -> Snapshot:
@@ -119,13 +143,33 @@ class Collector:
         for column in (WRITE, VALUE):
             self._parts.kv.compact(*column_range(column, region.start_key, region.end_key))
 
-    def _destroy(self, lower: bytes, upper: bytes) -> None:
-        kv = self._parts.kv
-        for column in (LOCK, WRITE, VALUE):
-            kv.delete_range(*column_range(column, lower, upper))
+    async def _destroy(self, lower: bytes, upper: bytes) -> list[bytes]:
+        """Delete all of a column's range, slice by slice; returns bounds between which it is worth compacting."""
+        bounds, first, slices = [lower], lower, 0
+        while True:
+            count, first = await self._in_turn(self._parts.kv.delete_some, first, upper, _SLICE_KEYS)
+            size = count * _DELETE_OVERHEAD_BYTES
+            gc_metrics.WRITTEN_BYTES.inc(size)
+            await self._parts.rate.throttle(size)
+            slices += count > 0
+            if count < _SLICE_KEYS:
+                return [*bounds, upper] if slices else []
+            if not slices % _COMPACT_SLICES:
+                bounds.append(first)
+
+    async def _in_turn(self, function: Callable[..., T], *args: Any) -> T:
+        """Call `function` where GC works, then rest, so that all ranges together take no more than their share."""
+        async with self._one_slice:
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            result = await loop.run_in_executor(self._parts.scanners, function, *args)
+            await asyncio.sleep((loop.time() - began_s) * (1 / self._parts.destroy_share - 1))
+            return result
+
+    def _mark_destroyed(self, lower: bytes, upper: bytes) -> None:
         marker = WriteBatch()  # LevelDB's log is one: what follows the deletes and is synced, syncs them
         marker.put(_DESTROYED_KEY, lower + b"\x00" + upper)
-        kv.write(marker, sync=True)
+        self._parts.kv.write(marker, sync=True)
 
     def _destroyed(self, lower: bytes, upper: bytes) -> list[int]:
         parts = self._parts

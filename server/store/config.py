@@ -32,6 +32,11 @@ class StoreConfig:
     gc_ratio_threshold: float = setting(
         1.1, "GC skips a region with fewer versions per row than this; below 1 it skips none"
     )
+    destroy_range_share: float = setting(
+        0.25,
+        "share of the time (to 1) in which ranges of dropped tables are deleted; the rest is left to others",
+        least=0.01,
+    )
     region_split_size: int = setting(96 << 20, "bytes of a region after a split; 1.5 times as much splits it, 0: never")
     region_merge_size: int = setting(20 << 20, "neighbours of this many bytes together become one region, 0: never")
     split_merge_interval: float = setting(3600.0, "seconds a region must be unchanged before it may be merged")
@@ -51,6 +56,12 @@ class StoreConfig:
         2, "threads for reads; scans of change feeds and GC have one of their own each", least=1
     )
     write_buffer_bytes: int = setting(16 << 20, "bytes LevelDB keeps in memory before it writes a table")
+
+    def __post_init__(self) -> None:
+        if self.destroy_range_share > 1:
+            raise ConfigError(
+                f"--destroy-range-share is a share of the time: at most 1, not {self.destroy_range_share}"
+            )
 
     def first_split_keys(self) -> list[bytes]:
         """The split keys, sorted, each once.

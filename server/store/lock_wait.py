@@ -12,12 +12,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvproto import errorpb_pb2 as errorpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.store import txn_metrics
 from server.store.key_error import key_error
 from server.store.methods import METHODS
 from server.store.runner import Call, Runner
+from storage.defect import DefectError
+from storage.model.errors import CorruptError
 from storage.mvcc.errors import DeadlockError
 from storage.mvcc.layout import user_key
 from storage.mvcc.lock_queue import LockQueue, Waiter
@@ -95,8 +98,10 @@ class LockWaits:
             self._wake(wait.key)
 
     async def _attempt(self, request: Request) -> Response:
-        response: Response
+        response: Response | CorruptError | DefectError
         (response,) = await self._runner.write([Call(METHODS["KvPessimisticLock"], request)])
+        if isinstance(response, CorruptError | DefectError):
+            return Response(region_error=errorpb.Error(message=str(response)))
         return response
 
     def _deadline(self, request: Request) -> float:

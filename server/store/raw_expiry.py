@@ -7,6 +7,7 @@ import structlog
 
 from server.store.raw_calls import now_s
 from server.store.runner import Runner
+from storage.model.errors import CorruptError
 from storage.mvcc import raw
 from storage.mvcc.group_commit import StoreBusyError
 
@@ -23,6 +24,8 @@ async def expire(runner: Runner) -> None:
                 """There may be more."""
         except StoreBusyError:
             _log.info("raw pairs are not expired now, the store is busy")
+        except CorruptError as err:
+            _log.error("raw pairs are not expired", error=err.message)
         await asyncio.sleep(_EVERY_S)
 
 

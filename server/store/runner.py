@@ -13,8 +13,9 @@ from server.store.horizon import Horizon
 from server.store.methods import Method
 from server.store.region_check import RegionGate
 from server.store.request_check import entry_fault, key_fault
+from storage.defect import DefectError, request_error
 from storage.kv import KV, Reader
-from storage.model.errors import InvalidError
+from storage.model.errors import CorruptError, InvalidError, TidemarkError
 from storage.mvcc.engine import Command, Unfinished
 from storage.mvcc.errors import MvccError
 from storage.mvcc.group_commit import GroupCommit, StoreBusyError
@@ -68,13 +69,13 @@ class Runner:
                     answers[place] = BadRequestError(f"this is no {method.request.DESCRIPTOR.full_name}: {err}")
             responses = await (self.read(calls) if method.read else self.write(calls))
             for place, response in zip(places, responses, strict=True):
-                answers[place] = response.SerializeToString()
+                answers[place] = response if isinstance(response, TidemarkError) else response.SerializeToString()
             return answers
 
         return handle
 
     async def read(self, calls: Sequence[Call]) -> list[Any]:
-        """Responses to read calls, aligned."""
+        """Responses to read calls, aligned; a CorruptError or DefectError for one that met damage or a defect."""
         if not calls:
             return []
         ahead = await self._ahead(calls)
@@ -83,7 +84,7 @@ class Runner:
         return _filled(calls, ahead, found)
 
     async def write(self, calls: Sequence[Call]) -> list[Any]:
-        """Responses to write calls, aligned; what they say is durable."""
+        """Responses to write calls, aligned; what they say is durable. CorruptError and DefectError as in `read`."""
         refused = await self._ahead(calls)
         commands: list[Command] = []
         size = 0
@@ -110,22 +111,34 @@ class Runner:
 
         Raises:
             StoreBusyError, StoreStoppedError: see `GroupCommit.submit`.
+            CorruptError: the command met damage.
         """
         (result,) = await self._group.submit([command])
         while isinstance(result, Unfinished):
             (result,) = await self._group.submit([result.rest])
+        if isinstance(result, CorruptError | DefectError):
+            raise result
         return result
 
     async def _submit(self, calls: Sequence[Call], commands: Sequence[Command], size: int) -> list[Any]:
         try:
             results = [
-                await self.run(result.rest) if isinstance(result, Unfinished) else result
+                await self._rest(result.rest) if isinstance(result, Unfinished) else result
                 for result in await self._group.submit(commands, size)
             ]
         except StoreBusyError as err:
             busy = errorpb.Error(message=str(err), server_is_busy=errorpb.ServerIsBusy(reason=err.message))
             return [call.method.response(region_error=busy) for call in calls]
-        return [call.method.respond(result, call.request) for call, result in zip(calls, results, strict=True)]
+        return [
+            result if isinstance(result, CorruptError | DefectError) else call.method.respond(result, call.request)
+            for call, result in zip(calls, results, strict=True)
+        ]
+
+    async def _rest(self, command: Command) -> Any:
+        try:
+            return await self.run(command)
+        except (CorruptError, DefectError) as err:
+            return err
 
     async def _ahead(self, calls: Sequence[Call]) -> dict[int, Any]:
         """The answers to calls that name timestamps of the future, by place."""
@@ -180,6 +193,12 @@ class Runner:
             return method.read(snapshot, request, region)
         except MvccError as err:
             return method.refuse(err)
+        except CorruptError as err:  # of this read alone: its neighbours in the batch are answered
+            return err
+        except TidemarkError:
+            raise  # the disk failed, not the call
+        except Exception as err:  # noqa: BLE001 - it ends this call; its neighbours in the batch go on
+            return request_error(err, method.name)
 
 
 def _filled(calls: Sequence[Call], refused: dict[int, Any], answers: Sequence[Any]) -> list[Any]:

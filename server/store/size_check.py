@@ -19,7 +19,7 @@ from server.store.merge import Merger
 from server.store.region_check import RegionGate
 from server.store.split import Splitter
 from storage.kv import KV
-from storage.model.errors import UnavailableError
+from storage.model.errors import CorruptError, UnavailableError
 from storage.mvcc.region import Region
 from storage.mvcc.region_size import region_bytes, split_keys
 
@@ -46,6 +46,8 @@ class SizeCheck:
                 await self.check(time.monotonic())
             except (UnavailableError, PdRefusedError) as err:
                 _log.warning("regions cannot be split or merged now", error=err.message)
+            except CorruptError as err:
+                _log.error("regions cannot be split or merged", error=err.message)
 
     async def check(self, now_s: float) -> None:
         """One look: splits first, then merges."""

@@ -15,6 +15,7 @@ from server.puller.mysql.source import mysql_table
 from server.puller.table import SourceTable
 from server.puller.tidb.table import tidb_table
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError
+from server.verify.spans import KeySpans
 from sink.change_columns import META_FIELDS
 from storage.meta.meta import Meta
 
@@ -41,6 +42,10 @@ class Table:
     ts: int
     since: int = 0
     """When all its rows went at once for the last time (TRUNCATE TABLE), as far as the metadata knows."""
+    schema_ts: int = 0
+    """The commit_ts of the change that gave its schema."""
+    spans: KeySpans | None = None
+    """The keys that are compared; None: all."""
 
     @property
     def name(self) -> str:
@@ -51,6 +56,10 @@ class Table:
     def key(self) -> tuple[str, ...]:
         """The columns that identify a row."""
         return self.source.mounter.key_columns
+
+    def only(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of its rows that are compared."""
+        return rows if self.spans is None else rows.filter(self.spans.inside(rows))
 
     @property
     def schema(self) -> pa.Schema:
@@ -99,7 +108,10 @@ async def tables_at(meta: Meta, info: ChangefeedInfo, cut: LakeCut, wanted: str 
         _check_at_rest(history, cut, names)
     read = mysql_table if scheme_of(info) == MYSQL else tidb_table
     emptied = {name: change.commit_ts for change in history if change.commit_ts < cut.ts for name in change.truncated}
-    return [Table(read(in_force[name][1]), cut.beyond.get(name, cut.ts), emptied.get(name, 0)) for name in names]
+    return [
+        Table(read(in_force[name][1]), cut.beyond.get(name, cut.ts), emptied.get(name, 0), in_force[name][0])
+        for name in names
+    ]
 
 
 def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:

@@ -6,8 +6,7 @@ allows. Ranges beyond it are counted and not looked at, and the report says that
 
 import asyncio
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from server.verify.catalog import Table
 from server.verify.difference import Budget, Difference, Found, affordable, differences, differing, divided
 from server.verify.lake.process import Lake
 from server.verify.lake.question import key_columns
+from server.verify.progress import LAKE, UPSTREAM, Progress
+from server.verify.spans import KeySpans, Sample, Span
 from server.verify.upstream.upstream import Upstream
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,21 @@ class TableReport:
     complete: bool = True
     """Whether all differing ranges were looked at."""
     ts: int = 0
+    sampled: KeySpans | None = None
+    """The keys that were compared; None: all."""
     note: str = ""
     """What may explain the difference."""
     repaired: Repaired | None = None
+
+    @property
+    def differing_spans(self) -> list[Span]:
+        """The ranges of keys in which rows differ, of those that were compared; all, if not all were looked at."""
+        if self.sampled is None or self.equal:
+            return []
+        if not self.complete or len(self.differences) < self.differing_rows:
+            return list(self.sampled.spans)
+        found = {self.sampled.of(int(each.key[self.sampled.column])) for each in self.differences}
+        return [span for span in self.sampled.spans if span in found]
 
     @property
     def equal(self) -> bool:
@@ -67,6 +78,10 @@ class Wish:
     limit: int = 1000
     repair: bool = False
     dry_run: bool = False
+    sample: Sample | None = None
+    """Compare some ranges of each table's keys only."""
+    rows_per_s: float = 0.0
+    """So fast the upstream is read at most; 0: as fast as it gives rows."""
     budget: Budget = field(default_factory=Budget)
 
 
@@ -79,7 +94,6 @@ class Comparison:
         self._table = table
         self._wish = wish
         self._progress = progress
-        self._expected = 0
 
     async def run(self) -> TableReport:
         """Compare.
@@ -87,14 +101,15 @@ class Comparison:
         Raises:
             VerifyLakeError: the lake cannot be read, or not be repaired.
         """
-        ours, theirs = await self._both(Ranges())
+        ours, theirs = await self._both("key ranges are summed", Ranges())
         found = differing(ours, theirs)
         report = TableReport(self._table.name, ours.rows, theirs.rows, len(found), ts=self._table.ts)
+        report.sampled = self._table.spans
         if not found:
             return report
         chosen = affordable(found, ours, theirs, self._wish.budget)
         if len(chosen) < len(found):
-            ours, theirs = await self._both(divided(found))
+            ours, theirs = await self._both("ranges that differ are divided and summed", divided(found))
             found = differing(ours, theirs)
             chosen = affordable(found, ours, theirs, self._wish.budget)
             report.differing_ranges = len(found)
@@ -103,27 +118,31 @@ class Comparison:
             await self._look_at(ours.ranges, chosen, report)
         return report
 
-    async def _both(self, ranges: Ranges) -> tuple[Leaves, Leaves]:
+    async def _both(self, stage: str, ranges: Ranges) -> tuple[Leaves, Leaves]:
+        self._progress.enter(stage, self._table.name)
         async with asyncio.TaskGroup() as tasks:
             lake_side = tasks.create_task(self._lake_leaves(ranges))
             ours = await self._upstream_leaves(ranges)
         return ours, lake_side.result()
 
     async def _lake_leaves(self, ranges: Ranges) -> Leaves:
-        leaves = await self._lake.leaves(self._table, ranges)
-        self._expected = max(self._expected, leaves.rows)
+        with self._progress.awaiting(LAKE):
+            leaves = await self._lake.leaves(self._table, ranges)
+        self._progress.expect(leaves.rows)
         return leaves
 
     async def _upstream_leaves(self, ranges: Ranges) -> Leaves:
         leaves = Leaves(ranges)
-        async for rows in self._upstream_rows("summed"):
+        async for rows in self._upstream_rows():
             await asyncio.to_thread(leaves.add, rows, self._table.key)
-        self._expected = max(self._expected, leaves.rows)
+        self._progress.expect(leaves.rows)
         return leaves
 
     async def _look_at(self, ranges: Ranges, chosen: Sequence[int], report: TableReport) -> None:
+        self._progress.enter("rows of ranges that differ are read", self._table.name)
         ours = [part async for part in self._upstream_inside(ranges, chosen)]
-        theirs = await self._lake.rows(self._table, ranges, chosen)
+        with self._progress.awaiting(LAKE):
+            theirs = await self._lake.rows(self._table, ranges, chosen)
         mine = (pair for part in ours for pair in _texts(part, self._table.key))
         pairs = zip(theirs["key"].to_pylist(), theirs["row"].to_pylist(), strict=True)
         found = list(differences(mine, pairs))
@@ -133,18 +152,23 @@ class Comparison:
             report.repaired = await self._repair(found, ours, theirs)
 
     async def _upstream_inside(self, ranges: Ranges, chosen: Sequence[int]) -> AsyncIterator[pa.RecordBatch]:
-        async for rows in self._upstream_rows("looked at"):
+        async for rows in self._upstream_rows():
             places = ranges.of(digests(key_texts(rows, self._table.key))) if rows.num_rows else np.zeros(0)
             inside = rows.filter(pa.array(np.isin(places, chosen)))
             if inside.num_rows:
                 yield inside
 
-    async def _upstream_rows(self, doing: str) -> AsyncIterator[pa.RecordBatch]:
-        seen, started = 0, time.monotonic()
-        async for rows in self._upstream.rows(self._table):
-            yield rows
-            seen += rows.num_rows
-            self._progress(told(f"{self._table.name} {doing}", seen, self._expected, time.monotonic() - started))
+    async def _upstream_rows(self) -> AsyncIterator[pa.RecordBatch]:
+        rows = aiter(self._upstream.rows(self._table))
+        while True:
+            with self._progress.awaiting(UPSTREAM):
+                batch = await anext(rows, None)
+            if batch is None:
+                return
+            self._progress.read(batch.num_rows)
+            yield self._table.only(batch)
+            if self._wish.rows_per_s:
+                await asyncio.sleep(batch.num_rows / self._wish.rows_per_s)
 
     async def _repair(self, found: Sequence[Found], ours: Sequence[pa.RecordBatch], theirs: pa.Table) -> Repaired:
         key, wanted = self._table.key, pa.array([each.key for each in found], pa.string())
@@ -157,15 +181,10 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="tidemark-repair-") as directory:
             files = {"gone": gone, "live": live}
             paths = {name: _written(Path(directory) / name, table) for name, table in files.items()}
-            return Repaired(len(gone), len(live), await self._lake.repair(self._table, **paths))
-
-
-def told(what: str, seen: int, expected: int, elapsed_s: float) -> str:
-    """Progress in words; how much there is to come is known once one side has counted its rows."""
-    rate = seen / max(elapsed_s, 1e-3)
-    if expected <= seen or not rate:
-        return f"{what}: {seen} rows, {rate:.0f} rows/s"
-    return f"{what}: {seen} of {expected} rows, {rate:.0f} rows/s, {(expected - seen) / rate:.0f} s to go"
+            self._progress.enter("the lake is repaired", self._table.name)
+            with self._progress.awaiting(LAKE):
+                version = await self._lake.repair(self._table, **paths)
+            return Repaired(len(gone), len(live), version)
 
 
 def _texts(rows: pa.RecordBatch, key: Sequence[str]) -> Any:

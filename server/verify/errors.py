@@ -37,3 +37,9 @@ class VerifyLakeError(UnavailableError):
     """The lake's reader failed; the message is its own."""
 
     code = "ErrVerifyLake"
+
+
+class VerifyTimeoutError(UnavailableError):
+    """There was no result in the time that was given."""
+
+    code = "ErrVerifyTimeout"

@@ -1,16 +1,22 @@
 """`tidemark cli verify`, but for the command line: a changefeed's lake against its upstream at one cut."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from server.capture.changefeed import ChangefeedInfo
 from server.spark.keep import LAKES, is_lake
-from server.verify.catalog import changefeed_info, tables_at
-from server.verify.comparison import Comparison, Progress, TableReport, Wish
+from server.verify.catalog import Table, changefeed_info, tables_at
+from server.verify.comparison import Comparison, TableReport, Wish
 from server.verify.errors import VerifyUnsupportedError
 from server.verify.lake.process import Lake
 from server.verify.notes import notes_of
+from server.verify.progress import LAKE, UPSTREAM, Progress
+from server.verify.spans import KeySpans, Sample, span_column
 from server.verify.upstream.upstream import Cluster, open_upstream
+
+Choose = Callable[[Lake, Sequence[Table]], Awaitable[Sequence[Table]]]
+"""Which of a lake's tables are compared, with their `spans`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class Request:
     table: str | None = None
     at: int | None = None
     wish: Wish = field(default_factory=Wish)
+    choose: "Choose | None" = None
+    """Which tables, and which of their keys; None: all, or what the wish's sample takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,8 @@ class Report:
     tables: list[TableReport]
     mode: str = ""
     """What the lake keeps: rows, changes, or versions of rows, of which the current rows were compared."""
+    seed: int | None = None
+    """Of the sample; None: all rows were compared."""
 
     @property
     def equal(self) -> bool:
@@ -51,17 +61,43 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
     async with AsyncExitStack() as stack:
         locked = wish.repair and not wish.dry_run
         lake = await stack.enter_async_context(Lake.open(info.sink_uri, info.id, locked=locked))
-        cut = await lake.cut(request.at)
+        progress.enter("the lake's reader is started and finds the cut")
+        with progress.awaiting(LAKE):
+            cut = await lake.cut(request.at)
+        progress.enter(f"the tables at cut {cut.ts} are looked up")
         tables = await tables_at(cluster.meta, info, cut, request.table)
+        if request.choose is not None:
+            tables = list(await request.choose(lake, tables))
         if wish.repair:
             for table in tables:
                 await lake.check_repair(table)
+        if not tables:
+            return Report(info.id, cut.ts, [], cut.mode)
         notes = await notes_of(cluster.meta, info, cut, tables)
-        upstream = await stack.enter_async_context(open_upstream(cluster, info, tables))
-        compared = [await Comparison(upstream, lake, table, wish, progress).run() for table in tables]
+        progress.enter(f"the upstream is opened at cut {cut.ts}")
+        with progress.awaiting(UPSTREAM):
+            upstream = await stack.enter_async_context(open_upstream(cluster, info, tables))
+        progress.begin_tables(len(tables))
+        compared = []
+        for table in tables:
+            chosen = table if wish.sample is None else await _sampled(lake, table, wish.sample, progress)
+            compared.append(await Comparison(upstream, lake, chosen, wish, progress).run())
+            progress.end_table()
+        progress.enter("what was opened is closed")
     for report in compared:
         report.note = "" if report.equal else notes.get(report.table, "")
-    return Report(info.id, cut.ts, compared, cut.mode)
+    return Report(info.id, cut.ts, compared, cut.mode, None if wish.sample is None else wish.sample.seed)
+
+
+async def _sampled(lake: Lake, table: Table, sample: Sample, progress: Progress) -> Table:
+    """The table with some ranges of its keys; all of it, if its keys have no ranges."""
+    column = span_column(table.key, table.schema)
+    if column is None or table.spans is not None:
+        return table
+    progress.enter("the lake's keys are counted, to choose ranges", table.name)
+    with progress.awaiting(LAKE):
+        extent = await lake.extent(table)
+    return replace(table, spans=KeySpans(column, tuple(sample.of(table.name, extent.slots()))))
 
 
 def check_sink(info: ChangefeedInfo) -> None:
@@ -70,6 +106,8 @@ def check_sink(info: ChangefeedInfo) -> None:
     Raises:
         VerifyUnsupportedError: somebody else keeps what the changefeed's readers take.
     """
+    if info.secret_advice:
+        raise VerifyUnsupportedError(info.secret_advice)
     if not is_lake(info.sink_uri):
         kind = info.sink_uri.partition(":")[0]
         raise VerifyUnsupportedError(

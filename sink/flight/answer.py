@@ -18,8 +18,10 @@ def described(feed: FeedDescription) -> Answer:
         "state": feed.state,
         "sink_uri": feed.sink_uri,
         "start_ts": feed.start_ts,
+        **({"target_ts": feed.target_ts} if feed.target_ts else {}),
         "checkpoint_ts": feed.checkpoint_ts,
         "resolved_ts": feed.resolved_ts,
+        **({"skipped": [list(each) for each in feed.skipped]} if feed.skipped else {}),
         **tables,
         "ddls": [asdict(ddl) for ddl in feed.ddls],
     }

@@ -5,7 +5,7 @@ Calls come from the Flight server's threads and may wait; they must be safe to m
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -52,6 +52,10 @@ class FeedDescription:
     tables: tuple[TableDescription, ...] | None
     """None: those that the reader knows."""
     ddls: tuple[Ddl, ...] = ()
+    target_ts: int = 0
+    """Where the changefeed ends; 0: nowhere."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Ranges `(start_ts, end_ts]` that an operator chose not to deliver, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,23 @@ class Slice:
     rows: int
     bytes: int
     locations: tuple[str, ...] = ()
+
+
+READY, RETRYING, FAILED, STOPPED = "ready", "retrying", "failed", "stopped"
+REPORT_STATES: Final = (READY, RETRYING, FAILED, STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the job that keeps a changefeed's lake says about itself."""
+
+    state: str
+    """One of `REPORT_STATES`: it applies cuts; it starts again soon; it has given up; it was stopped on purpose."""
+    cut_ts: int = 0
+    """The end of the newest cut in the lake; 0: not known."""
+    code: str = ""
+    """Of the error behind `retrying` and `failed`, without `TM:`."""
+    message: str = ""
 
 
 class Feeds(Protocol):
@@ -129,4 +150,8 @@ class Feeds(Protocol):
 
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:
         """The reader has everything up to `ts` of the table (None: of all); returns the changefeed's checkpoint_ts."""
+        ...
+
+    def report(self, changefeed: str, report: Report) -> None:
+        """Note what the changefeed's lake job says about itself; the last report counts."""
         ...

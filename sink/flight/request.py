@@ -4,16 +4,21 @@ A number is a JSON integer in [0, 2^63); an unknown member is ignored, so that n
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sink.flight.feeds import FAILED, REPORT_STATES, RETRYING, Report
 from storage.model.errors import InvalidError
 
 _MAX_INT64 = (1 << 63) - 1
 _WAIT_MS = 200
 _WAIT_MS_MAX = 20_000
 _BODY_BYTES_MAX = 1 << 20
+_CODE = re.compile(r"Err[A-Za-z0-9]{1,60}")
+_MESSAGE_CHARACTERS_MAX = 2000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class FlightRequestError(InvalidError):
@@ -103,6 +108,30 @@ class Ack:
         """Read the action's body; raises FlightRequestError."""
         doc = _document(body)
         return cls(_text(doc, "changefeed"), _optional_text(doc, "table"), _number(doc, "ts"))
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """`report`."""
+
+    changefeed: str
+    report: Report
+
+    @classmethod
+    def parse(cls, body: bytes) -> "JobReport":
+        """Read the action's body; raises FlightRequestError."""
+        doc = _document(body)
+        state = _text(doc, "state")
+        if state not in REPORT_STATES:
+            raise FlightRequestError(f"`state` must be one of {', '.join(REPORT_STATES)}")
+        cut_ts = _optional_number(doc, "cut_ts") or 0
+        if state not in (RETRYING, FAILED):
+            return cls(_text(doc, "changefeed"), Report(state, cut_ts))
+        code = _text(doc, "code")
+        if not _CODE.fullmatch(code):
+            raise FlightRequestError("`code` must be Err and at most 60 letters and digits")
+        message = _CONTROL.sub(" ", _optional_text(doc, "message") or "")[:_MESSAGE_CHARACTERS_MAX]
+        return cls(_text(doc, "changefeed"), Report(state, cut_ts, code, message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The Flight listener: actions describe, latest, plan and ack, and DoGet; everything it knows comes from `Feeds`.
+"""The Flight listener: actions describe, latest, plan, ack and report, and DoGet; all it knows comes from `Feeds`.
 
 Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps, else FlightServerError.
 """
@@ -16,9 +16,10 @@ import pyarrow.flight as fl
 from sink.flight import metrics
 from sink.flight.answer import Answer, described, planned
 from sink.flight.feeds import Feeds
-from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan, Ticket
+from sink.flight.request import Ack, Describe, FlightRequestError, JobReport, Latest, Plan, Ticket
 from sink.flight.token import TokenGuard
-from storage.model.errors import Kind, TidemarkError, UnavailableError
+from storage.defect import request_error
+from storage.model.errors import Kind, UnavailableError
 
 _UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
@@ -27,6 +28,7 @@ _ACTIONS = {
     "latest": "the end of the next cut",
     "plan": "the slices of a cut",
     "ack": "the reader has everything up to a ts",
+    "report": "the lake job says how it is",
 }
 
 
@@ -70,6 +72,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             "latest": self._latest,
             "plan": self._plan,
             "ack": self._ack,
+            "report": self._report,
         }
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:  # noqa: ARG002 - the base class's signature
@@ -78,7 +81,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:  # noqa: ARG002 - the base class's signature
         """One JSON document in, one out."""
-        with _errors_cross_the_wire(), metrics.SECONDS.labels(_known(action.type)).time():
+        with _errors_cross_the_wire("action"), metrics.SECONDS.labels(_known(action.type)).time():
             if action.type not in self._actions:
                 raise FlightRequestError(f"no action {action.type!r}; there are {', '.join(self._actions)}")
             answer = self._actions[action.type](action.body.to_pybytes())
@@ -86,7 +89,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def do_get(self, context: Any, ticket: Any) -> Any:  # noqa: ARG002 - the base class's signature
         """The rows of one slice."""
-        with _errors_cross_the_wire():
+        with _errors_cross_the_wire("get"):
             wanted = Ticket.parse(ticket.ticket)
             schema, batches = self._feeds.read(
                 wanted.changefeed, wanted.table, wanted.start, wanted.end, before=wanted.before
@@ -114,6 +117,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         asked = Ack.parse(body)
         return {"checkpoint_ts": self._feeds.ack(asked.changefeed, asked.table, asked.ts)}
 
+    def _report(self, body: bytes) -> Answer:
+        request = JobReport.parse(body)
+        self._feeds.report(request.changefeed, request.report)
+        return {}
+
 
 def open_server(
     feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None, token: str = ""
@@ -137,7 +145,7 @@ def _known(action: str) -> str:
 
 def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     started = time.monotonic()
-    with _errors_cross_the_wire():
+    with _errors_cross_the_wire("get"):
         for batch in batches:
             metrics.ROWS.inc(batch.num_rows)
             metrics.BYTES.inc(batch.nbytes)
@@ -146,10 +154,11 @@ def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def _errors_cross_the_wire() -> Iterator[None]:
+def _errors_cross_the_wire(where: str) -> Iterator[None]:
     try:
         yield
-    except TidemarkError as err:
-        if err.kind in _RETRYABLE:
-            raise fl.FlightUnavailableError(str(err)) from err
-        raise fl.FlightServerError(str(err)) from err
+    except Exception as err:
+        error = request_error(err, f"Flight {where}")
+        if error.kind in _RETRYABLE:
+            raise fl.FlightUnavailableError(str(error)) from err
+        raise fl.FlightServerError(str(error)) from err

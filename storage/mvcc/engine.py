@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage.defect import request_error
 from storage.kv import KV, WriteBatch
+from storage.model.errors import CorruptError, TidemarkError
 from storage.mvcc.change import Change
 from storage.mvcc.draft import Draft
 from storage.mvcc.errors import MvccError
@@ -30,7 +32,7 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Results aligned with the commands (errors as values), and the changes in the order they were made.
+    """Results aligned with the commands, MvccError, CorruptError and DefectError as values; changes as they were made.
 
     `unlocked` are the encoded keys that lost a lock, for those who wait for one.
     """
@@ -59,9 +61,14 @@ class Engine:
         for command in commands:
             try:
                 results.append(command(draft))
-            except MvccError as err:
+            except (MvccError, CorruptError) as err:  # damage met by a command: the others go on
                 draft.discard()
                 results.append(err)
+            except TidemarkError:
+                raise  # the disk failed, not the command
+            except Exception as err:  # noqa: BLE001 - nothing of the command is kept, and its neighbours go on
+                draft.discard()
+                results.append(request_error(err, "store command"))
             else:
                 draft.accept()
         if draft.ops:

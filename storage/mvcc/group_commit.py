@@ -77,7 +77,7 @@ class GroupCommit:
         self._on_unlocked = on_unlocked
 
     async def submit(self, commands: Sequence[Command], size: int = 0) -> Sequence[Any]:
-        """Run commands; returns their results, errors of `storage.mvcc.errors` as values, once they are durable.
+        """Run commands; returns their results, MvccError and CorruptError as values, once they are durable.
 
         `size` is about how many bytes they hold in memory.
 

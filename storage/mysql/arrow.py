@@ -3,16 +3,19 @@
 Rows come behind a format byte, images of the log and rows of a SELECT mixed: docs/format/mysql-rows.md.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage.model.errors import CorruptError
 from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
 from storage.mysql.buffer import PAD_BYTES, Bytes, Offsets, reading
 from storage.mysql.changes import BINARY_ROW, IMAGE
+from storage.mysql.charset import BINARY_COLLATION, is_exact, is_one_to_one
 from storage.mysql.image import Cells, Shape
 from storage.mysql.moment import MOMENT_TYPES, binary_moments, binary_times, moments, times
 from storage.mysql.number import (
@@ -29,6 +32,7 @@ from storage.mysql.schema import Column, Table
 from storage.mysql.text import enums, geometries, json_texts, raw, sets, strings
 from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
 
+_EMPTY_MEMBER: Final = "\0"
 _NULL_CELL_BYTES: Final = 32
 """A null last cell begins at the end of all rows, and as much as its type's longest value (DECIMAL) is read there."""
 _OTHERS: Final = {
@@ -44,6 +48,8 @@ _OTHERS: Final = {
 
 def arrow_type(column: Column) -> pa.DataType:
     """The Arrow type in which the column's values reach Spark."""
+    if column.as_text:
+        return pa.string()
     if column.type in INTEGERS:
         return integer_type(column)
     if column.type is Type.NEWDECIMAL:
@@ -75,6 +81,42 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
     if len(found) == 1 and len(at) == len(rows):
         return found[0]
     return _together([mine for _, mine in parts], found, len(rows))
+
+
+def has_odd_values(column: Column) -> bool:
+    """Whether two values of the column may be shown alike, so that one of them is refused in a key."""
+    if column.type in {Type.ENUM, Type.SET}:
+        return "" in column.elems
+    return column.is_text and not is_one_to_one(column.charset)
+
+
+def inexact_key(table: Table, rows: pa.Array) -> tuple[str, int, str] | None:
+    """A key column, a row, and what of its value is shown as another value is; None: there is none in these rows."""
+    odd = [place for place in table.key_places if has_odd_values(table.columns[place])]
+    columns = [_as_stored(column) if place in odd else column for place, column in enumerate(table.columns)]
+    stored = arrow_columns(dataclasses.replace(table, columns=tuple(columns)), rows)
+    for place in odd:
+        column = table.columns[place]
+        for value in pc.unique(stored[place].drop_null()).to_pylist():
+            if reason := _shown_as_another(column, value):
+                return column.name, pc.index(stored[place], value).as_py(), reason
+    return None
+
+
+def _as_stored(column: Column) -> Column:
+    """The same cells, shown so that all values differ."""
+    if column.type in {Type.ENUM, Type.SET}:
+        return dataclasses.replace(column, elems=tuple(each or _EMPTY_MEMBER for each in column.elems))
+    return dataclasses.replace(column, type=Type.VARCHAR, collation=BINARY_COLLATION)
+
+
+def _shown_as_another(column: Column, stored: str | bytes) -> str:
+    if isinstance(stored, bytes):
+        exact = is_exact(column.charset, stored)
+        return "" if exact else f"the bytes x'{stored.hex()}', for whose characters {column.charset} has others, too,"
+    if column.type is Type.ENUM:
+        return "" if stored else "the invalid value 0, which reads as the member '',"
+    return "the member '' alone, which reads as the empty set," if stored == _EMPTY_MEMBER else ""
 
 
 def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:

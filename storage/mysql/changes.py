@@ -10,6 +10,7 @@ Invariants:
 A transaction that crosses batches must give each of them its own `start_ts`, ascending: see docs/format/mysql-rows.md.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,10 +23,10 @@ from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.mysql.buffer import Bytes, Mask, Offsets, reading
 from storage.mysql.event import DELETE_ROWS, UPDATE_ROWS, Events
-from storage.mysql.image import Shape
-from storage.mysql.key import KeyColumn, image_keys, key_columns
+from storage.mysql.image import Nulls, Shape
+from storage.mysql.key import KeyColumn, image_keys, join_pieces, key_columns
 from storage.mysql.rows import Images, TableRows, find_images
-from storage.mysql.schema import Table
+from storage.mysql.schema import Column, Table
 
 IMAGE: Final = 0
 BINARY_ROW: Final = 1
@@ -44,17 +45,20 @@ class Plan:
     table: Table
     shape: Shape
     key: tuple[KeyColumn, ...]
+    hidden: tuple[int, ...] = ()
+    """The sizes of columns that the log has behind those of the table, and that no reader sees."""
 
     @classmethod
-    def of(cls, table: Table) -> "Plan":
-        """The plan of a table that has a key.
+    def of(cls, table: Table, hidden: Sequence[Column] = ()) -> "Plan":
+        """The plan of a table that has a key; `hidden` are of types of fixed size.
 
         Raises:
             ColumnUnsupportedError: one of its columns cannot be read.
         """
         table.check()
         assert table.primary_key, "a table without a key has no plan"
-        return cls(table, Shape.of(table.columns), key_columns(table))
+        shape = Shape.of([*table.columns, *hidden])
+        return cls(table, shape, key_columns(table), tuple(size for size, _, _ in shape.columns[len(table.columns) :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,8 @@ def read_changes(
         pa.array(starts[kept]),
         pa.array(steps.op),
         keys.take(pa.array(steps.image)),
-        _values(events.data, images, steps.after),
-        _values(events.data, images, steps.before),
+        _values(events.data, images, steps.after, plan),
+        _values(events.data, images, steps.before, plan),
     ]
     return Changes(pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA), keys)
 
@@ -178,8 +182,25 @@ def _not_alone(commits: Timestamps) -> Mask:
     return many
 
 
-def _values(data: Bytes, images: Images, number: Offsets) -> pa.Array:
+def _values(data: Bytes, images: Images, number: Offsets, plan: Plan) -> pa.Array:
     """The images of these numbers behind their format byte; null for -1."""
-    present = number != _NONE
-    rows = data.slices(images.begin[number], images.end[number], None if bool(present.all()) else present)
+    present: Mask | None = number != _NONE
+    if present is not None and bool(present.all()):
+        present = None
+    begin, end = images.begin[number], images.end[number]
+    rows = _visible(data, begin, end, present, plan) if plan.hidden else data.slices(begin, end, present)
     return pc.binary_replace_slice(rows, start=0, stop=0, replacement=bytes((IMAGE,)))
+
+
+def _visible(data: Bytes, begin: Offsets, end: Offsets, present: Mask | None, plan: Plan) -> pa.Array:
+    """The images without their last, hidden columns: their cells, and the bytes of the bitmap that are theirs alone."""
+    columns = len(plan.table.columns)
+    nulls = Nulls(data, begin)
+    for place, size in enumerate(plan.hidden, columns):
+        null = nulls.of(place)
+        end = end - (size if null is None else np.where(null, 0, size))
+    own_bytes = (columns + 7) // 8
+    if own_bytes == plan.shape.bitmap_bytes:
+        return data.slices(begin, end, present)
+    bitmaps = data.slices(begin, begin + own_bytes, present)
+    return join_pieces([bitmaps, data.slices(begin + plan.shape.bitmap_bytes, end, present)])

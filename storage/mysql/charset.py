@@ -7,6 +7,7 @@ from functools import cache
 from typing import Final
 
 BINARY: Final = "binary"
+BINARY_COLLATION: Final = 63
 UTF8: Final = frozenset({"utf8mb4", "utf8mb3", "utf8", "ascii"})
 """Character sets whose bytes are UTF-8 as they are."""
 _NOPAD = 1024  # MariaDB: a NOPAD collation is the padded one's number plus this
@@ -116,6 +117,31 @@ def decode_text(charset: str, data: bytes) -> str:
         return _latin1(data)
     text = data.decode(codec_of(charset) or "latin_1", errors="replace")
     return text.translate(_OTHERWISE[charset]) if charset in _OTHERWISE else text
+
+
+@cache
+def is_one_to_one(charset: str) -> bool:
+    """Whether different bytes always decode to different texts; of multi-byte sets other than UTF-8 some do not."""
+    if charset in UTF8 or charset == BINARY:
+        return True
+    singles = {decode_text(charset, bytes((byte,))) for byte in range(256)}
+    return len(singles) == 256 and "\ufffd" not in singles
+
+
+def is_exact(charset: str, data: bytes) -> bool:
+    """Whether `data` is what the server has of the text it decodes to, and so no other bytes' text."""
+    text = decode_text(charset, data)
+    for each in (text, text.translate(_inverse(charset))):
+        try:
+            return each.encode(codec_of(charset) or "latin_1") == data
+        except UnicodeEncodeError:
+            continue
+    return False
+
+
+@cache
+def _inverse(charset: str) -> dict[int, int]:
+    return {ord(theirs): ours for ours, theirs in _OTHERWISE.get(charset, {}).items()}
 
 
 def _latin1(data: bytes) -> str:

@@ -8,12 +8,19 @@ import struct
 import uuid
 from dataclasses import dataclass
 
+from storage.mysql.charset import BINARY, UTF8, charset_of, decode_text
 from storage.mysql.reader import Reader
 
 MARIADB_STANDALONE = 1
 MARIADB_COMMITS_AS_GROUP = 2
 MARIADB_PREPARED_XA = 64
 MARIADB_COMPLETED_XA = 128
+_MARIADB_START_ALTER = 2
+_MARIADB_ROLLBACK_ALTER = 8
+_SQL_MODE, _CATALOG, _AUTO_INCREMENT, _CHARSET, _TIME_ZONE, _CATALOG_NZ = 1, 2, 3, 4, 5, 6
+_VARIABLE_BYTES = {0: 4, _SQL_MODE: 8, _AUTO_INCREMENT: 4, _CHARSET: 6}
+_TEXT_VARIABLES = frozenset({_TIME_ZONE, _CATALOG_NZ})
+_LOAD_BYTES = 13
 _MARIADB_GTID = struct.Struct("<QIB")
 _QUERY = struct.Struct("<IIBHH")
 _XID = struct.Struct("<III")
@@ -71,6 +78,8 @@ class MariaGtid:
     flags: int
     xid: tuple[bytes, bytes] | None = None
     """An XA transaction's global and branch ids, at its PREPARE and at its end."""
+    changes_nothing: bool = False
+    """It is the first phase of an ALTER that another transaction ends, or one that failed (binlog_alter_two_phase)."""
 
     @classmethod
     def parse(cls, header: bytes, body: bytes) -> "MariaGtid":
@@ -84,7 +93,9 @@ class MariaGtid:
             reader.take(4)
             global_size, branch_size = reader.number(1), reader.number(1)
             xid = reader.take(global_size), reader.take(branch_size)
-        return cls(seq, domain, int.from_bytes(header[5:9], "little"), flags, xid)
+        phase = reader.number(1) if reader.rest else 0  # behind it engines and the ALTER's number, of no concern
+        nothing = bool(phase & (_MARIADB_START_ALTER | _MARIADB_ROLLBACK_ALTER))
+        return cls(seq, domain, int.from_bytes(header[5:9], "little"), flags, xid, nothing)
 
     @property
     def is_standalone(self) -> bool:
@@ -168,16 +179,43 @@ class Query:
     """The default schema when it ran."""
     sql: str
     error_code: int
+    sql_mode: int = 0
+    """The session's, as bits."""
+    connection: str = "utf8mb4"
+    """The character set of the session's constants."""
 
     @classmethod
-    def parse(cls, body: bytes) -> "Query":
-        """Read the body."""
+    def parse(cls, body: bytes, *, loads: bool = False) -> "Query":
+        """Read the body; `loads`: of EXECUTE_LOAD_QUERY, which tells of its file, too."""
         reader = Reader(body)
         thread_id, _, size, error_code, variables_size = reader.unpack(_QUERY)
-        reader.take(variables_size)
+        if loads:
+            reader.take(_LOAD_BYTES)
+        variables = _variables(reader.take(variables_size))
         schema = reader.take(size).decode(errors="replace")
         reader.take(1)
-        return cls(thread_id, schema, reader.rest.decode(errors="replace"), error_code)
+        sql_mode = int.from_bytes(variables.get(_SQL_MODE, b""), "little")
+        client = charset_of(int.from_bytes(variables.get(_CHARSET, b"")[:2], "little")) or "utf8mb4"
+        sql = reader.rest.decode(errors="replace") if client in UTF8 | {BINARY} else decode_text(client, reader.rest)
+        connection = charset_of(int.from_bytes(variables.get(_CHARSET, b"")[2:4], "little")) or "utf8mb4"
+        return cls(thread_id, schema, sql, error_code, sql_mode, connection)
+
+
+def _variables(data: bytes) -> dict[int, bytes]:
+    """The session's variables that go with a statement, up to the first that is not of interest."""
+    reader = Reader(data)
+    found: dict[int, bytes] = {}
+    while reader.rest:
+        code = reader.number(1)
+        if code in _VARIABLE_BYTES:
+            found[code] = reader.take(_VARIABLE_BYTES[code])
+        elif code in _TEXT_VARIABLES:
+            found[code] = reader.take(reader.number(1))
+        elif code == _CATALOG:
+            found[code] = reader.take(reader.number(1) + 1)
+        else:
+            break
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Dates and times of many rows at once, from row images, the old forms in them, and binary-protocol rows.
 
 What lies between a cell and Arrow is TiDB's packed integer (storage/tidb/time_batch.py), whose upper part is that of
-MySQL's DATETIME2, and for TIME a signed number of microseconds. Dates that no calendar has become null.
+MySQL's DATETIME2, and for TIME a signed number of microseconds. Dates that no calendar has become null, unless the
+column is shown as text.
 """
 
 from typing import Final
@@ -16,7 +17,7 @@ from storage.mysql.number import masked
 from storage.mysql.schema import Column
 from storage.mysql.types import Type, fraction_bytes
 from storage.tidb.time import NANOS_PER_MICRO, duration_text
-from storage.tidb.time_batch import unpack_days, unpack_micros
+from storage.tidb.time_batch import moment_texts, pack_micros, unpack_days, unpack_micros
 
 Packed = npt.NDArray[np.uint64]
 Micros = npt.NDArray[np.int64]
@@ -38,6 +39,8 @@ def moments(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     """DATE, DATETIME and TIMESTAMP in a row image, in any form."""
     if column.type in {Type.TIMESTAMP, Type.TIMESTAMP2}:
         micros = _timestamps(column, data, cells.begin)
+        if column.as_text:
+            return _written(column, pack_micros(micros), cells)
         return _array(column, micros, micros != 0, cells)
     return _unpacked(column, _PACKED[column.type](column, data, cells.begin), cells)
 
@@ -152,6 +155,8 @@ def _old_times(data: Bytes, at: Offsets) -> Micros:
 
 
 def _unpacked(column: Column, packed: Packed, cells: Cells) -> pa.Array:
+    if column.as_text:
+        return _written(column, packed, cells)
     if column.type is Type.DATE:
         days, known = unpack_days(packed)
         return _array(column, days.astype(np.int32), known, cells)
@@ -161,6 +166,13 @@ def _unpacked(column: Column, packed: Packed, cells: Cells) -> pa.Array:
 def _array(column: Column, values: npt.NDArray[np.int64 | np.int32], known: Mask, cells: Cells) -> pa.Array:
     present = known if cells.present is None else known & cells.present
     return pa.array(values, mask=~present).cast(MOMENT_TYPES[column.type])
+
+
+def _written(column: Column, packed: Packed, cells: Cells) -> pa.Array:
+    """As the server prints them in UTC; each distinct moment is written once."""
+    distinct, places = np.unique(packed, return_inverse=True)
+    texts = moment_texts(distinct.tolist(), column.meta, is_date=column.type is Type.DATE)
+    return pa.array(texts, pa.string()).take(masked(places, cells))
 
 
 def _texts(column: Column, micros: Micros, cells: Cells) -> pa.Array:

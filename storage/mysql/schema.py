@@ -4,16 +4,18 @@ Each TABLE_MAP that differs is a version of its own: rows name their columns by 
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from storage.model.errors import InvalidError
 from storage.mysql.charset import BINARY, charset_of, codec_of
 from storage.mysql.errors import ColumnUnsupportedError
-from storage.mysql.types import STRINGS, Type
+from storage.mysql.types import DATES, STRINGS, Type
+from storage.tidb.time import ZERO_DATES, dates_as_text
 
+_INT64_MAX = (1 << 63) - 1
 _READ = frozenset(Type) - {Type.NEWDATE, Type.BLOB_COMPRESSED, Type.VARCHAR_COMPRESSED}
 
 
@@ -32,6 +34,13 @@ class Column:
     """The names of an ENUM's or SET's members."""
     held: str | int | float | None = field(default=None, compare=False)
     """What rows hold that are older than the column, as JSON (`sink.defaults`); None: null, or not known."""
+    id: int = field(default=0, compare=False)
+    """Its identity within the table: it stays through renames and changes of type, and is never given out again."""
+    generated: str = field(default="", compare=False)
+    """The expression of a generated column."""
+    auto_increment: bool = field(default=False, compare=False)
+    as_text: bool = field(default=False, compare=False)
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates which no calendar has stay values."""
 
     @property
     def charset(self) -> str:
@@ -44,6 +53,15 @@ class Column:
         return self.type in STRINGS and self.charset != BINARY
 
 
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A key of a table: `kind` is primary, unique or plain; a part that is an expression has no name."""
+
+    name: str
+    kind: str
+    columns: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Table:
     """One table in one version; its name is without the schema's."""
@@ -53,6 +71,17 @@ class Table:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
     """What identifies a row: the columns of the primary key, or of another unique key over NOT NULL columns."""
+    next_column_id: int = 0
+    """The id of the next column that is added; 0: one more than the greatest there is."""
+    collation: int = 0
+    """That of text columns that name none; 0: not known."""
+    indexes: tuple[Index, ...] | None = None
+    """All its keys; None: not known."""
+
+    @property
+    def free_column_id(self) -> int:
+        """The least id that no column has had."""
+        return self.next_column_id or 1 + max((column.id for column in self.columns), default=0)
 
     @cached_property
     def key_places(self) -> tuple[int, ...]:
@@ -86,28 +115,61 @@ class Table:
             InvalidError: it is not one.
         """
         try:
-            columns = tuple(map(_column, doc["columns"]))
-            table = cls(int(doc["id"]), str(doc["name"]), columns, tuple(map(str, doc["primary_key"])))
+            key, zero_dates = tuple(map(str, doc["primary_key"])), doc.get(ZERO_DATES)
+            columns = tuple(_column(each, place + 1) for place, each in enumerate(doc["columns"]))
+            columns = tuple(_shown(column, zero_dates, key) for column in columns)
+            indexes = doc.get("indexes")
+            table = cls(
+                int(doc["id"]),
+                str(doc["name"]),
+                columns,
+                key,
+                int(doc.get("next_column_id", 0)),
+                int(doc.get("collation", 0)),
+                None if indexes is None else tuple(map(_index, indexes)),
+            )
             _ = table.key_places
-        except (AttributeError, KeyError, TypeError, ValueError) as err:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
             raise InvalidError(f"not the record of a MySQL table: {err!r}; create the changefeed anew") from err
+        names = [column.name for column in columns]
+        if not 0 < table.id <= _INT64_MAX or len({*names}) < len(names):
+            raise InvalidError(f"not the record of a MySQL table: the id {table.id}, or a column's name twice")
         return table
 
     def to_doc(self) -> dict[str, Any]:
         """The document, as `TableRecord.table_info`."""
-        return {
+        doc: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
             "columns": [_column_doc(column) for column in self.columns],
             "primary_key": list(self.primary_key),
         }
+        if self.next_column_id:
+            doc["next_column_id"] = self.next_column_id
+        if self.collation:
+            doc["collation"] = self.collation
+        if self.indexes is not None:
+            doc["indexes"] = [
+                {"name": each.name, "kind": each.kind, "columns": list(each.columns)} for each in self.indexes
+            ]
+        return doc
 
     def to_json(self) -> str:
         """The document as text."""
         return json.dumps(self.to_doc(), separators=(",", ":"), ensure_ascii=False)
 
 
-def _column(doc: Mapping[str, Any]) -> Column:
+def _shown(column: Column, zero_dates: Any, key: Collection[str]) -> Column:
+    as_text = column.type in DATES and dates_as_text(zero_dates, in_key=column.name in key)
+    return replace(column, as_text=True) if as_text else column
+
+
+def _index(doc: Mapping[str, Any]) -> Index:
+    return Index(str(doc["name"]), str(doc["kind"]), tuple(map(str, doc["columns"])))
+
+
+def _column(doc: Mapping[str, Any], place: int) -> Column:
+    """Columns of records that were written before columns had ids are numbered by their place."""
     return Column(
         name=str(doc["name"]),
         type=Type[doc["type"]],
@@ -117,6 +179,9 @@ def _column(doc: Mapping[str, Any]) -> Column:
         collation=int(doc.get("collation", 63)),
         elems=tuple(doc.get("elems", ())),
         held=doc.get("held"),
+        id=int(doc.get("id", place)),
+        generated=str(doc.get("generated", "")),
+        auto_increment=bool(doc.get("auto_increment", False)),
     )
 
 
@@ -130,6 +195,12 @@ def _column_doc(column: Column) -> dict[str, Any]:
         "charset": column.charset,
         "collation": column.collation,
     }
+    if column.id:
+        doc["id"] = column.id
     if column.elems:
         doc["elems"] = list(column.elems)
+    if column.generated:
+        doc["generated"] = column.generated
+    if column.auto_increment:
+        doc["auto_increment"] = True
     return doc if column.held is None else doc | {"held": column.held}

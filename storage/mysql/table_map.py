@@ -73,6 +73,17 @@ class TableMap:
         columns, key = _with_metadata(columns, dict(_fields(reader)), mariadb=mariadb)
         return cls(table_id, schema, table, tuple(columns), key)
 
+    @staticmethod
+    def names(body: bytes) -> tuple[str, str]:
+        """Schema and table of the body of a TABLE_MAP event.
+
+        Raises:
+            CorruptError: it is not one.
+        """
+        reader = Reader(body)
+        reader.take(ID_BYTES + 2)
+        return _name(reader), _name(reader)
+
     @property
     def name(self) -> str:
         """`schema.table`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from storage.kv import KV
 from storage.leveldb import LevelDB
-from storage.model.errors import NotFoundError
+from storage.model.errors import CorruptError, NotFoundError
 from storage.pump.binlog import Binlog, parse
 from storage.pump.collector import Collected, Collector, Throttle
 from storage.pump.committer import Committer, PumpClosedError
@@ -30,6 +30,7 @@ from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
 from storage.vfs.fs import FS
 
 THROTTLE = Throttle()
+_REMEDY = "Move the directory away: the index is built anew from the value log"
 
 
 class BinlogNotFoundError(NotFoundError):
@@ -121,7 +122,13 @@ class Append:
         pointer = await self._threads.read(self._index.find, ts)
         if pointer is None:
             raise BinlogNotFoundError(f"no binlog is filed under {ts}; it was never written, or removed by GC")
-        return await self.read(pointer)
+        try:
+            return await self.read(pointer)
+        except CorruptError:
+            if ts > self.gc_ts:
+                raise
+            # GC removes a segment before the index entries that point into it.
+            raise BinlogNotFoundError(f"the binlog filed under {ts} was removed by GC") from None
 
     async def oldest_waiting(self, limit: int) -> list[tuple[int, Pointer]]:
         """start_ts and pointer of the prewrites that have waited longest for their outcome, in the order of the log."""
@@ -211,7 +218,7 @@ async def open_append(
         CorruptDatabaseError: LevelDB is damaged; without its directory the index is built anew from the log.
     """
     open_log = partial(ValueLog, fs, directory / "value", ts_of=_ts_of, segment_bytes=segment_bytes, sync=sync)
-    open_kv = partial(LevelDB, directory / "kv", verify=True) if kv is None else lambda: kv
+    open_kv = partial(LevelDB, directory / "kv", remedy=_REMEDY) if kv is None else lambda: kv
     with ExitStack() as stack:
         log, index, recovery = await asyncio.to_thread(recover, open_log, open_kv, stack)
         append = Append(log, index, recovery, Threads(stack), throttle)

@@ -21,7 +21,7 @@ from storage.tidb.column import Column
 from storage.tidb.decimal_batch import PRECISION_MAX, decimal128, decode_decimals
 from storage.tidb.mysql import DATES, INTEGERS, TEXTS, Type
 from storage.tidb.time import CoreTime, duration_text
-from storage.tidb.time_batch import unpack_days, unpack_micros
+from storage.tidb.time_batch import moment_texts, unpack_days, unpack_micros
 
 DECIMAL_PRECISION_MAX = 38
 _BIGINT_UNSIGNED = pa.decimal128(20, 0)
@@ -53,6 +53,8 @@ _SIGN = np.uint64(1 << 63)
 
 def arrow_type(column: Column) -> pa.DataType:
     """The Arrow type in which the column's values reach Spark."""
+    if column.as_text:
+        return pa.string()
     if column.type in INTEGERS:
         return (_UNSIGNED if column.unsigned else _SIGNED)[column.type]
     if column.type is Type.NEWDECIMAL and column.flen <= DECIMAL_PRECISION_MAX:
@@ -110,6 +112,10 @@ def arrow_integers(column: Column, numbers: npt.NDArray[Any], present: Mask) -> 
 
 def _moments(column: Column, cells: Cells) -> pa.Array:
     packed = cells.uint64()
+    if column.as_text:
+        distinct, places = np.unique(np.where(cells.present, packed, np.uint64(0)), return_inverse=True)
+        texts = moment_texts(distinct.tolist(), column.decimal, is_date=column.type is Type.DATE)
+        return pa.array(texts, pa.string()).take(pa.array(places, mask=~cells.present))
     if column.type is Type.DATE:
         days, known = unpack_days(packed)
         return pa.array(days.astype(np.int32), mask=~(known & cells.present)).cast(pa.date32())
@@ -152,7 +158,9 @@ def _array(column: Column, values: Sequence[Value]) -> pa.Array:
     return pa.array([arrow_value(column, value) for value in values], arrow_type(column))
 
 
-def _moment(column: Column, value: CoreTime) -> date | datetime | None:
+def _moment(column: Column, value: CoreTime) -> date | datetime | str | None:
+    if column.as_text:
+        return value.date_text() if column.type is Type.DATE else value.text(column.decimal)
     moment = value.to_datetime()
     if moment is None or column.type is Type.DATETIME:
         return moment

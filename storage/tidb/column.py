@@ -4,13 +4,12 @@ A default that is a BIT's has its bytes in a member of its own, in base64.
 """
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storage.tidb.document import PUBLIC, ColumnDocument
 from storage.tidb.mysql import INTEGERS, NO_FLAGS, TEXTS, Flag, Type
 
-PUBLIC = 5  # model.StatePublic
 UNSPECIFIED = -1
 _BINARY = "binary"
 
@@ -39,6 +38,8 @@ class Column:
     generated_stored: bool = False
     hidden: bool = False
     state: int = PUBLIC
+    as_text: bool = False
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates which no calendar has stay values."""
 
     @classmethod
     def bigint(cls, name: str, flags: Flag = NO_FLAGS) -> "Column":
@@ -71,32 +72,33 @@ class Column:
         return self.state == PUBLIC and not self.hidden and (not self.generated or self.generated_stored)
 
 
-def parse_column(doc: Mapping[str, Any]) -> Column:
-    """Read a model.ColumnInfo; raises as its members are missing or of other types."""
-    field = doc["type"]
+def column_of(document: ColumnDocument) -> Column:
+    """The column that a checked document describes."""
+    field = document.type
     return Column(
-        id=int(doc["id"]),
-        name=doc["name"]["O"],
-        type=Type(field["Tp"]),
-        offset=int(doc["offset"]),
-        flags=Flag(field["Flag"]),
-        flen=int(field["Flen"]),
-        decimal=int(field["Decimal"]),
-        charset=field["Charset"],
-        collate=field["Collate"],
-        elems=tuple(field.get("Elems") or ()),
-        origin_default=_default(doc, "origin_default"),
-        default=_default(doc, "default"),
-        generated=doc.get("generated_expr_string") or "",
-        generated_stored=bool(doc.get("generated_stored")),
-        hidden=bool(doc.get("hidden")),
-        state=int(doc["state"]),
+        id=document.id,
+        name=document.name.text,
+        type=Type(field.tp),
+        offset=document.offset,
+        flags=Flag(field.flag),
+        flen=field.flen,
+        decimal=field.decimal,
+        charset=field.charset,
+        collate=field.collate,
+        elems=field.elems or (),
+        origin_default=_default(document.origin_default, document.origin_default_bit),
+        default=_default(document.default, document.default_bit),
+        generated=document.generated_expr_string,
+        generated_stored=document.generated_stored,
+        hidden=document.hidden,
+        state=document.state,
     )
 
 
-def _default(doc: Mapping[str, Any], member: str) -> str | bytes | None:
-    bits = doc.get(f"{member}_bit")
-    return base64.b64decode(bits) if bits is not None else doc.get(member)
+def _default(value: Any, bits: bytes | None) -> str | bytes | None:
+    if bits is not None:
+        return bits
+    return None if value is None else str(value)
 
 
 def name_json(name: str) -> dict[str, str]:

@@ -5,12 +5,12 @@ it (an index being filled, a column that is write-only) are no schemas for reade
 """
 
 import enum
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
+from storage.tidb.document import TableInfoError, read_document
 from storage.tidb.meta_key import JOB_META_COLUMN_ID
 from storage.tidb.row import decode_row
 from storage.tidb.row_v1 import as_v2
@@ -64,11 +64,14 @@ class Job:
     @property
     def new_schema_ids(self) -> dict[int, int]:
         """The database that each table of a RENAME TABLES is in afterwards, by table id."""
-        match self.arguments:
-            case {"rename_table_infos": [*infos]}:
-                return {int(info["table_id"]): int(info["new_schema_id"]) for info in infos}
-            case [_, [*schema_ids], _, [*table_ids], *_]:
-                return {int(table): int(schema) for table, schema in zip(table_ids, schema_ids, strict=True)}
+        try:
+            match self.arguments:
+                case {"rename_table_infos": [*infos]}:
+                    return {int(info["table_id"]): int(info["new_schema_id"]) for info in infos}
+                case [_, [*schema_ids], _, [*table_ids], *_]:
+                    return {int(table): int(schema) for table, schema in zip(table_ids, schema_ids, strict=True)}
+        except (KeyError, TypeError, ValueError, OverflowError) as err:
+            raise CorruptError(f"DDL job {self.id} renames tables to {self.arguments!r:.200}: {self.query}") from err
         raise CorruptError(f"DDL job {self.id} renames tables, but does not say where to: {self.query}")
 
     @property
@@ -89,8 +92,8 @@ class Job:
             CorruptError: the text is no job.
         """
         try:
-            return _job(json.loads(text))
-        except (AttributeError, KeyError, TypeError, ValueError) as err:
+            return _job(read_document(text))
+        except (TableInfoError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
             raise CorruptError(f"not a DDL job of TiDB: {err!r}: {text[:200]!r}") from err
 
     @classmethod

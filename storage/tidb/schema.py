@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from storage.model.errors import InvalidError
-from storage.tidb.column import PUBLIC, UNSPECIFIED, Column, column_json, name_json, parse_column
-from storage.tidb.mysql import INTEGERS, Flag
+from storage.tidb.column import UNSPECIFIED, Column, column_json, column_of, name_json
+from storage.tidb.document import PUBLIC, IndexDocument, TableDocument, table_document
+from storage.tidb.mysql import DATES, INTEGERS, Flag
+from storage.tidb.time import dates_as_text
 
 _KEY_FLAGS = Flag.PRIMARY_KEY | Flag.NOT_NULL | Flag.NO_DEFAULT
 
@@ -43,6 +45,7 @@ class TableInfo:
     is_common_handle: bool = False
     partition_ids: tuple[int, ...] = ()
     is_view: bool = False
+    """A view, as a sequence, has no rows: its columns are not read."""
     is_sequence: bool = False
 
     @cached_property
@@ -87,6 +90,17 @@ class TableInfo:
         texts = any(column.is_text for column in self.common_handle_columns)
         return self.pk_is_handle or (self.is_common_handle and self.handle_is_whole and not texts)
 
+    def showing_dates(self, zero_dates: Any) -> "TableInfo":
+        """The same table, with the columns as text that `zero_dates` says (`storage.tidb.time.dates_as_text`)."""
+        key = {column.id for column in self.key_columns}
+        columns = (
+            replace(column, as_text=True)
+            if column.type in DATES and dates_as_text(zero_dates, in_key=column.id in key)
+            else column
+            for column in self.columns
+        )
+        return replace(self, columns=tuple(columns))
+
     @property
     def physical_ids(self) -> tuple[int, ...]:
         """The ids under which rows are stored: the partitions' ids, or the table's own."""
@@ -111,16 +125,13 @@ class TableInfo:
         return tuple(self.columns[offset] for offset in index.column_offsets)
 
     @classmethod
-    def parse(cls, text: str | bytes) -> "TableInfo":
-        """Read model.TableInfo JSON; unknown members are ignored.
+    def parse(cls, source: str | bytes | Mapping[str, Any]) -> "TableInfo":
+        """Read model.TableInfo, as JSON text or as its value; members that are not needed here are ignored.
 
         Raises:
-            InvalidError: the text is not a TableInfo.
+            TableInfoError: it is none, or one that no row could be read with; the message names the bad member.
         """
-        try:
-            return _table(json.loads(text))
-        except (AttributeError, KeyError, TypeError, ValueError) as err:
-            raise InvalidError(f"not a TiDB TableInfo: {err!r}; pass the JSON that TiDB's schema API gives") from err
+        return _table(table_document(source))
 
     @classmethod
     def build(cls, table_id: int, name: str, columns: Sequence[Column]) -> "TableInfo":
@@ -140,32 +151,31 @@ class TableInfo:
         return json.dumps(_table_json(self), separators=(",", ":"))
 
 
-def _table(doc: Mapping[str, Any]) -> TableInfo:
-    partition = doc.get("partition") or {}
-    definitions = (partition.get("definitions") or []) if partition.get("enable") else []
+def _table(document: TableDocument) -> TableInfo:
+    columns = map(column_of, document.cols or ()) if document.has_rows else ()
+    indices = map(_index, document.index_info or ()) if document.has_rows else ()
     return TableInfo(
-        id=int(doc["id"]),
-        name=doc["name"]["O"],
-        columns=tuple(sorted(map(parse_column, doc.get("cols") or []), key=lambda column: column.offset)),
-        indices=tuple(map(_index, doc.get("index_info") or [])),
-        pk_is_handle=bool(doc["pk_is_handle"]),
-        is_common_handle=bool(doc.get("is_common_handle")),
-        partition_ids=tuple(int(definition["id"]) for definition in definitions),
-        is_view=doc.get("view") is not None,
-        is_sequence=doc.get("sequence") is not None,
+        id=document.id,
+        name=document.name.text,
+        columns=tuple(sorted(columns, key=lambda column: column.offset)),
+        indices=tuple(indices),
+        pk_is_handle=document.pk_is_handle,
+        is_common_handle=document.is_common_handle,
+        partition_ids=document.partition_ids,
+        is_view=document.view is not None,
+        is_sequence=document.sequence is not None,
     )
 
 
-def _index(doc: Mapping[str, Any]) -> Index:
-    columns = doc["idx_cols"]
+def _index(document: IndexDocument) -> Index:
     return Index(
-        id=int(doc["id"]),
-        name=doc["idx_name"]["O"],
-        column_offsets=tuple(int(column["offset"]) for column in columns),
-        unique=bool(doc["is_unique"]),
-        primary=bool(doc["is_primary"]),
-        public=doc["state"] == PUBLIC,
-        whole=all(column["length"] == UNSPECIFIED for column in columns),
+        id=document.id,
+        name=document.idx_name.text,
+        column_offsets=tuple(column.offset for column in document.idx_cols),
+        unique=document.is_unique,
+        primary=document.is_primary,
+        public=document.state == PUBLIC,
+        whole=all(column.length == UNSPECIFIED for column in document.idx_cols),
     )
 
 

@@ -7,13 +7,13 @@ Invariants:
    brings rows into a table without writing them (`Change.moved`) cannot be followed, and is named.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
 from storage.tidb.ddl import Action, Document, Job
+from storage.tidb.document import TableHead, TableInfoError, read_document, table_head
 from storage.tidb.meta_key import decode_schema_key
 
 SYSTEM_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
@@ -30,32 +30,41 @@ _MOVES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; `info` is TiDB's TableInfo as a JSON value."""
+    """One table; `info` is TiDB's TableInfo as a JSON value, `head` the members that every table must have."""
 
     schema_id: int
     schema_name: str
     info: Document
+    head: TableHead = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises TableInfoError: the table cannot be told from others."""
+        object.__setattr__(self, "head", table_head(self.info))
 
     @property
     def id(self) -> int:
         """The table's id, which is not that of a partition."""
-        return int(self.info["id"])
+        return self.head.id
+
+    @property
+    def table_name(self) -> str:
+        """Its name within its database."""
+        return self.head.name.text
 
     @property
     def name(self) -> str:
         """`schema.table`."""
-        return f"{self.schema_name}.{self.info['name']['O']}"
+        return f"{self.schema_name}.{self.table_name}"
 
     @property
     def partition_ids(self) -> tuple[int, ...]:
         """The ids of its partitions; none if it is not partitioned."""
-        partition = self.info.get("partition") or {}
-        return tuple(int(part["id"]) for part in partition.get("definitions") or () if partition.get("enable"))
+        return self.head.partition_ids
 
     @property
     def has_rows(self) -> bool:
         """Whether it is neither a view nor a sequence."""
-        return self.info.get("view") is None and self.info.get("sequence") is None
+        return self.head.has_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ class SchemaHistory:
             if found.table_id:
                 infos.append((found.database_id, _document(key, value)))
             else:
-                databases[found.database_id] = _document(key, value)["db_name"]["O"]
+                databases[found.database_id] = _database_name(_document(key, value), f"the meta key {key.hex()}")
         return cls(ts, databases, [Table(number, databases.get(number, ""), info) for number, info in infos])
 
     def __iter__(self) -> Iterator[Table]:
@@ -133,7 +142,7 @@ class SchemaHistory:
     def _change(self, job: Job, commit_ts: int) -> Change | None:
         match job.action:
             case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET:
-                self._databases[job.schema_id] = (job.database or {})["db_name"]["O"]
+                self._databases[job.schema_id] = _database_name(job.database or {}, f"DDL job {job.id} at {commit_ts}")
                 return None
             case Action.DROP_SCHEMA:
                 self._databases.pop(job.schema_id, None)
@@ -155,11 +164,11 @@ class SchemaHistory:
         return self._put(Change(commit_ts, job.query, tables, truncated=tables), job)
 
     def _replacements(self, job: Job, commit_ts: int) -> Iterator[Table]:
-        """The tables of the job in their new form."""
-        infos = [info for info in (job.table, *job.tables) if info]
+        """The tables of the job in their new form, each once: RENAME TABLES repeats a table in each of its steps."""
+        infos = {table_head(info).id: info for info in (job.table, *job.tables) if info}.values()
         moved_to = job.new_schema_ids if job.action is Action.RENAME_TABLES else {}
         for info in infos:
-            schema_id = moved_to.get(int(info["id"]), job.schema_id)
+            schema_id = moved_to.get(table_head(info).id, job.schema_id)
             name = self._databases.get(schema_id)
             if name is None:
                 raise CorruptError(f"DDL job {job.id} at {commit_ts} is in database {schema_id}, which is not known")
@@ -198,7 +207,7 @@ class SchemaHistory:
         if plain is None or partitioned is None or partition_id not in partitioned.partition_ids:
             return ()  # the meta keys showed it already
         partition = partitioned.info["partition"]
-        parts = [{**it, "id": plain.id} if it["id"] == partition_id else it for it in partition["definitions"]]
+        parts = [{**part, "id": plain.id} if part["id"] == partition_id else part for part in partition["definitions"]]
         info = {**partitioned.info, "partition": {**partition, "definitions": parts}}
         return replace(partitioned, info=info), replace(plain, info={**plain.info, "id": partition_id})
 
@@ -213,7 +222,13 @@ def _is_users(table: Table) -> bool:
 
 def _document(key: bytes, value: bytes) -> Document:
     try:
-        doc: Document = json.loads(value)
-        return doc if doc["id"] else {}
-    except (KeyError, TypeError, ValueError) as err:
-        raise CorruptError(f"the meta key {key.hex()} holds no schema: {err!r}") from err
+        return read_document(value)
+    except TableInfoError as err:
+        raise CorruptError(f"the meta key {key.hex()} holds no schema: {err.message}") from err
+
+
+def _database_name(info: Document, where: str) -> str:
+    match info:
+        case {"db_name": {"O": str(name)}}:
+            return name
+    raise CorruptError(f"{where} holds no database with a name: {str(info)[:200]}")

@@ -7,11 +7,17 @@ MySQL allows dates no calendar has (month or day zero, and 0000-00-00), so a dat
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from storage.model.errors import InvalidError
 
 NANOS_PER_MICRO: Final = 1000
+NULL_DATES: Final = "null"
+SHOWN_DATES: Final = (NULL_DATES, "key-text", "text")
+"""How a changefeed shows dates that no calendar has: as null, where one in a key stops it; or columns of dates, those
+of keys or all of them, are text."""
+ZERO_DATES: Final = "tidemark_zero_dates"
+"""A member of a table's document that is ours: which of its columns of dates are text (`dates_as_text`)."""
 _MICROS_PER_SECOND = 1_000_000
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?)?")
 _DURATION = re.compile(r"(-?)(\d{1,3}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?")
@@ -86,6 +92,14 @@ class CoreTime:
         """`YYYY-MM-DD hh:mm:ss` with `fsp` digits of the second's fraction."""
         clock = f"{self.hour:02d}:{self.minute:02d}:{self.second:02d}"
         return f"{self.date_text()} {clock}{_fraction(self.microsecond, fsp)}"
+
+
+def dates_as_text(setting: Any, *, in_key: bool) -> bool:
+    """Whether a DATE, DATETIME or TIMESTAMP is text, so that 0000-00-00 and 2024-02-31 are values of it.
+
+    `setting` is one of `SHOWN_DATES`, or None for the first.
+    """
+    return setting == "text" or (setting == "key-text" and in_key)
 
 
 def duration_text(nanos: int, fsp: int) -> str:

@@ -140,7 +140,14 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     keys = arguments.keys
     if arguments.load:
         keys = (arguments.warm_up + arguments.batches) * arguments.batch_rows // busy
-    feed = BenchFeed(keys, tables=tables, busy=busy, txn_rows=arguments.txn_rows, dumped=arguments.load)
+    feed = BenchFeed(
+        keys,
+        tables=tables,
+        busy=busy,
+        txn_rows=arguments.txn_rows,
+        dumped=arguments.load,
+        inserts=arguments.inserts,
+    )
     with target_uri(arguments.target, directory) as uri, feed:
         run = Run(feed, arguments)
         feed.resolve(feed.loaded if arguments.rate else run.last)
@@ -180,6 +187,9 @@ def main() -> None:
     parser.add_argument(
         "--load", action="store_true", help="an initial load instead, of as many keys as there are rows"
     )
+    parser.add_argument(
+        "--inserts", choices=("ascending", "random"), default="", help="inserts of such keys instead of updates"
+    )
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="tables that have rows (default: all)")
     parser.add_argument("--txn-rows", type=int, default=100, help="rows of a transaction, all of one table")
@@ -190,7 +200,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:
         found = measured(arguments, Path(directory))
     shown = {
-        name: getattr(arguments, name) for name in ("target", "mode", "batch_rows", "keys", "load", "tables", "busy")
+        name: getattr(arguments, name)
+        for name in ("target", "mode", "batch_rows", "keys", "load", "inserts", "tables", "busy")
     }
     print(json.dumps({"name": "lake", **shown, "rate": arguments.rate, **found}))
 

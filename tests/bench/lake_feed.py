@@ -2,8 +2,8 @@
 
 Transaction t (from 1) has `txn_rows` rows of one table and commits at `base_ts + t` milliseconds; the busy tables take
 turns, the others never have rows. A table's first rows insert its keys, later ones update keys in an order that visits
-all of them; of a dumped table the first rows are updates, too, in as many cuts as readers like. A row is about 200
-bytes in 8 columns.
+all of them, or insert others, whose keys ascend or are random; of a dumped table the first rows are updates, too, in as
+many cuts as readers like. A row is about 200 bytes in 8 columns.
 """
 
 import base64
@@ -18,6 +18,8 @@ import pyarrow.flight as fl
 
 _CHUNK_ROWS = 16_384
 _STRIDE = 7_919
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Multiplied by it, modulo 2^64, no two numbers are the same, and neighbours lie far apart."""
 _TEXT = "x" * 80
 SCHEMA = pa.schema(
     [
@@ -30,9 +32,21 @@ _SCHEMA_TEXT = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
 
 
 class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
-    """`keys` rows of each busy table are inserted, then updated; `resolve` lets readers see more transactions."""
+    """`keys` rows of each busy table are inserted, then updated; `resolve` lets readers see more transactions.
 
-    def __init__(self, keys: int, *, tables: int = 1, busy: int = 1, txn_rows: int = 100, dumped: bool = False) -> None:
+    With `inserts` ("ascending" or "random") all rows are inserts of such keys.
+    """
+
+    def __init__(
+        self,
+        keys: int,
+        *,
+        tables: int = 1,
+        busy: int = 1,
+        txn_rows: int = 100,
+        dumped: bool = False,
+        inserts: str = "",
+    ) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self.base_ms = int(time.time() * 1000)
         self.committed: dict[int, float] = {}
@@ -43,6 +57,7 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
         """Transactions after which all keys are there; they are one cut. None of a dump's."""
         self._first_op = "update" if dumped else "insert"
         self._keys = keys
+        self._inserts = inserts
         self._busy = busy
         self._transactions = 0
         self._moved = threading.Condition()
@@ -116,10 +131,13 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
     def _rows(self, table: int, start: int, stop: int) -> Any:
         number = np.arange(start, stop, dtype=np.int64)
         transaction = number // self.txn_rows * self._busy + table + 1
-        ids = np.where(number < self._keys, number, number * _STRIDE % self._keys)
+        inserted = (number < self._keys) | bool(self._inserts)
+        ids = np.where(inserted, number, number * _STRIDE % max(self._keys, 1))
+        if self._inserts == "random":
+            ids = (number.astype(np.uint64) * _ODD).view(np.int64)
         text = pa.array([_TEXT] * len(number))
         columns = [
-            pa.array(np.where(number < self._keys, self._first_op, "update")),
+            pa.array(np.where(inserted, self._first_op, "update")),
             *(pa.array((self.base_ms + transaction) << 18), pa.array(((self.base_ms + transaction) << 18) - 1)),
             *(pa.array(number % self.txn_rows), pa.array(ids), pa.array(number), pa.array(number * 0.5)),
             *(

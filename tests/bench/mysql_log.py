@@ -23,7 +23,9 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.source import MySqlSource
 from server.puller.source import TableChange
 from server.puller.table import SourceTable, TableRecord
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.uri import SourceUri
+from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.span import Span
@@ -41,6 +43,8 @@ class Counting:
 
     def __init__(self, source: MySqlSource) -> None:
         self.executor = ThreadPoolExecutor(2)
+        self.open_transactions = OpenTransactions()
+        self.holds = Holds()
         self.rows = 0
         self.bytes = 0
         self.arrived: dict[bytes, float] = {}

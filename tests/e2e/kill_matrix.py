@@ -1,9 +1,11 @@
-"""Exactly-once under kill -9: `python -m tests.e2e.kill_matrix --target T --kills N --seed S`.
+"""Exactly-once under kill -9: `python -m tests.e2e.kill_matrix --target T --kills N --seed S [--age CUTS]`.
 
 A real cluster (`tidemark up`) and a bank whose tellers never rest; the lake job is killed N times, each time at a
 seeded step of a seeded cut or by the loss of a process beside it (a source worker of Spark, the capture). At last the
 tellers stop, the job runs to the store's newest commit_ts, and every row of the lake is compared with the store at
-exactly that cut. The last line is the result as JSON; the exit status says whether the lake is equal.
+exactly that cut. With `--age`, the lake first grows old: so many cuts in several lives that end by SIGTERM. The last
+line is the result as JSON, with the longest time without a new cut from the first kill on; the exit status says
+whether the lake is equal. A run that fails leaves its directory, with lake and logs, for whoever looks for the cause.
 """
 
 import argparse
@@ -20,6 +22,8 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,7 @@ from tests.e2e.kill_points import STEPS, STEPS_OF, WAYS
 from tests.e2e.kill_target import TARGETS, Lake, opened
 
 _ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
+_AGING_LIVES, _AGING_S = 4, 1200.0
 _LIFE_S, _END_S = 180.0, 800.0
 _CHANGEFEED = "bank"
 
@@ -50,6 +55,7 @@ class Matrix:
     dice: random.Random
     rate: float
     steps: tuple[str, ...] = STEPS
+    age: int = 0
     killed: Counter[str] = field(default_factory=Counter)
     lives: int = 0
 
@@ -61,6 +67,8 @@ class Matrix:
             await open_accounts(bank, client)
         async with asyncio.TaskGroup() as tasks:
             working = [tasks.create_task(self._teller(bank, number)) for number in range(_TELLERS)]
+            await self._grow_old()
+            began = datetime.now(UTC)
             while self.killed.total() < kills:
                 await self._life()
             for task in working:
@@ -75,7 +83,14 @@ class Matrix:
                 held = [tables.values(key, row) for key, row in (await client.scan(*_bounds(span), end_ts)).items()]
                 lost += sum((Counter(held) - Counter(found[name])).values())
                 duplicated += sum((Counter(found[name]) - Counter(held)).values())
+        applied = [datetime.fromisoformat(cut.applied_at) for cut in self.lake.cuts(_CHANGEFEED)]
+        since = [at for at in applied if at >= began]
         return {
+            "age": self.age,
+            "cuts": len(applied),
+            "longest_standstill_s": round(
+                max((two - one).total_seconds() for one, two in pairwise([began, *since])), 1
+            ),
             "kills": self.killed.total(),
             "killed": dict(sorted(self.killed.items())),
             "lives": self.lives,
@@ -84,6 +99,20 @@ class Matrix:
             "duplicated": duplicated,
             "equal": lost == duplicated == 0,
         }
+
+    async def _grow_old(self) -> None:
+        """Lives of a driver that end as they should, until the lake has as many cuts as it is to be old."""
+        async with asyncio.timeout(_AGING_S):
+            while len(self.lake.cuts(_CHANGEFEED)) < self.age:
+                process = await self._start("never", 0, 0, "driver")
+                await self._lines(process, -(-self.age // _AGING_LIVES))
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                await self._lines(process, None)
+                status = await process.wait()
+                if status not in (0, 75):
+                    raise RuntimeError(f"an aging job ended with status {status}; see {self.directory}/job.log")
+                await _bury(process)
 
     async def _life(self) -> None:
         """One driver, from its start to its death."""
@@ -208,19 +237,21 @@ def _bounds(span: Any) -> tuple[bytes, bytes]:
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """One run of the matrix, in a directory of its own."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tidemark-kills-") as parent:
-        directory = Path(parent)
-        (directory / "logs").mkdir()
-        with opened(arguments.target, directory) as lake:
-            async with Cluster.started(directory, any_ports=True) as cluster:
-                await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
-                steps = STEPS_OF.get(arguments.target, STEPS)
-                matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps)
-                try:
-                    result = await matrix.run(arguments.kills)
-                except BaseException:
-                    print((directory / "job.log").read_text(errors="replace")[-6000:], file=sys.stderr)
-                    raise
+    directory = Path(tempfile.mkdtemp(prefix="tidemark-kills-"))
+    (directory / "logs").mkdir()
+    with opened(arguments.target, directory) as lake:
+        async with Cluster.started(directory, any_ports=True) as cluster:
+            await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
+            steps = STEPS_OF.get(arguments.target, STEPS)
+            dice = random.Random(arguments.seed)
+            matrix = Matrix(lake, cluster, directory, dice, arguments.rate, steps, arguments.age)
+            try:
+                result = await matrix.run(arguments.kills)
+            except BaseException:
+                print((directory / "job.log").read_text(errors="replace")[-6000:], file=sys.stderr)
+                raise
+    if result["equal"]:
+        shutil.rmtree(directory)
     seconds = round(time.monotonic() - began, 1)
     return {"target": arguments.target, **result, "seed": arguments.seed, "seconds": seconds}
 
@@ -235,6 +266,7 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, required=True)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--age", type=int, default=0, help="cuts that the lake has before the first kill")
     parser.add_argument("--rate", type=float, default=10.0, help="transfers a second, all tellers together")
     result = asyncio.run(run(parser.parse_args()))
     print(json.dumps(result))

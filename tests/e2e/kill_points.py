@@ -47,7 +47,7 @@ class Death:
         for owner, name in ((IcebergTarget, "_written"), (Postgres, "stage"), (MySql, "stage")):
             wrap(owner, name, after=lambda: self._at("files"))
         wrap(changelog, "sync", before=lambda: self._at("files"))
-        wrap(DeltaTables, "write", before=lambda: self._soon("files"))
+        wrap(DeltaTables, "_write", before=lambda: self._soon("files"))
         wrap(DeltaTables, "commit", before=lambda: self._at("files"))
         wrap(DeltaTables, "rewrite", before=lambda: self._at("rewrite"), after=lambda: self._at("rewritten"))
         for target in TARGETS:

@@ -1,5 +1,6 @@
 """The targets of the kill matrix: where the lake is, and its rows, read as any reader would."""
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,16 +9,21 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.jdbc.database import Database
+from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
+from pyspark_tidemark.lake.jdbc.tables import create
+from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database
+from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.mariadb import running_mariadb
 from tests.postgres import running_postgres
 
-TARGETS = ("delta", "iceberg", "parquet", "jdbc", "mysql")
+TARGETS = ("delta", "iceberg", "parquet", "postgresql", "mysql")
 _ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -28,9 +34,21 @@ class Lake:
 
     uri: str
 
+    def cuts(self, changefeed: str) -> list[CutRecord]:
+        """All cuts that the lake's manifest has, also while its job runs."""
+        target = SinkUri.parse(self.uri)
+        if target.is_database:
+            found = database(target)
+            with contextlib.closing(found.connect()) as connection:
+                with connection.cursor() as cursor:
+                    create(cursor)
+                connection.commit()
+                return DatabaseManifest(found, connection, changefeed, None).cuts()
+        return cuts_in(LocalFiles(Path(target.path) / DIRECTORY))
+
     def rows(self, tables: dict[str, list[str]], scratch: Path) -> Rows:
         """Each table's rows at the newest cut, as tuples of the given columns; what is there twice comes twice."""
-        target = TargetUri.parse(self.uri)
+        target = SinkUri.parse(self.uri)
         if target.is_database:
             return {name: _selected(database(target), name, columns) for name, columns in tables.items()}
         spark = open_session(
@@ -52,7 +70,7 @@ class Lake:
 @contextmanager
 def opened(target: str, directory: Path) -> Iterator[Lake]:
     """A lake of that kind for the block, empty at first; databases are started for it."""
-    if target == "jdbc":
+    if target == "postgresql":
         with running_postgres() as server:
             yield Lake(server.create("lake"))
     elif target == "mysql":
@@ -68,7 +86,7 @@ def _selected(found: Database, name: str, columns: list[str]) -> list[tuple[Any,
     try:
         with connection.cursor() as cursor:
             wanted = ", ".join(found.quoted(column) for column in columns)
-            cursor.execute(f"SELECT {wanted} FROM {found.quoted(name)}")
+            cursor.execute(f"SELECT {wanted} FROM {found.quoted_table(name)}")
             return [tuple(row) for row in cursor.fetchall()]
     finally:
         connection.close()

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize(("target", "seed"), [("delta", 1), ("iceberg", 2), ("parquet", 3), ("jdbc", 4)])
+@pytest.mark.parametrize(("target", "seed"), [("delta", 1), ("iceberg", 2), ("parquet", 3), ("postgresql", 4)])
 def test_a_lake_equals_the_store_after_kills(target, seed):
     command = [sys.executable, "-m", "tests.e2e.kill_matrix", "--target", target, "--kills", "2", "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)

@@ -6,7 +6,7 @@ only then the source goes on. A crash anywhere before the source goes on repeats
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import structlog
 
@@ -15,9 +15,11 @@ from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange, shortened
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.puller.source import Source, TableChange
-from server.puller.table import SourceTable, TableRecord
+from server.puller.table import SourceTable, TableRecord, check_names
 from sink.ddl import Ddl
+from sink.holds import Holds
 from sink.versions import Version, Versions
+from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +38,26 @@ class Listener(Protocol):
         """There is no unknown change up to `ts`."""
         ...
 
+    async def wait_delivered(self, ts: int) -> None:
+        """Wait until everything up to `ts` is at the target."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Everything up to `ts` is delivered; then the changefeed fails with `error`."""
+
+    ts: int
+    error: TidemarkError
+
+    @property
+    def hint(self) -> str:
+        """What is said with the error until then."""
+        return (
+            f". Everything up to {self.ts} is being delivered first: the state stays warning until the lake job, or "
+            "another reader, has acknowledged that, and is failed then"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -53,12 +75,16 @@ class FeedCatalog:
     def __init__(self, terms: Terms, source: Source, history: History, start_ts: int, save: Save) -> None:
         """Raises InvalidError, TableIneligibleError: a table of the history cannot be read."""
         self.listener: Listener | None = None
+        self.holds = Holds()
+        """See `Catalog.holds`; of the run that is under way."""
+        self.refusal: Refusal | None = None
+        """Set while everything before a change that cannot be followed is being delivered."""
         self.history = history
         self._terms = terms
         self._source = source
         self._save = save
         self._tables: dict[tuple[str, int], SourceTable] = {}
-        known_ts = max(start_ts - 1, min(history.first_ts, start_ts))  # a reader may stand at a DDL, untaken
+        known_ts = history.known_from(start_ts)
         began = {name: self._read(table, ts) for name, (ts, table) in history.at(known_ts).items()}
         schema_ts = {name: ts for name, (ts, _) in history.at(known_ts).items()}
         self.versions = Versions(known_ts, began.values(), schema_ts)
@@ -88,17 +114,26 @@ class FeedCatalog:
         if not self.wants(record.schema_name, record.table_name):
             return None
         try:
-            return self._source.table(self._selecting(self._source.table(record)))
+            table = self._source.table(self._selecting(self._source.table(record, self._before(record))))
+            check_names(table)
         except TableIneligibleError as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the DDL, then resume with "
-                    "--overwrite-checkpoint-ts now and copy the table, or create a changefeed that leaves it out"
+                    "--overwrite-checkpoint-ts now and copy the tables by `tidemark cli changefeed dumpstart`, as all "
+                    "changes until then are skipped; or create a changefeed that leaves the table out"
                 ) from err
             if not self._terms.ignore_ineligible:
                 raise
             _log.warning("table left out", changefeed=self._terms.changefeed, table=record.name, error=err.message)
             return None
+        return table
+
+    def _before(self, record: TableRecord) -> TableRecord | None:
+        """The version of the same table that is in force."""
+        table_id = record.table_info.get("id")
+        records = (table.record for table in self.tables)
+        return next((each for each in records if each.table_info.get("id") == table_id), None)
 
     def _selecting(self, table: SourceTable) -> TableRecord:
         """With the columns that are taken; a table that no rule is about by its new name keeps those it had."""
@@ -108,7 +143,9 @@ class FeedCatalog:
         in_force = self.tables
         same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
         before = same or next((each for each in in_force if each.name == table.name), None)  # TiDB's TRUNCATE: a new id
-        return record if before is None or before.record.selected is None else record.selecting(before.record.selected)
+        if before is None or before.record.selected is None:
+            return record
+        return record.selecting(before.record.selected, before.record.renamed)
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
@@ -129,14 +166,37 @@ class FeedCatalog:
         if self.listener is not None:
             await self.listener.changed(ddl)
 
+    async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        """See `Catalog.refuse`."""
+        if self.listener is not None:
+            _log.warning(
+                "schema change refused, everything before it is delivered first",
+                changefeed=self._terms.changefeed,
+                delivered_ts=ts,
+                code=error.code,
+                error=error.message,
+            )
+            self.refusal = Refusal(ts, error)
+            try:
+                self.listener.resolved(ts)
+                await self.listener.wait_delivered(ts)
+            finally:
+                self.refusal = None
+        raise error
+
     def resolve(self, ts: int) -> None:
         """See `Catalog.resolve`."""
         if self.listener is not None:
             self.listener.resolved(ts)
 
-    def forget(self, ts: int) -> None:
-        """Nobody asks about a ts below this one any more."""
-        self.versions.forget(ts)
+    def forget(self, checkpoint_ts: int) -> None:
+        """Drop the versions that no reader at or above the checkpoint asks for.
+
+        A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the tables right below it with
+        those right above it. So the ts before the checkpoint stays known until the checkpoint is above the DDL.
+        """
+        self.holds.forget(checkpoint_ts)
+        self.versions.forget(self.history.needed_from(checkpoint_ts) - 1)
         kept_ts = self.versions.start_ts - 1
         known = {(version.name, version.from_ts) for each in self.versions.spans(kept_ts) for version in each}
         for key in self._tables.keys() - known:
@@ -165,8 +225,9 @@ class FeedCatalog:
         if foreign and brought:
             raise RenamedIntoFilterError(
                 f"{change.query!r} at {change.commit_ts} makes {', '.join(brought)}, which the filter takes, of a "
-                f"table that it did not take as {', '.join(foreign)}: its earlier rows are not at the target. Create a "
-                f"changefeed for it, or this one anew from {change.commit_ts}, with a full copy"
+                f"table that it did not take as {', '.join(foreign)}: its earlier rows are not at the target. Resume "
+                f"with --overwrite-checkpoint-ts {change.commit_ts}, which is after it, and copy them by `tidemark cli "
+                "changefeed dumpstart`; or create another changefeed, whose filter leaves it out"
             )
 
     def _in_force(self) -> set[str]:

@@ -1,7 +1,7 @@
 """Which columns of its tables a changefeed takes: TiCDC's column selectors. Pure.
 
     rule     = table '=' column ( ',' column )*          shop.orders=id,name        crm.*=*,!phone,!mail_?
-    column   = [ '!' ] name with * and ?
+    column   = [ '!' ] name with * and ? | name '->' name by which readers know it
 
 `table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of its columns the last
 that matches: `!` leaves it out, and what none matches is left out, too. The key is always in. Case does not matter.
@@ -21,6 +21,7 @@ from server.puller.table import SourceTable, TableRecord
 from sink.change_columns import META_FIELDS
 from sink.selected import whole_mounter
 from storage.model.errors import InvalidError
+from storage.tidb.time import NULL_DATES, SHOWN_DATES
 
 RULES_MAX: Final = 1024
 _RULE: Final = re.compile(r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL)
@@ -38,6 +39,8 @@ class _Pattern:
     text: str
     takes: bool
     matches: re.Pattern[str]
+    shown: str = ""
+    """The name by which readers know it, if it is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,12 @@ class _Rule:
     """The last one first."""
 
     def takes(self, column: str) -> bool:
-        return next((each.takes for each in self.columns if each.matches.fullmatch(column)), False)
+        pattern = self.pattern_of(column)
+        return pattern is not None and pattern.takes
+
+    def pattern_of(self, column: str) -> _Pattern | None:
+        """The one that decides of a column."""
+        return next((each for each in self.columns if each.matches.fullmatch(column)), None)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class ColumnRules:
     """The rules of one changefeed; none takes all columns of all tables."""
 
     texts: Sequence[str] = ()
+    zero_dates: str = NULL_DATES
+    """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     _rules: list[_Rule] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,16 +74,21 @@ class ColumnRules:
         Raises:
             ColumnRuleError, FilterRuleError: one cannot be read, or there are too many.
         """
+        if self.zero_dates not in SHOWN_DATES:
+            raise ColumnRuleError(f"zero dates {self.zero_dates!r}: they are one of {', '.join(SHOWN_DATES)}")
         if len(self.texts) > RULES_MAX:
             raise ColumnRuleError(f"there are at most {RULES_MAX} rules about columns, not {len(self.texts)}")
         object.__setattr__(self, "_rules", [_rule(text) for text in self.texts])
 
     def of(self, table: SourceTable) -> TableRecord:
-        """A table's record, with the columns that are taken of it; as it is where no rule is about it."""
-        rule = self._about(table)
+        """A table's record, with the columns that are taken of it, and how its dates are shown."""
+        rule, record = self._about(table), table.record.showing(self.zero_dates)
         if rule is None:
-            return table.record
-        return table.record.selecting([column for column in _columns(table) if rule.takes(column)])
+            return record
+        columns = [column for column in _columns(table) if rule.takes(column)]
+        deciding = {column: rule.pattern_of(column) for column in _columns(table)}
+        renamed = {column: each.shown for column, each in deciding.items() if each is not None and each.shown}
+        return record.selecting(columns, renamed)
 
     def check(self, tables: Sequence[SourceTable]) -> None:
         """See that every rule meets a table, and every name a column of each of its tables.
@@ -125,11 +140,16 @@ def _rule(text: str) -> _Rule:
     found = _RULE.fullmatch(text)
     names = [part.strip() for part in found[2].split(",")] if found else []
     if found is None or not all(name.removeprefix("!") for name in names) or found[1].strip().startswith("!"):
-        raise ColumnRuleError(f"the rule {text!r} about columns is not of the form SCHEMA.TABLE=COLUMN,!COLUMN,…")
+        raise ColumnRuleError(
+            f"the rule {text!r} about columns is not of the form SCHEMA.TABLE=COLUMN,!COLUMN,COLUMN->NAME,…"
+        )
     return _Rule(text, TableFilter((found[1],)), tuple(map(_pattern, reversed(names))))
 
 
 def _pattern(text: str) -> _Pattern:
-    name = text.removeprefix("!")
+    taken, arrow, shown = (part.strip() for part in text.partition("->"))
+    name = taken.removeprefix("!")
+    if arrow and (not shown or not name or taken.startswith("!") or _WILDCARD.search(name)):
+        raise ColumnRuleError(f"{text!r} in a rule about columns: COLUMN->NAME names one column, and gives it a name")
     pattern = translate(name.replace("[", "[[]"))
-    return _Pattern(name, not text.startswith("!"), re.compile(pattern, re.IGNORECASE))
+    return _Pattern(name, not taken.startswith("!"), re.compile(pattern, re.IGNORECASE), shown)

@@ -81,6 +81,26 @@ class History:
         """The newest ones, ascending."""
         return list(self._changes.values())[-most:]
 
+    def known_from(self, checkpoint_ts: int) -> int:
+        """The lowest ts whose tables a reader at `checkpoint_ts` may ask for, as far as the changes tell them.
+
+        It is the one before the checkpoint: the reader may have yet to take a DDL at the checkpoint. Below the first
+        change nothing is known if it began the changefeed (it has no query). If it is a DDL, there were no tables
+        before it, or the change that brought them would not have been collected.
+        """
+        first, needed_ts = next(iter(self._changes.values()), None), self.needed_from(checkpoint_ts)
+        if first is not None and first.query:
+            return needed_ts - 1
+        return max(needed_ts - 1, min(self.first_ts, needed_ts))
+
+    def needed_from(self, checkpoint_ts: int) -> int:
+        """Where the slowest reader may stand: at the checkpoint, or at the change that left no table.
+
+        Without tables the checkpoint goes on with the log, whether or not a reader has taken that change.
+        """
+        last_ts = max((ts for ts in self._changes if ts <= checkpoint_ts), default=checkpoint_ts)
+        return checkpoint_ts if self.at(checkpoint_ts) else last_ts
+
     def append(self, change: SchemaChange) -> None:
         """Take the next change."""
         assert change.commit_ts > self.last_ts, "changes come in the order of their commit_ts"
@@ -103,12 +123,13 @@ class History:
         return [change for change in self._changes.values() if change.commit_ts > ts]
 
     def garbage(self, checkpoint_ts: int) -> Garbage:
-        """What can be forgotten once everything up to `checkpoint_ts` is at the target.
+        """What can be forgotten once all rows up to `checkpoint_ts` are at the target.
 
-        Not a change at that very ts: the reader may stand there, and not have taken it yet.
+        Not a change at that very ts, nor the tables before it: the reader may have yet to take that change.
         """
-        needed = {(ts, name) for name, (ts, _) in self.at(checkpoint_ts - 1).items()}
-        passed = [change for change in self._changes.values() if change.commit_ts < checkpoint_ts]
+        needed_ts = self.needed_from(checkpoint_ts)
+        needed = {(ts, name) for name, (ts, _) in self.at(needed_ts - 1).items()}
+        passed = [change for change in self._changes.values() if change.commit_ts < needed_ts]
         tables = tuple(
             (change.commit_ts, table)
             for change in passed

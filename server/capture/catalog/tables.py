@@ -11,7 +11,7 @@ from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.errors import ParameterError, TableIneligibleError
 from server.puller.source import Source
-from server.puller.table import SourceTable, TableRecord
+from server.puller.table import SourceTable, TableRecord, check_names
 
 _NAMED = 20
 
@@ -30,10 +30,13 @@ async def chosen_tables(
     ts: int,
     given: Sequence[TableRecord] = (),
     *,
+    before: Sequence[TableRecord] = (),
     columns: ColumnRules,
     ignore_ineligible: bool,
 ) -> Chosen:
     """The tables in `source` as of `ts` that the filter takes, and those given, which take the place of found ones.
+
+    `before` are the changefeed's tables so far, whose identities go on.
 
     Raises:
         ParameterError: there is none, or one twice.
@@ -43,7 +46,7 @@ async def chosen_tables(
     names = {table.name for table in given}
     found = [
         table
-        for table in await source.snapshot(ts)
+        for table in await source.snapshot(ts, before)
         if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
     return eligible(source, (*given, *found), columns=columns, ignore_ineligible=ignore_ineligible)
@@ -57,7 +60,9 @@ def eligible(
     refused: dict[str, str] = {}
     for record in records:
         try:
-            tables.append(source.table(record))
+            table = source.table(record)
+            check_names(source.table(columns.of(table)))
+            tables.append(table)
         except TableIneligibleError as err:
             refused[record.name] = err.message
     if refused and not ignore_ineligible:

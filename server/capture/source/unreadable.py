@@ -15,6 +15,7 @@ class UnreadableSource:
     """Implements `server.puller.source.Source`; whatever is asked of it raises `error`."""
 
     keeps_history = True
+    warnings: Sequence[str] = ()
     per_table = True
 
     def __init__(self, error: TidemarkError) -> None:
@@ -24,14 +25,14 @@ class UnreadableSource:
         """Refused."""
         self._refuse()
 
-    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
+    async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """Refused."""
-        del ts
+        del ts, before
         self._refuse()
 
-    def table(self, record: TableRecord) -> SourceTable:
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """Refused."""
-        del record
+        del record, before
         self._refuse()
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:

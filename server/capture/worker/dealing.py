@@ -18,6 +18,7 @@ from sink.ddl import Ddl
 from storage.model.span import Span
 
 _BARRIER_EVERY_S = 0.05
+_DELIVERED_EVERY_S = 0.1
 
 
 @dataclass(slots=True)
@@ -71,6 +72,11 @@ class Dealing:
         """See `Listener.resolved`."""
         self._barrier_ts = max(ts, self._barrier_ts)
         self._moved.set()
+
+    async def wait_delivered(self, ts: int) -> None:
+        """See `Listener.wait_delivered`."""
+        while self._sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
+            await asyncio.sleep(_DELIVERED_EVERY_S)
 
     async def run(self) -> None:
         """Tell the shares how far the schema changes are known, until cancelled; raises WorkerLostError."""

@@ -11,6 +11,7 @@ from server.capture.processor import Assignment
 from server.capture.runner import worst
 from server.capture.sink import LocalSink
 from server.puller.tikv.puller import TablePuller
+from storage.defect import request_error
 from storage.model.errors import TidemarkError
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class Hosted:
         """Run the share until cancelled or failed."""
         try:
             await self.processor.run()
-        except* TidemarkError as group:
+        except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
             self.error = worst(group)
         finally:
             self.ended.set()
@@ -112,5 +113,5 @@ class Host:
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | TidemarkError:
     try:
         return await work
-    except TidemarkError as err:
-        return err
+    except Exception as err:  # noqa: BLE001 - it is the request's: nothing that a client sends ends the worker
+        return request_error(err, "worker API")

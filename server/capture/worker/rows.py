@@ -12,7 +12,7 @@ from server.capture.worker.errors import WorkerRowsOnlyError
 from server.capture.worker.host import Host
 from sink.before import schema_of
 from sink.errors import TableNotFoundError
-from sink.flight.feeds import FeedDescription, Slice, TableNotExistsError
+from sink.flight.feeds import FeedDescription, Report, Slice, TableNotExistsError
 
 
 class Rows:
@@ -75,6 +75,11 @@ class Rows:
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:
         """Refused."""
         del table, ts
+        raise _rows_only(changefeed)
+
+    def report(self, changefeed: str, report: Report) -> None:
+        """Refused."""
+        del report
         raise _rows_only(changefeed)
 
 

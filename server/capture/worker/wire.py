@@ -1,6 +1,5 @@
 """Values of the worker contract as messages and back; bounds and tables that are missing mean all. Pure."""
 
-import json
 from collections.abc import Iterable
 
 import numpy as np
@@ -18,6 +17,7 @@ from sink.cut import Bounds
 from sink.slices import Slice
 from storage.model.errors import CorruptError
 from storage.model.span import Span
+from storage.tidb.document import read_document
 from storage.tidb.key import table_span
 
 
@@ -28,7 +28,7 @@ def table_message(table: SourceTable) -> changefeed_pb2.Table:
 
 def table_record(message: changefeed_pb2.Table) -> TableRecord:
     """What `table_message` wrote."""
-    return TableRecord(message.schema_name, json.loads(message.table_info_json))
+    return TableRecord(message.schema_name, read_document(message.table_info_json))
 
 
 def assignment(request: pb.RunRequest, source: Source) -> Assignment:

@@ -8,7 +8,6 @@ import asyncio
 import secrets
 import struct
 import time
-from collections.abc import Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -18,9 +17,10 @@ from server.coordinator import metrics
 from server.coordinator.cluster.regions import KnownRegion, Regions, Reported
 from server.coordinator.errors import ClusterIdMismatchError, RefusedError
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
+from server.coordinator.leadership.durable_limit import DurableLimit
 from server.coordinator.leadership.ledger import Ledger
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Compare, Delete, Get, KeyValue, Meta, Op, Put
+from storage.meta.meta import Compare, Delete, Get, Meta, Op, Put
 from storage.model.errors import CorruptError
 
 _U64 = struct.Struct(">Q")
@@ -52,6 +52,11 @@ async def _create_cluster_id(meta: Meta, wanted: int) -> int:
     return fresh if created.succeeded else int(_U64.unpack(created.pairs[0][0].value)[0])
 
 
+def encode_cluster_id(cluster_id: int) -> bytes:
+    """The record of a cluster's id."""
+    return _U64.pack(cluster_id)
+
+
 class Cluster:
     """The cluster's state in memory, and its way to the metadata."""
 
@@ -64,7 +69,8 @@ class Cluster:
         self.bootstrapped = False
         self._ledger = ledger
         self._keys = keys
-        self._next_id, self._id_limit, self._id_revision = 1, 1, 0
+        self._next_id = 1
+        self._ids = DurableLimit(ledger, keys.path("alloc_id"))
         self._allocating = asyncio.Lock()
         self._unsaved: dict[int, metapb_pb2.Region | None] = {}
         self._wake = asyncio.Event()
@@ -85,8 +91,8 @@ class Cluster:
                 self.regions.report(metapb_pb2.Region.FromString(pair.value), metapb_pb2.Peer())
         except DecodeError as err:
             raise CorruptError(f"a stored store or region cannot be read: {err}; restore the metadata") from err
-        if stored := await ledger.get(self._keys.path("alloc_id")):
-            self._adopt_ids([stored])
+        await self._ids.load()
+        self._next_id = self._ids.value + 1
         self._count()
 
     async def run(self) -> None:
@@ -164,28 +170,19 @@ class Cluster:
             RefusedError: so many are not left.
         """
         async with self._allocating:
-            while self._next_id + count > self._id_limit:
+            while self._next_id + count - 1 > self._ids.value:
                 await self._reserve_ids(count)
             self._next_id += count
             return self._next_id - 1
 
     async def _reserve_ids(self, count: int) -> None:
-        key = self._keys.path("alloc_id")
         if self._next_id + count > _IDS_END:
             raise RefusedError(pdpb_pb2.UNKNOWN, f"{count} ids are asked for, {_IDS_END - self._next_id} are left")
-        limit = min(self._next_id + max(count, _ID_WINDOW), _IDS_END)
-        guard = Compare.unchanged(key, self._id_revision)
-        result = await self._ledger.txn([guard], [Put(key, _U64.pack(limit - 1))], [Get(key)])
-        if result.succeeded:
-            self._id_limit, self._id_revision = limit, result.revision
-        else:
-            self._adopt_ids(result.pairs[0])
+        await self._ids.raise_to(min(self._next_id + max(count, _ID_WINDOW), _IDS_END) - 1)
 
-    def _adopt_ids(self, found: Sequence[KeyValue]) -> None:
-        """Go on above what is saved: another's, or our own window that was given up for lost."""
-        for pair in found:
-            self._next_id = self._id_limit = max(self._next_id, int(_U64.unpack(pair.value)[0]) + 1)
-            self._id_revision = pair.mod_revision
+    async def put_back_ids(self) -> None:
+        """See `DurableLimit.put_back`."""
+        await self._ids.put_back()
 
     def _count(self) -> None:
         metrics.STORES.set(len(self.stores))

@@ -18,6 +18,8 @@ from storage.meta.errors import CompactedError
 from storage.meta.meta import Delete, Get, KeyValue, Op, Put, WatchEvent
 
 ROOT = "/global/config/"
+RESOURCE_GROUP = "resource_group/"
+"""Where TiDB's resource control keeps its settings, which TiDB 7.0 reads through these calls; nobody writes there."""
 
 
 class ConfigPathError(StatusError):
@@ -53,7 +55,7 @@ class GlobalConfigService:
 
     async def load(self, request: pdpb_pb2.LoadGlobalConfigRequest, _context: Any) -> pdpb_pb2.LoadGlobalConfigResponse:
         """The named items, each with its own error if it does not exist; without names all under the path."""
-        path = _path(request.config_path)
+        path = _readable(request.config_path)
         if request.names:
             items = [await self._named(path, name) for name in request.names]
             return pdpb_pb2.LoadGlobalConfigResponse(items=items)
@@ -67,7 +69,7 @@ class GlobalConfigService:
         self, request: pdpb_pb2.WatchGlobalConfigRequest, _context: Any
     ) -> AsyncIterator[pdpb_pb2.WatchGlobalConfigResponse]:
         """Changes from `revision` on (0: from now), a message a batch; a deleted item comes without its value."""
-        prefix = _path(request.config_path).encode()
+        prefix = _readable(request.config_path).encode()
         try:
             async for events in self._ledger.watch(prefix, request.revision):
                 yield pdpb_pb2.WatchGlobalConfigResponse(
@@ -92,6 +94,10 @@ def _path(asked: str) -> str:
     if not asked.startswith(ROOT):
         raise ConfigPathError(asked)
     return asked
+
+
+def _readable(asked: str) -> str:
+    return asked if asked.startswith(RESOURCE_GROUP) else _path(asked)
 
 
 def _key(path: str, name: str) -> bytes:

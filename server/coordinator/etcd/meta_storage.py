@@ -9,6 +9,7 @@ from typing import Any
 from etcdpb import kv_pb2, rpc_pb2
 from kvproto import meta_storagepb_pb2 as pb
 
+from server.coordinator.etcd.own_keys import check_request
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import EtcdError
 from storage.meta.remote import RemoteEtcd
@@ -74,7 +75,9 @@ class MetaStorageService:
                 yield pb.WatchResponse(header=self._header(found.header.revision), events=events)
 
     async def _apply(self, operation: rpc_pb2.RequestOp) -> tuple[rpc_pb2.ResponseOp, int]:
-        answer = await self._etcd.txn(rpc_pb2.TxnRequest(success=[operation]))
+        request = rpc_pb2.TxnRequest(success=[operation])
+        check_request(request)
+        answer = await self._etcd.txn(request)
         return answer.responses[0], answer.header.revision
 
     def _cancelled(self, found: rpc_pb2.WatchResponse, start_revision: int) -> pb.WatchResponse:

@@ -11,13 +11,16 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from etcdpb import election_pb2, lock_pb2, rpc_pb2
+from etcdpb import election_pb2, lock_pb2, rpc_pb2, rpc_pb2_grpc
+from google.protobuf.message import DecodeError
 
+from server.coordinator.etcd.own_keys import check_bytes, check_keys
 from server.coordinator.leadership.members import Members
 from storage.meta.errors import EtcdError, InvalidTokenError
 from storage.meta.remote import RemoteEtcd
 
 _PREFIXES = ("/etcdserverpb.", "/v3electionpb.", "/v3lockpb.")
+_LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 _MEMBER_LIST = "/etcdserverpb.Cluster/MemberList"
 _UNARY = {
     f"/{service.full_name}/{method.name}"
@@ -46,6 +49,9 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     def _answer(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def passed_on(request: bytes, context: Any) -> bytes:
             async with self._passing(context) as (channel, address, metadata):
+                check_bytes(method, request)
+                if method == _LEASE_REVOKE:
+                    await self._check_lease(request, channel, metadata)
                 call = channel.unary_unary(method, None, None)(
                     request, timeout=context.time_remaining(), metadata=metadata
                 )
@@ -54,6 +60,21 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             return self._with_our_urls(answer) if method == _MEMBER_LIST else answer
 
         return passed_on
+
+    async def _check_lease(self, request: bytes, channel: grpc.aio.Channel, metadata: list[tuple[str, str]]) -> None:
+        """Refuse to revoke a lease that our own keys hang on: the leader's, the members'.
+
+        Raises:
+            OwnKeysError: it is one.
+            grpc.aio.AioRpcError: etcd does not say.
+        """
+        try:
+            lease = rpc_pb2.LeaseRevokeRequest.FromString(request).ID
+        except DecodeError:
+            return
+        asked = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
+        answer = await rpc_pb2_grpc.LeaseStub(channel).LeaseTimeToLive(asked, metadata=tuple(metadata))
+        check_keys(answer.keys)
 
     def _stream(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
         async def passed_on(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:

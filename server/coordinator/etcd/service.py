@@ -11,6 +11,7 @@ from etcdpb import election_pb2, lock_pb2, rpc_pb2
 from server.coordinator.etcd import metrics
 from server.coordinator.etcd.election import ElectionService
 from server.coordinator.etcd.maintenance import MaintenanceService, Unsupported
+from server.coordinator.etcd.own_keys import check_request
 from server.coordinator.etcd.watch import WatchService
 from server.coordinator.leadership.members import Members
 from server.rpc.errors import StatusError
@@ -98,6 +99,7 @@ class EtcdService:
     def _call(self, function: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, _context: Any) -> Any:
             try:
+                check_request(request)
                 answer = await function(request)
             except TidemarkError as err:
                 raise status_of(err) from err

@@ -7,6 +7,7 @@ import grpc
 from etcdpb import rpc_pb2
 
 from server.coordinator.etcd.metrics import SLOW_WATCHES_TOTAL
+from storage.defect import request_error
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.store.watchers import Watchers
 
@@ -79,5 +80,7 @@ async def _read(requests: _Requests, inbox: _Inbox, woken: asyncio.Event) -> Non
             woken.set()
     except (grpc.RpcError, grpc.aio.UsageError):
         return  # the client broke the stream; gRPC cancels the answering half
+    except Exception as err:  # noqa: BLE001 - the stream ends; the coordinator, which owns this task, does not
+        request_error(err, "etcdserverpb.Watch")
     await inbox.put(None)
     woken.set()

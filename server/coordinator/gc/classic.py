@@ -11,7 +11,7 @@ from gcsafepoint.go_text import key_bytes
 from gcsafepoint.refusal import SafePointRequestError
 from gcsafepoint.service import Compat, Outcome, SafePointService, ServiceUpdate
 from server.coordinator.errors import RefusedError, RequestError
-from server.coordinator.gc.wire import checked_id, refusing_by_status
+from server.coordinator.gc.wire import check_names_no_service, checked_id, refusing_by_status
 from server.coordinator.header import Headers
 from server.rpc.errors import StatusError
 from server.rpc.front import Answer, BatchHandler
@@ -41,6 +41,7 @@ class GcClassicService:
         self, request: pdpb_pb2.UpdateGCSafePointRequest
     ) -> pdpb_pb2.UpdateGCSafePointResponse:
         """Move the GC safe point; answers what holds, which may be less than asked."""
+        check_names_no_service(request, "UpdateServiceGCSafePoint")
         held = await self._safe_points.update_gc_safe_point(request.safe_point)
         return pdpb_pb2.UpdateGCSafePointResponse(new_safe_point=held)
 

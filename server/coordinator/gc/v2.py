@@ -10,7 +10,7 @@ from gcsafepoint.barrier import ServiceSafePoint
 from gcsafepoint.go_text import key_bytes
 from gcsafepoint.service import SafePointService, ServiceUpdate
 from gcsafepoint.states import NULL_KEYSPACE
-from server.coordinator.gc.wire import checked_id, refusing_by_status
+from server.coordinator.gc.wire import check_names_no_service, checked_id, refusing_by_status
 from server.coordinator.header import Headers
 from server.rpc.errors import StatusError
 
@@ -44,6 +44,7 @@ class GcV2Service:
         self, request: pdpb_pb2.UpdateGCSafePointV2Request
     ) -> pdpb_pb2.UpdateGCSafePointV2Response:
         """Move it; answers what holds."""
+        check_names_no_service(request, "UpdateServiceSafePointV2")
         held = await self._safe_points.update_gc_safe_point(request.safe_point, request.keyspace_id)
         return pdpb_pb2.UpdateGCSafePointV2Response(new_safe_point=held)
 

@@ -6,6 +6,7 @@ The old calls refuse with gRPC status Unknown, the newer ones with `header.error
 from functools import wraps
 from typing import Any
 
+from google.protobuf.unknown_fields import UnknownFieldSet
 from kvproto import pdpb_pb2
 
 from gcsafepoint import refusal
@@ -19,6 +20,8 @@ from gcsafepoint.stored import SafePointConflictError
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Handler
 
+_SERVICE_FIELDS = 2
+"""A service id and a TTL: the fields that follow those of a request about GC's own safe point."""
 MAX_ID_BYTES = 1024
 """Of a service or barrier; PD takes any, and then cannot list them all in one message."""
 
@@ -36,6 +39,27 @@ def checked_id(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError as err:
         raise refusal.bad_argument("barrierID", "not UTF-8") from err
+
+
+def check_names_no_service(request: Any, service_call: str) -> None:
+    """Refuse a request about GC's own safe point that carries a service's id or TTL.
+
+    The first design of service safe points put `service_id` and `TTL` into UpdateGCSafePoint itself. PD never read them
+    there and moves GC's own safe point, past everything that other services hold back with later calls.
+
+    Raises:
+        SafePointRequestError: it does; `service_call` is the call it should have been.
+    """
+    known = request.DESCRIPTOR.fields
+    beyond = max(field.number for field in known) + _SERVICE_FIELDS
+    unknown = UnknownFieldSet(request)
+    fields = [unknown[index] for index in range(len(unknown))]
+    if any(field.data and field.field_number <= beyond for field in fields):
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        raise SafePointRequestError(
+            f"[TM:ErrGcSafePointOfService] {name} moves GC's own safe point and takes no service id or TTL; "
+            f"call {service_call} to hold back GC for a service"
+        )
 
 
 def barrier_info(barrier: ServiceSafePoint, safe_points: SafePointService) -> pdpb_pb2.GCBarrierInfo:

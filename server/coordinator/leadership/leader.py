@@ -29,6 +29,8 @@ class Leadership:
     ) -> None:
         self.fence = tuple(fence)
         self.ended = asyncio.Event()
+        self.reason = ""
+        """Why it was given up, if there is more to say than that the lease is over."""
         self.since = clock()
         """Monotonic seconds; what was seen before says nothing about it."""
         self._deadline = deadline
@@ -47,8 +49,10 @@ class Leadership:
         if not self.held:
             raise self.refusal()
 
-    def end(self) -> None:
-        """Give it up: `throughout` blocks are interrupted."""
+    def end(self, reason: str = "") -> None:
+        """Give it up: `throughout` blocks are interrupted. The first reason counts."""
+        if not self.ended.is_set():
+            self.reason = reason
         self.ended.set()
         for limit in self._limits:
             limit.reschedule(0)

@@ -1,10 +1,17 @@
-"""The coordinator's writes: every transaction carries the leader's fence, so a deposed leader can write nothing."""
+"""The coordinator's writes: every transaction carries the leader's fence, so a deposed leader can write nothing.
 
+The ledger also knows its own writes by their revisions, so that a write of somebody else is told from them.
+"""
+
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 
+from gcsafepoint.stored import Revisions
 from server.coordinator.leadership.leader import Leadership
-from storage.meta.meta import Compare, KeyValue, Meta, Op, TxnResult, WatchEvent
+from storage.meta.meta import Compare, Get, KeyValue, Meta, Op, TxnResult, WatchEvent
 
 MAX_OPS = 100
 
@@ -15,6 +22,10 @@ class Ledger:
     def __init__(self, meta: Meta, leadership: Leadership) -> None:
         self._meta = meta
         self.leadership = leadership
+        self._own = Revisions()
+        self._under_way: set[asyncio.Future[None]] = set()
+        self._uncertain: set[bytes] = set()
+        """Keys of writes that may or may not have happened, until they are written again."""
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
         """As `Meta.txn`, under the fence.
@@ -23,9 +34,12 @@ class Ledger:
             NotLeaderError: the leader's key is no longer ours; nothing was written.
         """
         fence = self.leadership.fence
-        result = await self._meta.txn([*fence, *compares], success, failure)
+        with self._noting(_written([*success, *failure])) as outcome:
+            result = await self._meta.txn([*fence, *compares], success, failure)
+            outcome.certain = True
+            outcome.revision = result.revision if _written(success if result.succeeded else failure) else 0
         if not result.succeeded and fence and not (await self._meta.txn(fence, ())).succeeded:
-            self.leadership.end()
+            self.leadership.end("the leader's key is no longer ours")
             self.leadership.check()
         return result
 
@@ -33,6 +47,41 @@ class Ledger:
         """Write without other conditions; more than `MAX_OPS` go in several transactions, in order."""
         for part in _parts(ops):
             await self.txn((), part)
+
+    async def foreign_write(self, prefix: bytes, start_revision: int) -> WatchEvent:
+        """Wait until somebody else writes a key under `prefix`, from `start_revision` on; returns the first such write.
+
+        Raises:
+            CompactedError: what was written is no longer known.
+        """
+        async for events in self._meta.watch(prefix, start_revision):
+            for event in events:
+                if not await self._is_own(event.pair):
+                    return event
+        raise AssertionError("a watch does not end")
+
+    async def _is_own(self, pair: KeyValue) -> bool:
+        if self._under_way and pair.mod_revision not in self._own:
+            await asyncio.wait(set(self._under_way))  # the answer that names this revision may still be on its way
+        return pair.mod_revision in self._own or pair.key in self._uncertain
+
+    @contextmanager
+    def _noting(self, keys: Sequence[bytes]) -> Iterator["_Outcome"]:
+        """Note what the block writes: the keys of a transaction without an answer stay uncertain."""
+        outcome = _Outcome()
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if keys:
+            self._under_way.add(under_way)
+        try:
+            yield outcome
+        finally:
+            if not outcome.certain:
+                self._uncertain.update(keys)
+            elif outcome.revision:
+                self._own.add(outcome.revision)
+                self._uncertain.difference_update(keys)
+            self._under_way.discard(under_way)
+            under_way.set_result(None)
 
     async def get(self, key: bytes) -> KeyValue | None:
         """See `Meta.get`."""
@@ -45,6 +94,18 @@ class Ledger:
     def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
         """See `Meta.watch`."""
         return self._meta.watch(prefix, start_revision)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of a transaction: whether its answer came, and the revision at which it wrote (0: nothing)."""
+
+    certain: bool = False
+    revision: int = 0
+
+
+def _written(ops: Sequence[Op]) -> list[bytes]:
+    return [op.key for op in ops if not isinstance(op, Get)]
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

@@ -59,7 +59,7 @@ class Members:
         """A picture, true at some time since `asked_at`; it ends a leadership of ours that it does not show."""
         ours = self.leadership
         if ours is not None and asked_at >= ours.since and (leader is None or leader.member_id != self.me.member_id):
-            ours.end()
+            ours.end("the leader's key is gone, or another coordinator's")
         self._leader = leader
         self.listed = tuple(listed) or (self.me,)
         self._old_at = asked_at + OLD_AFTER_S

@@ -33,6 +33,7 @@ class HeldRows:
 
     def __init__(self, span: Span, start_ts: int, rows: Rows) -> None:
         self.executor = rows.executor
+        self.open_transactions = rows.open_transactions
         self.resolved_ts = start_ts
         """What was passed on."""
         self._span = span

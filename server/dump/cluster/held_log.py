@@ -6,12 +6,15 @@ own commit_ts, which may be above a chunk's; so it waits for the chunk, and the 
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import NoReturn
 
 import pyarrow as pa
 
 from server.dump.cluster.held import HeldRows, HeldTables
 from server.puller.source import Catalog, Rows, TableChange
 from server.puller.table import SourceTable, TableRecord
+from sink.holds import Holds
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 
@@ -20,6 +23,7 @@ class HeldLogRows:
 
     def __init__(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows) -> None:
         self.executor = rows.executor
+        self.open_transactions = rows.open_transactions
         self.held = HeldTables()
         self._rows = rows
         self._by_span: dict[Span, HeldRows] = {}
@@ -60,6 +64,11 @@ class HeldLogCatalog:
         self._catalog = catalog
         self._rows = rows
 
+    @property
+    def holds(self) -> Holds:
+        """See `Catalog.holds`."""
+        return self._catalog.holds
+
     def wants(self, schema_name: str, table_name: str) -> bool:
         """See `Catalog.wants`."""
         return self._catalog.wants(schema_name, table_name)
@@ -75,6 +84,10 @@ class HeldLogCatalog:
                 await stack.enter_async_context(held.rounds)
             await self._catalog.change(change)
             self._rows.change(change)
+
+    async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        """See `Catalog.refuse`."""
+        await self._catalog.refuse(ts, error)
 
     def resolve(self, ts: int) -> None:
         """See `Catalog.resolve`."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.dump.mysql.check_value import Canonical, canonical, crc32s
-from server.dump.mysql.chunk import UNSIGNED, ChunkQuery, quoted, selected
+from server.dump.mysql.chunk import UNSIGNED, ChunkQuery, selected, stored
 from server.dump.progress import Cell, Cursor, Range
 from storage.model.errors import CorruptError
 from storage.mysql.arrow import arrow_columns
@@ -86,7 +86,7 @@ class Check:
         self._query = query
         self._table = query.table
         self._taken = [each for each in enumerate(query.table.columns) if each[1].name not in query.left_out]
-        found = [(place, canonical(column, quoted(column.name))) for place, column in self._taken]
+        found = [(place, canonical(column, stored(column))) for place, column in self._taken]
         self._columns: list[tuple[int, Canonical]] = [(place, each) for place, each in found if each is not None]
         texts = ", ".join(["','", *(each.sql for _, each in self._columns)]) if self._columns else "',', ''"
         self._digest = f"CRC32(CONCAT_WS({texts})) * {FACTOR}"

@@ -67,6 +67,8 @@ def crc32s(texts: pa.Array) -> np.ndarray:
 
 def _of_type(column: Column, name: str) -> tuple[str, Text] | None:
     kind = column.type
+    if column.as_text:
+        return _bytes(f"CAST({name} AS CHAR)", is_long=False)
     if kind in INTEGERS or kind is Type.YEAR:
         return f"{name} + 0", _numbers  # without ZEROFILL
     if kind in _OTHERS:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from server.dump.progress import Cell, Cursor, Range
 from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
 from storage.mysql.buffer import Bytes
+from storage.mysql.charset import BINARY
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import INTEGERS, Type
 
@@ -36,6 +37,8 @@ _BOUND_AS: Final = {
 _ROWS_FIRST, _ROWS_MAX = 64, 65_536  # rows of 16 MiB exist, and how large they are is known when they are read
 _TARGET_S = 0.25
 TARGET_BYTES = 512 << 10
+_SHOWN_AS_TEXT: Final = frozenset({4, 16})
+"""The sizes of MariaDB's INET4, and of UUID and INET6, which a log tells as BINARY and a SELECT gives as text."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class ChunkQuery:
     where: str = ""
     left_out: frozenset[str] = frozenset()
     """Columns that the changefeed does not take: they are read as NULL, so rows keep their shape."""
+    by_bytes: frozenset[str] = frozenset()
+    """Key columns whose values the server does not compare as its index orders them: slow, as no index has bytes."""
 
     def sql(self, *, after: bool, until: bool) -> str:
         """The query, for a cursor to begin behind, for a last key, or for neither; the limit is its last parameter."""
@@ -89,7 +94,7 @@ class ChunkQuery:
         """A key column, and what a value of it is compared as."""
         column = self.table.columns[place]
         if not column.is_text:
-            return quoted(column.name), "?"
+            return stored(column) if column.name in self.by_bytes else quoted(column.name), "?"
         return quoted(column.name), f"CONVERT(? USING {column.charset}) COLLATE {self.collations[column.name]}"
 
 
@@ -152,8 +157,15 @@ def _repeated(cursor: Cursor) -> list[Cell]:
 
 
 def selected(column: Column) -> str:
-    """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers."""
-    return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else quoted(column.name)
+    """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers, what a log tells as bytes as bytes."""
+    return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else stored(column)
+
+
+def stored(column: Column) -> str:
+    """A column's stored bytes, where its name may give text: UUID, INET6 and INET4 look like BINARY in a log."""
+    name = quoted(column.name)
+    may_be_text = column.type is Type.STRING and column.charset == BINARY and column.meta in _SHOWN_AS_TEXT
+    return f"CAST({name} AS BINARY({column.meta}))" if may_be_text else name
 
 
 def _cell(column: Column, content: bytes) -> Cell:

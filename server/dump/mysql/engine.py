@@ -61,7 +61,8 @@ class DumpEngine:
         self._marks = Marks(listener, self._commit, self._wait)
         self._looked_at = 0.0
         self._paid = Paid()
-        self.copying = DumpCopying(changefeed, listener, self._keeper)
+        rereads = options.on_unclear_ddl == "reread"
+        self.copying = DumpCopying(changefeed, listener, self._keeper, records, rereads=rereads)
         self._news = asyncio.Event()
         self._threads = ServerThreads(changefeed, options)
 
@@ -79,6 +80,7 @@ class DumpEngine:
                 tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
         finally:
             self._listener.on_news = lambda: None
+            metrics.READING_AGAIN.labels(self._changefeed).set(0)
             self._threads.close()
 
     async def _rounds(self) -> None:
@@ -108,8 +110,11 @@ class DumpEngine:
         if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, _IDLE_S))  # then the job may be another one
             return True
+        again = self._listener.again
         with self._listener.looking():
-            picks = picked(job.foremost(self._listener.all_dumps()), self._marks.guard.parallel(job.parallel))
+            dumps = self._listener.all_dumps()
+            first = job.foremost(each for each in dumps if each.durable.table_id in again)
+            picks = picked(first or job.foremost(dumps), self._marks.guard.parallel(job.parallel))
         if not picks:
             return False
         if not await self._marks.looked():
@@ -146,8 +151,9 @@ class DumpEngine:
         self.copying.taken_up(job)
         with self._listener.looking():
             dumps = {each.durable.table_id for each in self._listener.all_dumps()}
+        again = self._listener.again
         for table_id, table in self._listener.tables().items():
-            if job is not None and table_id not in dumps and job.takes(table.name):
+            if job is not None and table_id not in dumps and (table_id in again or job.takes(table.name)):
                 self._listener.add(table_id, fresh(table.name, table_id, job.id))
         return job
 
@@ -176,7 +182,7 @@ class DumpEngine:
             self._fail(table_id, TableState.DROPPED, "")
             return True
         table, version = known
-        where = job.where.get(self._listener.name(table_id), "")
+        where = self._where(job, table_id)
         server = await self._threads.connected()  # if that is refused, it is no fault of the table
         try:
             query, ranges, rows = await self._threads.call(server.plan, table, where, job.parallel)
@@ -192,6 +198,10 @@ class DumpEngine:
             if dump is not None and dump.durable.state is TableState.WAITING:
                 dump.planned(ranges, rows)
         return True
+
+    def _where(self, job: Job, table_id: int) -> str:
+        """The condition under which rows are read: a table that is read again has lost those that do not meet it."""
+        return "" if table_id in self._listener.again else job.where.get(self._listener.name(table_id), "")
 
     def _begun(self, job: Job, table: SourceTable, version: int, query: ChunkQuery) -> Pace:
         """A table is read in this version from here on."""
@@ -237,9 +247,7 @@ class DumpEngine:
         try:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:
-                query = await self._threads.call(
-                    server.query, table, job.where.get(self._listener.name(pick.table_id), "")
-                )
+                query = await self._threads.call(server.query, table, self._where(job, pick.table_id))
                 pace = self._begun(job, table, version, query)
             pace.begin(pick.epoch)
             taken = await self._threads.call(self._read_by_one, job, server, pick, pace)
@@ -270,6 +278,8 @@ class DumpEngine:
             if dump is not None and not dump.durable.state.is_over:
                 dump.moved_to(state, error)
                 _log.error("table not dumped", changefeed=self._changefeed, table=dump.durable.name, error=error)
+        if state is TableState.FAILED:
+            self._listener.cannot_read_again(table_id, error)
 
     def _note(self, error: str) -> None:
         """What everything waits for, as tables that are not done tell it."""

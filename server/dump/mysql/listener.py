@@ -12,6 +12,7 @@ import pyarrow as pa
 import structlog
 
 from server.dump import metrics
+from server.dump.errors import RereadFailedError
 from server.dump.job import Job
 from server.dump.mysql.check import DumpChunkDiffersError, Repairs
 from server.dump.mysql.lag import Lags
@@ -21,6 +22,7 @@ from server.dump.table_dump import TableDump
 from server.puller.mysql.tables import same_keys
 from server.puller.source import TableChange
 from server.puller.table import SourceTable
+from sink.holds import Holds
 from storage.model.span import Span
 
 _log = structlog.get_logger(__name__)
@@ -29,8 +31,12 @@ _log = structlog.get_logger(__name__)
 class DumpListener:
     """Of one changefeed; `tables` are those in force where its log begins to be read."""
 
-    def __init__(self, changefeed: str, tables: Sequence[SourceTable]) -> None:
+    def __init__(self, changefeed: str, tables: Sequence[SourceTable], holds: Holds | None = None) -> None:
+        """While tables are read again, `holds` is told when they are complete."""
         self._changefeed = changefeed
+        self._holds = holds or Holds()
+        self._rereading: dict[int, str] = {}
+        """Tables that are read again by themselves, with the names they had then."""
         self._lock = threading.Lock()
         self._windows = Windows()
         self._lags = Lags()
@@ -64,6 +70,7 @@ class DumpListener:
                     found.append((self._tables[each.chunk.table_id].span, each.rows))
                     metrics.VERIFIED.inc(each.chunk.read.checked)
                     metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
+            self._end_again(commit_ts)
         self.on_news()
         return [(span, rows) for span, rows in found if rows.num_rows]
 
@@ -76,6 +83,7 @@ class DumpListener:
         """See `LogListener.changed_schema`."""
         with self._lock:
             brought = {table.span.table_id: table for table in change.tables}
+            before_change = dict(self._tables)
             for table_id, table in brought.items():
                 self._windows.table_changed(table_id)
                 before = self._tables.get(table_id)
@@ -94,6 +102,7 @@ class DumpListener:
                 if table.name in change.truncated:
                     self._windows.table_changed(table_id)
                     self._restart(table_id)
+            self._change_again(change, before_change)
         self.on_news()
 
     def begin_anew(self, names: Collection[str], job: Job) -> bool:
@@ -109,13 +118,78 @@ class DumpListener:
                     dump.restart(table_id)
             return True
 
+    def read_again(self, ts: int, tables: Mapping[int, str], reasons: Mapping[str, str]) -> None:
+        """Read tables again behind the DDL at `ts`, whatever was read of them; cuts wait until they are complete.
+
+        They are given by id, with their names behind the DDL, and reasons by name. One whose dump has not begun is
+        begun by the engine.
+        """
+        with self._lock:
+            for table_id, name in tables.items():
+                self._rereading[table_id] = name
+                self._holds.begin(ts, table_id, reasons.get(name, ""))
+                self._set_back(table_id)
+            metrics.READING_AGAIN.labels(self._changefeed).set(len(self._rereading))
+        self.on_news()
+
+    def _set_back(self, table_id: int) -> None:
+        dump = self._dumps.get(table_id)
+        self._repairs.pop(table_id, None)
+        self._windows.table_changed(table_id)
+        if dump is not None:
+            dump.restart(table_id)
+
+    def _change_again(self, change: TableChange, before: Mapping[int, SourceTable]) -> None:
+        """A DDL touches tables that are read again: what was read of them is of another schema, or they are gone."""
+        touched = {*change.dropped, *change.truncated, *(table.name for table in change.tables)}
+        for table_id in list(self._rereading):
+            now, earlier = self._tables.get(table_id), before.get(table_id)
+            if now is None and earlier is not None:
+                del self._rereading[table_id]
+                self._holds.leave(table_id)
+            elif now is not None and (now.name in touched or (earlier is not None and earlier.name in touched)):
+                self._holds.begin(change.commit_ts, table_id)
+                self._set_back(table_id)
+        self._end_again(change.commit_ts)
+
+    def _end_again(self, ts: int) -> None:
+        """Offer cuts again where all tables that are read again are complete at `ts`."""
+        if not self._holds.open_since:
+            return
+        dumps = [self._dumps.get(table_id) for table_id in self._rereading]
+        if all(dump is not None and dump.closed_ts is not None for dump in dumps):
+            self._holds.end(ts)
+            self._rereading.clear()
+            metrics.READING_AGAIN.labels(self._changefeed).set(0)
+            _log.info("tables are read again and complete", changefeed=self._changefeed, commit_ts=ts)
+
     # By the engine
+
+    @property
+    def again(self) -> frozenset[int]:
+        """Tables that are read again, for which cuts wait: before all others, and with all their rows."""
+        with self._lock:
+            return frozenset(self._rereading)
 
     @property
     def rounds(self) -> int:
         """How many are under way."""
         with self._lock:
             return len(self._windows)
+
+    def cannot_read_again(self, table_id: int, error: str) -> None:
+        """A table cannot be read: if cuts wait for it, the changefeed says so."""
+        with self._lock:
+            self._tell_failed(table_id, error)
+
+    def _tell_failed(self, table_id: int, error: str) -> None:
+        name = self._rereading.get(table_id)
+        if name is not None:
+            since_ts = self._holds.open_since
+            self._holds.error = RereadFailedError(
+                f"{name} cannot be read again, and cuts wait for it since the DDL at {since_ts}: {error}. "
+                f"Mend that, then `tidemark cli changefeed dumpresume -c {self._changefeed}`"
+            )
 
     def expect(self, unique_identifier: str) -> None:
         """A watermark is about to be written."""
@@ -207,6 +281,7 @@ class DumpListener:
 
     def retry(self) -> None:
         """Tables that have failed are tried again: their chunks may differ once more."""
+        self._holds.error = None
         with self._lock:
             self._repairs.clear()
 
@@ -227,6 +302,7 @@ class DumpListener:
             dump.repaired()
         else:
             dump.moved_to(TableState.FAILED, str(error))
+            self._tell_failed(table_id, str(error))
         _log.error("chunk differs", changefeed=self._changefeed, read_again=helps, error=error.message)
 
     def _restart(self, table_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Anchors of a changefeed in the metadata: where in the log to begin for a checkpoint, and with which commit_ts.
+"""What the metadata keeps of a changefeed's log: where to begin for a checkpoint, and which times were believed.
 
 Invariants:
 1. Whoever begins for a checkpoint takes the largest anchor at or below it, and drops all above: they are written again.
@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from server.capture import keys
+from server.puller.mysql.clock import Clock
 from server.puller.mysql.position import Anchor
-from storage.meta.meta import Delete, Meta
+from storage.meta.meta import Compare, Delete, Meta, Put
+from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms
 
 EVERY_S: Final = 10.0
@@ -51,6 +53,37 @@ class Anchors:
 
     def _key(self, ts: int) -> bytes:
         return self._prefix + b"%020d" % ts
+
+
+class ClockRecord:
+    """The changefeed's clock in the metadata; of two captures that read one log, only one can write it."""
+
+    def __init__(self, meta: Meta, changefeed: str) -> None:
+        self._meta = meta
+        self._key = keys.source(changefeed) + b"clock"
+        self._revision = 0
+
+    async def load(self) -> Clock | None:
+        """What was decided; None: nothing yet.
+
+        Raises:
+            CorruptError, MetaUnavailableError: it cannot be read.
+        """
+        pair = await self._meta.get(self._key)
+        self._revision = pair.mod_revision if pair else 0
+        return Clock.from_json(pair.value) if pair else None
+
+    async def save(self, clock: Clock) -> None:
+        """Keep it. Durable.
+
+        Raises:
+            UnavailableError: somebody else has written it since it was loaded.
+        """
+        unchanged = Compare.unchanged(self._key, self._revision)
+        result = await self._meta.txn([unchanged], [Put(self._key, clock.to_json())])
+        if not result.succeeded:
+            raise UnavailableError("another capture has judged times of the log, which is read again by them")
+        self._revision = result.revision
 
 
 def prefix(changefeed: str) -> bytes:

@@ -1,34 +1,44 @@
 """Reads the server's catalogue: the definitions of its tables, and what they are at a place in the log."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from server.puller.mysql.cascade import cascade_fault
+from server.puller.mysql.column_types import Collations
 from server.puller.mysql.connection import Session
 from server.puller.mysql.definition import Definition, column_of
+from server.puller.mysql.errors import MySqlPrivilegeError, MySqlStatementError
 from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.statement import TableName
-from storage.mysql.schema import Column
+from server.puller.mysql.tracker import TRANSACTIONAL, row_key
+from storage.mysql.schema import Column, Index
 
 SYSTEM_SCHEMAS: Final = ("mysql", "information_schema", "performance_schema", "sys", WATERMARK_SCHEMA)
-_TRANSACTIONAL: Final = frozenset({"INNODB", "ROCKSDB", "TOKUDB"})
 _TABLES = """
-SELECT table_schema, table_name, COALESCE(engine, ''), table_type FROM information_schema.tables
+SELECT table_schema, table_name, COALESCE(engine, ''), table_type, table_collation FROM information_schema.tables
 WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND """
 _COLUMNS = """
 SELECT table_schema, table_name, column_name, data_type, column_type, is_nullable, character_octet_length,
-numeric_precision, numeric_scale, datetime_precision, collation_name FROM information_schema.columns WHERE """
+numeric_precision, numeric_scale, datetime_precision, collation_name, extra, generation_expression
+FROM information_schema.columns WHERE """
 _COLUMNS_END = " ORDER BY table_schema, table_name, ordinal_position"
 _KEYS = """
-SELECT table_schema, table_name, index_name, column_name, nullable FROM information_schema.statistics
-WHERE non_unique = 0 AND """
+SELECT table_schema, table_name, index_name, non_unique, column_name FROM information_schema.statistics WHERE """
 _KEYS_END = " ORDER BY table_schema, table_name, index_name, seq_in_index"
 _CASCADES = """
 SELECT constraint_schema, table_name,
 CONCAT(constraint_name, ' (ON DELETE ', delete_rule, ' ON UPDATE ', update_rule, ')')
 FROM information_schema.referential_constraints
 WHERE (delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR update_rule NOT IN ('RESTRICT', 'NO ACTION')) AND """
+_DEFAULTS = "SELECT character_set_name, default_collate_name FROM information_schema.character_sets"
+_SCHEMA_COLLATION = "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
+_TRIGGERS = """
+SELECT COUNT(*) FROM information_schema.triggers WHERE event_object_schema = %s AND event_object_table = %s"""
+_MARIADB_ROUTINES = "SELECT type, CONVERT(body USING utf8mb4) FROM mysql.proc"
+_ROUTINES = "SELECT routine_type, routine_definition FROM information_schema.routines WHERE routine_schema <> 'sys'"
+_TRIGGER_BODIES = "SELECT 'TRIGGER', action_statement FROM information_schema.triggers"
 _COLLATIONS = "SELECT collation_name, id FROM information_schema.collations WHERE id IS NOT NULL"
 _MARIADB_COLLATIONS = """
 SELECT full_collation_name, id FROM information_schema.collation_character_set_applicability WHERE id IS NOT NULL"""
@@ -56,10 +66,50 @@ def read_definitions(session: Session, names: Sequence[TableName] | None = None)
         by_table[row[0], row[1]].append(row)
     return {
         (schema, table): _definition(
-            (schema, table), (engine, kind), by_table[schema, table], keys, collations, cascades.get((schema, table))
+            (schema, table), (engine, kind, collation), by_table[schema, table], keys.get((schema, table), ()),
+            collations, cascades.get((schema, table)),
         )
-        for schema, table, engine, kind in tables
-    }
+        for schema, table, engine, kind, collation in tables
+    }  # fmt: skip
+
+
+def read_collations(session: Session) -> Collations:
+    """The server's collations, and the default one of each character set."""
+    by_name = _collations(session)
+    defaults = {str(charset): by_name.get(str(name), 0) for charset, name in session.execute(_DEFAULTS)}
+    return Collations(by_name, defaults)
+
+
+def schema_collation(session: Session, schema: str) -> str:
+    """What text columns of new tables have by default; nothing: there is no such schema now."""
+    rows = session.execute(_SCHEMA_COLLATION, [schema])
+    return str(rows[0][0]) if rows else ""
+
+
+def changes_alone(session: Session, name: TableName) -> bool:
+    """Whether it is a base table whose rows change without triggers, which may change those of others."""
+    tables = session.execute(_TABLES + _condition([name])[0], list(name))
+    ((triggers,),) = session.execute(_TRIGGERS, list(name))
+    return bool(tables) and not triggers
+
+
+def may_nest_savepoints(session: Session) -> bool:
+    """Whether a function or trigger may set savepoints: one does now, or the user may not see all of them."""
+    grants = " ".join(str(row[0]) for row in session.execute("SHOW GRANTS"))
+    everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\* TO", grants))
+    if not re.search(r"ALL PRIVILEGES|\bTRIGGER\b", everywhere):
+        return True
+    try:
+        bodies = session.execute(_MARIADB_ROUTINES if session.flavor.is_mariadb else _ROUTINES)
+    except (MySqlPrivilegeError, MySqlStatementError):
+        return True
+    bodies += session.execute(_TRIGGER_BODIES)
+    if any(body is None for _, body in bodies):
+        return True
+    texts = [(str(kind), str(body).upper()) for kind, body in bodies]
+    saves = {kind for kind, text in texts if "SAVEPOINT" in text}
+    calls = any("CALL" in text for kind, text in texts if kind != "PROCEDURE")
+    return bool(saves - {"PROCEDURE"}) or (bool(saves) and calls)
 
 
 def _condition(names: Sequence[TableName] | None, schema: str = "table_schema") -> tuple[str, list[str]]:
@@ -81,21 +131,23 @@ _NAMES = (
     "numeric_scale",
     "datetime_precision",
     "collation_name",
+    "extra",
+    "generation_expression",
 )
 
 
 def _definition(
     name: TableName,
-    engine_and_kind: tuple[str, str],
+    engine_kind_collation: tuple[str, str, str | None],
     rows: Sequence[tuple[Any, ...]],
-    keys: Mapping[TableName, tuple[str, ...]],
+    indexes: tuple[Index, ...],
     collations: Mapping[str, int],
     cascade: str | None,
 ) -> Definition:
     columns: list[Column] = []
-    engine, kind = engine_and_kind
+    engine, kind, collation = engine_kind_collation
     faults: list[str] = [cascade] if cascade else []
-    if engine.upper() not in _TRANSACTIONAL:
+    if engine.lower() not in TRANSACTIONAL:
         faults.append(f"its engine {engine} knows no transactions; ALTER TABLE … ENGINE=InnoDB")
     if kind == "SYSTEM VERSIONED":
         faults.append("it is system-versioned, so its log has rows of the past")
@@ -105,26 +157,19 @@ def _definition(
             faults.append(f"column {row[2]} has the type {row[4]}, which is not known")
         else:
             columns.append(column)
-    return Definition(name, tuple(columns), keys.get(name, ()), engine, tuple(faults))
+    key, number = row_key(columns, indexes), collations.get(str(collation), 0)
+    return Definition(name, tuple(columns), key, engine, tuple(faults), indexes, number)
 
 
-def _keys(rows: Sequence[tuple[Any, ...]]) -> dict[TableName, tuple[str, ...]]:
-    """For each table its primary key, else the unique key of the fewest columns, none of them nullable."""
-    indexes: dict[TableName, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    nullable: set[tuple[TableName, str]] = set()
-    for schema, table, index, column, null in rows:
-        name = (schema, table)
-        if column is None or null == "YES":
-            nullable.add((name, index))
-        else:
-            indexes[name][index].append(column)
-    found: dict[TableName, tuple[str, ...]] = {}
-    for name, of_table in indexes.items():
-        usable = [(index != "PRIMARY", len(columns), index) for index, columns in of_table.items()]
-        usable = [each for each in usable if (name, each[2]) not in nullable]
-        if usable:
-            found[name] = tuple(of_table[min(usable)[2]])
-    return found
+def _keys(rows: Sequence[tuple[Any, ...]]) -> dict[TableName, tuple[Index, ...]]:
+    parts: dict[TableName, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for schema, table, index, non_unique, column in rows:
+        kind = "plain" if int(non_unique) else "primary" if index == "PRIMARY" else "unique"
+        parts[schema, table][str(index), kind].append(str(column) if column is not None else "")
+    return {
+        name: tuple(Index(index, kind, tuple(columns)) for (index, kind), columns in keys.items())
+        for name, keys in parts.items()
+    }
 
 
 def _collations(session: Session) -> dict[str, int]:

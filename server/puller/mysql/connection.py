@@ -5,15 +5,19 @@ A session is used by one thread at a time, and is always in autocommit, UTC, and
 
 import socket
 import ssl
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Self
 
 import pymysql
 from pymysql.connections import Connection
+from pymysql.constants import CR
 from pymysql.cursors import Cursor
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.jdbc.mysql_login import GuardedConnection
+from pyspark_tidemark.sink_uri import read_secret
 
 from server.puller.mysql.errors import MySqlLoginError, MySqlTlsError, MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
@@ -22,6 +26,8 @@ from server.puller.uri import Address
 from storage.model.errors import TidemarkError
 
 ANSWER_S: Final = 60.0
+_GARBLED: Final = (struct.error, LookupError, ValueError, TypeError, AssertionError, RuntimeError)
+"""What PyMySQL raises for packets that no MySQL server sends."""
 _SQL_MODE: Final = "NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION"
 
 
@@ -130,12 +136,13 @@ def log_in(options: MySqlOptions) -> Session:
 def log_in_to(address: Address, options: MySqlOptions) -> Session:
     """Open a session with one server; raises as `log_in`."""
     where = f"{address.host}:{address.port}"
-    with answers(f"connecting to {where}"), _password_by_tls(where):
-        connection = pymysql.connect(
+    with _greeting_of(where), answers(f"connecting to {where}"):
+        connection = GuardedConnection(
+            server_is_verified=options.tls == "verify",
             host=address.host,
             port=address.port,
             user=options.user,
-            password=_password(options.password_file),
+            password=_password(options),
             autocommit=True,
             charset="utf8mb4",
             sql_mode=_SQL_MODE,
@@ -150,26 +157,22 @@ def log_in_to(address: Address, options: MySqlOptions) -> Session:
 
 
 @contextmanager
-def _password_by_tls(where: str) -> Iterator[None]:
-    """PyMySQL encrypts a password for caching_sha2_password itself only with a library that we do without."""
+def _greeting_of(where: str) -> Iterator[None]:
+    """Name what PyMySQL cannot do, or cannot read, while it logs in."""
     try:
         yield
-    except RuntimeError as err:
-        if "cryptography" not in str(err):
-            raise
-        raise MySqlLoginError(
-            f"{where} takes the password only by TLS (caching_sha2_password): add ca=/path, or tls=require, to the "
-            "source URI"
-        ) from err
+    except _GARBLED as err:
+        if "pynacl" in str(err):
+            raise MySqlLoginError(f"{where} wants client_ed25519: pip install pynacl") from err
+        raise MySqlUnavailableError(f"{where} does not answer as a MySQL or MariaDB server does ({err!r})") from err
 
 
-def _password(path: str) -> str:
-    if not path:
-        return ""
+def _password(options: MySqlOptions) -> bytes:
+    named = {"password-file": options.password_file, "password-env": options.password_env}
     try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as err:
-        raise MySqlLoginError(f"the password file {path} cannot be read: {getattr(err, 'strerror', err)}") from err
+        return read_secret({option: value for option, value in named.items() if value}).encode()
+    except SourceError as err:
+        raise MySqlLoginError(err.message) from None
 
 
 def _tls(options: MySqlOptions) -> dict[str, Any]:
@@ -190,6 +193,8 @@ def _error_of(err: Exception, doing: str) -> TidemarkError:
     cause = getattr(err, "original_exception", err)
     if isinstance(cause, ssl.SSLError):
         return MySqlTlsError(f"{doing}: TLS failed: {cause}; check tls, ca, cert and key of the source URI")
+    if isinstance(err, pymysql.Error) and err.args and err.args[0] == CR.CR_AUTH_PLUGIN_CANNOT_LOAD:
+        return MySqlLoginError(f"{doing}: {err.args[1]}; to send it, add tls=verify and ca=/path to the source URI")
     if isinstance(err, pymysql.Error) and err.args and isinstance(err.args[0], int) and err.args[0]:
         return refusal(err.args[0], str(err.args[1] if len(err.args) > 1 else ""), doing)
     return MySqlUnavailableError(f"{doing}: {err}")

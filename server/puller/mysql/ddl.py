@@ -1,67 +1,140 @@
-"""Reads the statements of a log: transactions that begin and end, DDL by its tables, rows as statements. Pure.
+"""Reads the statements of a log: transactions that begin and end, DDL as trees, rows as statements. Pure.
 
-Statements are read as far as the names of tables go: columns come from the server's catalogue or from the log's own
-metadata, never from a statement's text. What is not understood is `UNKNOWN`, with all names in it: whoever captures one
-of them must stop.
+What is not understood to its last token is `UNKNOWN`, with all names in it: whoever captures one of them must stop.
 """
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
-from sqlglot.errors import SqlglotError
-from sqlglot.tokenizer_core import Token
-
-from server.puller.mysql.grammar import ROW_VERBS, NotUnderstoodError, StatementReader, Words
-from server.puller.mysql.statement import Kind, Statement
+from server.puller.mysql.grammar import ROW_VERBS, StatementReader
+from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
+from server.puller.mysql.tokens import Dialect, NotUnderstoodError, tokens_of, version_number
+from server.puller.mysql.tree import (
+    AddKey,
+    AlterTable,
+    CreateTable,
+    Dml,
+    DropSchema,
+    DropTables,
+    MovesRows,
+    RenameTable,
+    RenameTables,
+    Savepoint,
+    Tree,
+    TruncateTable,
+)
+from storage.mysql.control import Query
 
 _FIXED: Final = {
     "BEGIN": Kind.BEGIN,
     "COMMIT": Kind.COMMIT,
     "ROLLBACK": Kind.ROLLBACK,
 }
-_EXECUTABLE = re.compile(
-    r"('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`)|/\*M?!\d*((?:[^*]|\*(?!/))*)\*/"
+_FIRST_WORD: Final = re.compile(r"\s*(\w+)\b")
+_XA: Final = re.compile(
+    r"\s*XA\s+(START|BEGIN|END|PREPARE|COMMIT|ROLLBACK)\s+(.*?)\s*(ONE\s+PHASE)?\s*;?\s*$", re.I | re.S
 )
-_FIRST_WORD = re.compile(r"\s*(\w+)\b")
-_XA = re.compile(r"\s*XA\s+(START|BEGIN|END|PREPARE|COMMIT|ROLLBACK)\s+(.*?)\s*(ONE\s+PHASE)?\s*;?\s*$", re.I | re.S)
+_DML_CHARACTERS_MAX: Final = 1 << 16
+"""A longer one is not cut into tokens: what it changes counts as not sure."""
+_ROLES: Final = {"moved": Verb.ROWS_MOVED, "dropped": Verb.DROPPED, "filled": Verb.FILLED}
+_ANY: Final = Dialect()
 
 
-def read_statement(query: str, schema: str, *, fold_case: bool = False) -> Statement:
-    """Read a statement that ran with `schema` as its default; `fold_case`: names are in lower case on that server."""
+def read_statement(query: str, schema: str, *, dialect: Dialect = _ANY) -> Statement:
+    """Read a statement that ran with `schema` as its default."""
     head = query[:16].strip().upper().rstrip(";")
     if head in _FIXED:
         return Statement(_FIXED[head])
     if head.startswith("XA") and (found := _XA.match(query)):
         return _xa_statement(*found.groups())
-    if (first := _FIRST_WORD.match(query)) and first.group(1).upper() in ROW_VERBS:
-        return Statement(Kind.ROWS, words=_words(query))  # may be megabytes of values: no tokens of them
+    first = _FIRST_WORD.match(query)
+    if first and first[1].upper() in ROW_VERBS and len(query) > _DML_CHARACTERS_MAX:
+        return Statement(Kind.ROWS, words=_words(query))
     try:
-        tokens = tokens_of(query)
-    except SqlglotError:
-        return Statement(Kind.UNKNOWN, words=_words(query))
-    reader = StatementReader(tokens, schema, fold_case=fold_case)
-    try:
-        statement = reader.statement()
-    except NotUnderstoodError:
-        statement = Statement(Kind.UNKNOWN)
-    return Statement(statement.kind, statement.actions, reader.words()) if _needs_words(statement) else statement
+        tree = StatementReader(tokens_of(query, dialect), schema, dialect).statement()
+    except NotUnderstoodError as err:
+        return Statement(Kind.UNKNOWN, words=_words(query), reason=str(err))
+    if isinstance(tree, Savepoint):
+        kind = Kind.ROLLBACK_TO if tree.undoes else Kind.SAVEPOINT
+        return Statement(kind, savepoint=tree.name, tree=tree)
+    actions = tuple(_actions(tree))
+    return Statement(_kind(tree), actions, _words(query) if isinstance(tree, Dml) else frozenset(), tree=tree)
 
 
-def tokens_of(query: str) -> list[Token]:
-    """The tokens, those of executable comments among them.
+def statement_of(query: Query, dialect: Dialect) -> Statement:
+    """The statement of a Query event; one that failed is in a log only if it has done something before it failed."""
+    statement = read_statement(query.sql, query.schema, dialect=of_session(dialect, query))
+    if not query.error_code or statement.kind is not Kind.DDL:
+        return statement
+    tree = statement.tree
+    if isinstance(tree, CreateTable) and tree.replace:  # what it was to replace is gone, and nothing is made
+        return Statement(Kind.DDL, (Action(Verb.DROPPED, tree.name),), tree=DropTables((tree.name,)))
+    reason = f"it failed with error {query.error_code} of the server, and what it did before is not known"
+    return Statement(Kind.UNKNOWN, words=_words(query.sql), reason=reason)
 
-    Raises:
-        SqlglotError: a string or a comment has no end.
-    """
-    return Words().tokenize(_EXECUTABLE.sub(lambda found: found.group(1) or f" {found.group(2)} ", query))
+
+def dialect_of(format_description: bytes, before: Dialect) -> Dialect:
+    """The dialect of the server that wrote a log, by the body of its first event."""
+    version = format_description[2:52].rstrip(b"\0").decode(errors="replace")
+    return replace(before, mariadb="mariadb" in version.lower(), version=version_number(version))
+
+
+def of_session(dialect: Dialect, query: Query) -> Dialect:
+    """The dialect of the session that ran a statement."""
+    return replace(dialect, sql_mode=query.sql_mode, connection=query.connection)
+
+
+def _kind(tree: Tree) -> Kind:
+    if isinstance(tree, Dml) or (isinstance(tree, CreateTable) and tree.temporary):
+        return Kind.ROWS
+    changes = isinstance(tree, AlterTable | CreateTable | DropTables | RenameTables | TruncateTable | DropSchema)
+    return Kind.DDL if changes and not (isinstance(tree, DropTables) and tree.temporary) else Kind.NOTHING
+
+
+def _actions(tree: Tree) -> Iterator[Action]:
+    """What it does to tables, by name."""
+    if isinstance(tree, CreateTable) and not tree.temporary:
+        yield from _create_actions(tree)
+    elif isinstance(tree, AlterTable):
+        yield from _alter_actions(tree)
+    elif isinstance(tree, DropTables) and not tree.temporary:
+        yield from (Action(Verb.DROPPED, name) for name in tree.names)
+    elif isinstance(tree, RenameTables):
+        yield from (Action(Verb.RENAMED, old, new) for old, new in tree.pairs)
+    elif isinstance(tree, TruncateTable):
+        yield Action(Verb.TRUNCATED, tree.name)
+    elif isinstance(tree, DropSchema):
+        yield Action(Verb.SCHEMA_DROPPED, (tree.name, ""))
+
+
+def _create_actions(tree: CreateTable) -> Iterator[Action]:
+    if tree.replace:
+        yield Action(Verb.DROPPED, tree.name)
+    yield Action(Verb.CREATED, tree.name)
+    if tree.selects and not tree.logs_rows:
+        yield Action(Verb.FILLED, tree.name)
+
+
+def _alter_actions(tree: AlterTable) -> Iterator[Action]:
+    renamed: TableName | None = None
+    if tree.ignore and any(isinstance(spec, AddKey) and spec.key.kind != "plain" for spec in tree.specs):
+        yield Action(Verb.ROWS_MOVED, tree.name)
+    for spec in tree.specs:
+        if isinstance(spec, RenameTable):
+            renamed = spec.to
+        elif isinstance(spec, MovesRows):
+            yield Action(Verb.ROWS_MOVED, tree.name)
+            if spec.other is not None:
+                yield Action(_ROLES[spec.role], spec.other)
+    yield Action(Verb.ALTERED, tree.name)
+    if renamed:
+        yield Action(Verb.RENAMED, tree.name, renamed)
 
 
 def _words(query: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w$]+", query.lower()))
-
-
-def _needs_words(statement: Statement) -> bool:
-    return statement.kind in (Kind.UNKNOWN, Kind.ROWS)
 
 
 def _xa_statement(verb: str, xid: str, one_phase: str | None) -> Statement:

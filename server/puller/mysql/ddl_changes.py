@@ -1,26 +1,62 @@
-"""Brings schema changes of the log in force: what a statement did, with the columns that were true behind it."""
+"""Brings schema changes of the log in force: what a statement did to the tables, as the tracker computes it.
 
-from collections.abc import Collection, Mapping, Sequence
+What its tree does not tell is taken from the log behind the statement, or from the catalogue; the rows of a table that
+was there before are read again then.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from server.puller.mysql.cascade import cascades_in
+from server.puller.mysql.column_types import Collations, LostError
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import RowsMovedError
-from server.puller.mysql.held import with_held
-from server.puller.mysql.listener import Copying, LogListener
+from server.puller.mysql.listener import Again, Copying, LogListener
+from server.puller.mysql.lookahead import Seen
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind, TableName
-from server.puller.mysql.tables import Effect, Tables, name_of, new_id, record_of, same_keys, told_by_log
+from server.puller.mysql.tables import (
+    Effect,
+    Tables,
+    changed_alone,
+    name_of,
+    new_id,
+    record_of,
+    same_keys,
+    told_by_log,
+)
+from server.puller.mysql.tracker import Context, Tracked, altered, copied, created, faults_of, row_key, taken_over
 from server.puller.mysql.transactions import Stated
+from server.puller.mysql.tree import AlterTable, CreateTable
 from server.puller.source import Catalog, TableChange
 from server.puller.table import SourceTable, TableRecord
-from storage.mysql.schema import Table
+from storage.mysql.schema import Index, Table
 from storage.mysql.table_map import TableMap
 
 _SEQUENCE_COLUMN = "next_not_cached_value"
+_STATEMENT_SHOWN = 200
 _log = structlog.get_logger(__name__)
-Found = Definition | TableMap
+
+
+@dataclass(frozen=True, slots=True)
+class Helps:
+    """What the server says that is no table's past: its collations; and what records of old versions lack."""
+
+    collations: Collations = field(default_factory=Collations)
+    schema_collation: str = ""
+    """What text columns of a new table have by default, if its statement says nothing."""
+    definitions: Mapping[TableName, Definition] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The touched tables after a statement, by their new names; `lost` are those it does not tell of, and why."""
+
+    tracked: dict[TableName, Tracked] = field(default_factory=dict)
+    lost: dict[TableName, str] = field(default_factory=dict)
+    faults: dict[TableName, tuple[str, ...]] = field(default_factory=dict)
+    """Why lost ones cannot be replicated, as far as the statement says so."""
 
 
 class DdlChanges:
@@ -41,51 +77,193 @@ class DdlChanges:
         self._copying = copying
 
     def effect_of(self, stated: Stated) -> Effect:
-        """What a statement does to the changefeed's tables.
+        """What a statement does to the changefeed's tables, by name.
 
         Raises:
             StatementLoggedError, DdlUnknownError: rows would be lost.
         """
         if stated.statement.kind is not Kind.DDL:
-            self._tables.check(stated.statement, stated.query.sql, f"{stated.file}:{stated.position}")
+            at = f"{stated.file}:{stated.position}"
+            self._tables.check(stated.statement, stated.query.sql, at, stated.commit_ts)
             return Effect()
         self._rows.ignored -= {action.to or action.name for action in stated.statement.actions}
         return self._tables.effect(stated.statement, self._catalog.wants)
 
-    async def apply(self, stated: Stated, effect: Effect, found: Mapping[TableName, Found]) -> None:
-        """Bring a statement in force; `found` are the tables right behind it.
+    def changed_by_statement(self, stated: Stated) -> TableName | None:
+        """The only table whose rows a statement changes by itself; whoever may have triggers asks the catalogue."""
+        if stated.statement.kind is not Kind.ROWS or not self._tables.by_name:
+            return None
+        return changed_alone(stated.statement)
+
+    def incomplete(self, effect: Effect) -> list[TableName]:
+        """Touched tables whose records do not say enough to follow a statement: they were written by an old version."""
+        known = [(name, self._tables.by_id(table_id)) for name, table_id in effect.touched.items()]
+        return [name for name, table in known if table is not None and _is_incomplete(table.record)]
+
+    def outcome(self, stated: Stated, effect: Effect, helps: Helps) -> Outcome:
+        """What the statement makes of the tables it touches, as its tree tells it."""
+        outcome = Outcome()
+        for name, table_id in effect.touched.items():
+            known = self._tables.by_id(table_id)
+            before = Table.parse(known.record.table_info) if known else None
+            if before is not None and name in helps.definitions:
+                before = completed(before, helps.definitions[name])
+            try:
+                outcome.tracked[name] = self._tracked(stated, effect, name, before, helps)
+            except LostError as err:
+                outcome.lost[name] = str(err)
+                if isinstance(stated.statement.tree, CreateTable) and name == stated.statement.tree.name:
+                    outcome.faults[name] = faults_of(stated.statement.tree)
+        return outcome
+
+    def _tracked(self, stated: Stated, effect: Effect, name: TableName, before: Table | None, helps: Helps) -> Tracked:
+        tree, context = stated.statement.tree, Context(helps.collations, stated.dialect, helps.schema_collation)
+        if name in effect.taken_over:
+            raise LostError("another table has taken its place")
+        if isinstance(tree, CreateTable):
+            if before is not None:
+                if tree.if_not_exists:
+                    return Tracked(before)
+                raise LostError("it was dropped without a statement in the log")
+            return self._created(tree, stated.commit_ts, context)
+        if before is None:
+            raise LostError("it was not followed until now")
+        if isinstance(tree, AlterTable) and effect.names_before.get(name, name) == tree.name:
+            tracked = altered(before, tree, context)
+            return replace(tracked, table=replace(tracked.table, name=name[1]))
+        return Tracked(replace(before, name=name[1]))
+
+    def _created(self, tree: CreateTable, commit_ts: int, context: Context) -> Tracked:
+        replaced = self._tables.by_name.get(tree.name)
+        first = Table.parse(replaced.record.table_info).free_column_id if replaced else 1
+        table_id = new_id(commit_ts, tree.name)
+        source = self._tables.by_name.get(tree.like) if tree.like is not None else None
+        if source is not None:
+            return copied(Table.parse(source.record.table_info), tree, table_id, first)
+        return created(tree, table_id, first, context)
+
+    async def apply(self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]) -> None:
+        """Bring a statement in force; `seen` are tables that the statement does not tell, right behind it.
 
         Raises:
             TableIneligibleError: a table can no longer be replicated.
-            RowsMovedError: rows came or went beside the log, and nobody copies them.
+            RowsMovedError: rows came, went or changed beside the log, and nobody copies them.
         """
-        foreign = await self._foreign(stated, effect)
+        unclear = self._unclear(effect, outcome) | self._taken_over(stated, effect, outcome, seen)
+        unclear = {name: why for name, why in unclear.items() if not self._rows.is_empty(effect.touched[name])}
+        foreign = await self._foreign(stated, effect, unclear)
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
-            record = self._record(name, table_id, found.get(name), stated.commit_ts, query=stated.query.sql)
+            record = self._stated_record(stated, name, table_id, outcome, seen.get(name))
             if record is not None:
                 brought += self._taken(name, record)
+        replaced = [name for name in effect.dropped if name in effect.touched]
+        emptied = [name for names in (effect.truncated, effect.moved, unclear, replaced) for name in names]
         await self._change(
             TableChange(
                 stated.commit_ts,
                 stated.query.sql,
                 tuple(brought),
-                tuple(map(".".join, (*effect.dropped, *foreign))),
-                tuple(map(".".join, dict.fromkeys((*effect.truncated, *effect.moved)))),
+                tuple(_dotted((*effect.dropped, *foreign))),
+                tuple(_dotted(dict.fromkeys(emptied))),
             ),
             effect.dropped,
         )
+        self._note_empty(stated, effect)
 
-    async def _foreign(self, stated: Stated, effect: Effect) -> Sequence[TableName]:
-        """Names whose rows would be missing; what is copied anew, or for the first time, misses none."""
-        moved, filled = (frozenset(map(".".join, names)) for names in (effect.moved, effect.filled))
-        if moved and not (self._copying is not None and await self._copying.copies_anew(moved)):
-            raise _rows_moved(moved, stated)
-        if not filled or (self._copying is not None and await self._copying.copies(filled)):
-            return ()
-        if self._copying is not None or not effect.foreign:
-            raise _rows_moved(filled, stated)
-        return effect.foreign
+    def _note_empty(self, stated: Stated, effect: Effect) -> None:
+        """Which tables have no rows behind the statement, so that one which changes values has nothing to change."""
+        is_created = isinstance(stated.statement.tree, CreateTable)
+        created = {name for name, table_id in effect.touched.items() if is_created and table_id < 0}
+        now = self._tables.by_name
+        moved = {
+            table.span.table_id for name, table in now.items() if effect.names_before.get(name, name) in effect.moved
+        }
+        self._rows.note_rows(moved)
+        empty = ({*effect.truncated} | created) - {*effect.filled, *effect.moved}
+        self._rows.note_empty(now[name].span.table_id for name in empty & now.keys())
+
+    def _unclear(self, effect: Effect, outcome: Outcome) -> dict[TableName, str]:
+        """Tables whose rows must be read again, by their new names, and why."""
+        reasons = {name: "; ".join(each.unclear) for name, each in outcome.tracked.items() if each.unclear}
+        return reasons | {
+            name: why
+            for name, why in outcome.lost.items()
+            if name not in effect.taken_over and self._tables.by_id(effect.touched[name])
+        }
+
+    def _taken_over(
+        self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]
+    ) -> dict[TableName, str]:
+        reasons: dict[TableName, str] = {}
+        for name in effect.taken_over & outcome.lost.keys() & seen.keys():
+            known = self._tables.by_id(effect.touched[name])
+            if known is not None:
+                before = Table.parse(known.record.table_info)
+                definition = self._found(seen[name].table, before, None).identified(before, before.free_column_id)
+                tracked = taken_over(before, definition.table(before.id), Context(dialect=stated.dialect))
+                reasons |= {name: "; ".join(tracked.unclear)} if tracked.unclear else {}
+        return reasons
+
+    def _stated_record(
+        self, stated: Stated, name: TableName, table_id: int, outcome: Outcome, seen: Seen | None
+    ) -> TableRecord | None:
+        """The new record of a table that a statement touched; None: it stays, or is gone before it has any row."""
+        known, tracked = self._tables.by_id(table_id), outcome.tracked.get(name)
+        is_new = known is None
+        if tracked is not None and not (is_new and seen is not None and seen.sure):
+            definition = _definition_of(name, tracked)
+            if is_new and seen is not None and isinstance(seen.table, Definition):
+                definition = replace(definition, faults=(*tracked.faults, *seen.table.faults))
+        elif seen is None:
+            if known is None:
+                return None
+            table = Table.parse(known.record.table_info)
+            definition = Definition(name, table.columns, table.primary_key).identified(table, table.free_column_id)
+        else:
+            before = Table.parse(known.record.table_info) if known else tracked.table if tracked else None
+            free = before.free_column_id if before else 1
+            definition = self._found(seen.table, before, None).identified(before, free)
+            faults = tracked.faults if tracked else outcome.faults.get(name, ())
+            definition = replace(definition, faults=(*definition.faults, *faults))
+        record = record_of(definition, table_id if known else new_id(stated.commit_ts, name))
+        return None if known is not None and known.record.whole == record else record
+
+    def _found(self, found: Definition | TableMap, before: Table | None, other: Definition | None) -> Definition:
+        if isinstance(found, Definition):
+            return found
+        told = told_by_log(found, [*([before] if before else []), *([other] if other else [])])
+        if before is None:
+            return told
+        return replace(told, indexes=_kept(before, told), collation=before.collation)
+
+    async def _foreign(self, stated: Stated, effect: Effect, unclear: Mapping[TableName, str]) -> Sequence[TableName]:
+        """Names whose rows would be missing; what is copied anew, read again, or copied first, misses none."""
+        names = {before: name for name, before in effect.names_before.items()}
+        moved = {names.get(name, name): "rows move beside the log" for name in effect.moved}
+        if moved and self._copying is not None and await self._copying.copies_anew(_dotted(effect.moved)):
+            moved = {}
+        filled = dict.fromkeys(effect.filled, "its rows are in no event")
+        if filled and self._copying is not None and await self._copying.copies(_dotted(filled)):
+            filled = {}
+        if filled and self._copying is None and effect.foreign:
+            return effect.foreign
+        again = {**unclear, **filled}
+        again |= {name: "; ".join(filter(None, (why, unclear.get(name)))) for name, why in moved.items()}
+        if again and not await self._read_again(stated, effect, again):
+            raise _rows_moved({".".join(name): why for name, why in again.items()}, stated)
+        return ()
+
+    async def _read_again(self, stated: Stated, effect: Effect, reasons: Mapping[TableName, str]) -> bool:
+        if self._copying is None:
+            return False
+        tables: dict[int, str] = {}
+        for name in reasons:
+            table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
+            tables[table_id if table_id > 0 else new_id(stated.commit_ts, name)] = ".".join(name)
+        statement = " ".join(stated.query.sql.split())[:_STATEMENT_SHOWN]
+        told = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
+        return await self._copying.reads_again(Again(stated.commit_ts, tables, told))
 
     async def apply_untold(self, untold: Untold, found: Definition | None) -> None:
         """Rows came whose table is another one than any statement of the log said; `found` is what the server says.
@@ -100,43 +278,18 @@ class DdlChanges:
             return
         if not told.is_full:
             told.to_table(0)  # raises RowMetadataError
-        table_id = known.span.table_id if known else -1
-        record = self._record(name, table_id, told, untold.commit_ts - 1, other=found)
-        assert record is not None, "the log has told of it"
+        before = Table.parse(known.record.table_info) if known else None
+        definition = self._found(told, before, found).identified(before, before.free_column_id if before else 1)
+        if found is not None:
+            definition = replace(definition, faults=found.faults)
+        record = record_of(definition, known.span.table_id if known else new_id(untold.commit_ts - 1, name))
+        if known is not None and known.record.whole == record:
+            return
         brought = self._taken(name, record)
         if not brought:
             return
         _log.warning("table changed without a statement in the log", table=".".join(name), commit_ts=untold.commit_ts)
         await self._change(TableChange(untold.commit_ts - 1, "/* as rows have it */", tuple(brought)), ())
-
-    def _record(
-        self,
-        name: TableName,
-        table_id: int,
-        found: Found | None,
-        commit_ts: int,
-        *,
-        query: str = "",
-        other: Definition | None = None,
-    ) -> TableRecord | None:
-        """The new record of a table; None where nothing changes, or the table is gone before it has any row."""
-        known = self._tables.by_id(table_id)
-        if found is None and known is None:
-            return None
-        if isinstance(found, TableMap):
-            keys = [Table.parse(known.record.table_info)] if known else []
-            found = told_by_log(found, [*keys, *([other] if other else [])])
-        if found is None:
-            assert known is not None
-            table = Table.parse(known.record.table_info)
-            found = Definition(name, table.columns, table.primary_key)
-        columns = (
-            with_held(found.columns, Table.parse(known.record.table_info).columns, query) if known else found.columns
-        )
-        faults = found.faults or cascades_in(query)
-        definition = Definition(name, columns, found.key, found.engine, faults)
-        record = record_of(definition, table_id if known else new_id(commit_ts, name))
-        return None if known is not None and known.record.whole == record else record
 
     def _taken(self, name: TableName, record: TableRecord) -> Sequence[SourceTable]:
         table = self._catalog.table(record)
@@ -166,11 +319,44 @@ class DdlChanges:
                 await self._copying.copies_anew([before.name])
 
 
-def _rows_moved(names: Collection[str], stated: Stated) -> RowsMovedError:
-    shown, asked = ", ".join(sorted(names)), " ".join(f"--table {name}" for name in sorted(names))
+def completed(table: Table, definition: Definition) -> Table:
+    """The table with what records of old versions lack, as far as the catalogue, which may be further, fits them."""
+    indexes = table.indexes
+    theirs = definition.indexes
+    if indexes is None and theirs is not None and row_key(table.columns, theirs) == table.primary_key:
+        indexes = theirs
+    return replace(table, indexes=indexes, collation=table.collation or definition.collation)
+
+
+def _is_incomplete(record: TableRecord) -> bool:
+    return "indexes" not in record.table_info or "collation" not in record.table_info
+
+
+def _definition_of(name: TableName, tracked: Tracked) -> Definition:
+    table = tracked.table
+    return Definition(
+        name, table.columns, table.primary_key, "", tracked.faults, table.indexes, table.collation,
+        table.free_column_id,
+    )  # fmt: skip
+
+
+def _kept(before: Table, told: Definition) -> tuple[Index, ...] | None:
+    """The keys of a table whose columns the log tells anew: those whose columns are still there."""
+    names = {column.name for column in told.columns}
+    kept = tuple(index for index in before.indexes or () if names.issuperset(filter(None, index.columns)))
+    return kept if before.indexes is not None and row_key(told.columns, kept) == told.key else None
+
+
+def _dotted(names: Iterable[TableName]) -> list[str]:
+    return list(map(".".join, names))
+
+
+def _rows_moved(names: Mapping[str, str], stated: Stated) -> RowsMovedError:
+    shown = ", ".join(f"{name} ({why})" for name, why in sorted(names.items()))
+    asked = " ".join(f"--table {name}" for name in sorted(names))
     return RowsMovedError(
-        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings or takes rows of "
-        f"{shown} that are in no event of the log. Ask for them by `tidemark cli changefeed dumpstart {asked}` "
+        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings, takes or changes "
+        f"rows that are in no event of the log: {shown}. Ask for them by `tidemark cli changefeed dumpstart {asked}` "
         "(dumprestart, if a dump is under way), then resume the changefeed: what the target has of them is emptied "
         "there, and filled by the dump"
     )

@@ -5,11 +5,11 @@ The types and `meta` are those of TABLE_MAP events, so that a definition can be 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from server.puller.mysql.statement import TableName
-from storage.mysql.schema import Column, Table
+from storage.mysql.schema import Column, Index, Table
 from storage.mysql.types import Type
 
 BINARY: Final = 63
@@ -71,10 +71,33 @@ class Definition:
     engine: str = ""
     faults: tuple[str, ...] = ()
     """Columns of types that are not known."""
+    indexes: tuple[Index, ...] | None = None
+    """All its keys; None: not known."""
+    collation: int = 0
+    """That of text columns that name none; 0: not known."""
+    next_column_id: int = 0
+    """Of columns that have ids; 0: they have none yet."""
 
     def table(self, table_id: int) -> Table:
         """Its record's content, under an id of ours."""
-        return Table(table_id, self.name[1], self.columns, self.key)
+        columns = tuple(replace(column, id=column.id or place + 1) for place, column in enumerate(self.columns))
+        free = self.next_column_id or 1 + max((column.id for column in columns), default=0)
+        return Table(table_id, self.name[1], columns, self.key, free, self.collation, self.indexes)
+
+    def identified(self, before: Table | None, free: int) -> "Definition":
+        """Its columns with the ids that those of their names had; `free` is the first that none has had."""
+        ids = {column.name.lower(): column for column in before.columns} if before else {}
+        columns: list[Column] = []
+        for column in self.columns:
+            was = ids.get(column.name.lower())
+            if was is None:
+                columns.append(replace(column, id=free, held=None))
+                free += 1
+            else:
+                held = was.held if was == column else None
+                generated = column.generated or (was.generated if self.indexes is None else "")
+                columns.append(replace(column, id=was.id, held=held, generated=generated))
+        return replace(self, columns=tuple(columns), next_column_id=free)
 
 
 def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column | None:
@@ -82,8 +105,8 @@ def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column |
     kind = str(row["data_type"]).lower()
     declared = str(row["column_type"])
     found = _type_of(kind, declared, row)
-    if found is None:
-        return None
+    if found is None or (kind == "uuid" and declared.lower() != "uuid"):
+        return None  # `uuid /* old */` of a server before 10.11.5 stores its bytes in another order
     column_type, meta = found
     if "COMPRESSED" in declared.upper() and column_type in _COMPRESSED:
         column_type = _COMPRESSED[column_type]
@@ -95,6 +118,8 @@ def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column |
         nullable=row["is_nullable"] == "YES",
         collation=collations.get(str(row["collation_name"]), BINARY) if row["collation_name"] else BINARY,
         elems=_elems(declared) if column_type in (Type.ENUM, Type.SET) else (),
+        generated=str(row.get("generation_expression") or ""),
+        auto_increment="auto_increment" in str(row.get("extra", "")).lower(),
     )
 
 

@@ -9,6 +9,12 @@ class MySqlUnavailableError(UnavailableError):
     code = "ErrMySQLUnavailable"
 
 
+class BarrierInterruptedError(UnavailableError):
+    """The server went away while a schema change was looked at, and what follows it was not taken yet."""
+
+    code = "ErrMySQLUnavailable"
+
+
 class MySqlLoginError(InvalidError):
     """The server does not let us in: user, password, TLS or privileges."""
 
@@ -88,14 +94,26 @@ class RowsMovedError(InvalidError):
 
 
 class TornTransactionError(UnavailableError):
-    """The server died within a large transaction of which rows were taken already: the log is read again without it."""
+    """A large transaction of which rows were given lost them: the log is read again without those rows.
+
+    The server died within it, or ROLLBACK TO SAVEPOINT undid some of them.
+    """
 
     code = "ErrMySQLTransactionTorn"
 
-    def __init__(self, gtid: str, place: tuple[str, int]) -> None:
-        super().__init__(f"the server died within transaction {gtid}, which is large: its rows are taken back")
+    def __init__(self, gtid: str, place: tuple[str, int], rows: tuple[tuple[int, int], ...] | None = None) -> None:
+        why = "was never ended by the server" if rows is None else "undid some of its rows (ROLLBACK TO SAVEPOINT)"
+        super().__init__(f"transaction {gtid}, which is large, {why}: the log is read again without these rows")
         self.place = place
         """The log's file, and the offset behind its first event: its GTID may be given out again."""
+        self.rows = rows
+        """Which of its row events are undone, as ranges; None: all."""
+
+
+class SavepointUnclearError(InvalidError):
+    """The log does not tell which rows a ROLLBACK TO SAVEPOINT undid."""
+
+    code = "ErrMySQLSavepointUnclear"
 
 
 class XaTooLargeError(InvalidError):

@@ -1,102 +1,348 @@
 """What rows hold in a column that is younger than they are, as their batches would show it. Pure.
 
-Null where nothing is told: expressions, TIMESTAMPs (they depend on the session's time zone), BITs, BINARYs, dates that
-no calendar has (which batches show as null, too).
+A constant DEFAULT becomes a value of the column as the server makes it one. Where that depends on what is not known
+here (expressions, time zones, character sets, values that do not fit), UnclearValueError says so: rows are read again.
 """
 
 import base64
 import datetime as dt
+import ipaddress
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from decimal import ROUND_HALF_UP, Decimal
-from typing import Final
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Final, TypeAlias
 
-from server.puller.mysql.added import Constant, Implicit, Said, added_columns
+from server.puller.mysql.column_types import character_bytes
+from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.tree import ColumnDef, Expression, Literal
+from storage.mysql.charset import codec_of
 from storage.mysql.schema import Column
-from storage.mysql.types import INTEGERS, STRINGS, Type
+from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
 
-_TIME: Final = re.compile(r"-?\d{2,3}:[0-5]\d:[0-5]\d")
-_DAYS: Final = re.compile(r"\d{4}-\d\d-\d\d")
-_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-
-
-def with_held(columns: Sequence[Column], before: Sequence[Column], query: str) -> tuple[Column, ...]:
-    """The columns with what rows hold that are older; those of `before` keep what was told of them."""
-    known = {column.name.lower(): column for column in before}
-    said = added_columns(query) if any(column.name.lower() not in known for column in columns) else {}
-    return tuple(_with(column, known.get(column.name.lower()), said) for column in columns)
-
-
-def _with(column: Column, was: Column | None, said: Mapping[str, Said]) -> Column:
-    if was is not None:
-        return replace(column, held=was.held if was == column else None)
-    return replace(column, held=held_value(column, said.get(column.name.lower())))
+Value: TypeAlias = str | int | float | None
+_EXACT: Final = Context(prec=120)
+_DAYS: Final = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?")
+_TIME: Final = re.compile(r"(-?)(\d{1,3}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?")
+_ARITHMETIC: Final = re.compile(r"[+-]? ?\d{1,9}(?: [-+*] \d{1,9})*")
+_TERMS: Final = re.compile(r"([-+]) ?(\d+(?: \* \d+)*)")
+_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_TIME_HOURS_MAX: Final = 838
+_ZERO, _ZERO_MOMENT = "0000-00-00", "0000-00-00T00:00:00"
+_INLINE_UNKNOWN: Final = frozenset(
+    {Type.TIMESTAMP, Type.TIME, Type.DATETIME, Type.JSON, Type.GEOMETRY, Type.VECTOR, Type.NEWDATE}
+)
 
 
-def held_value(column: Column, said: Said) -> str | int | float | None:
-    """The value as JSON has it (`sink.defaults`); None: null, or not told."""
+class UnclearValueError(Exception):
+    """The value is not known; the message says why."""
+
+
+def held_value(column: Column, definition: ColumnDef, dialect: Dialect) -> Value:
+    """The value as JSON has it (`sink.defaults`); None: null.
+
+    Raises:
+        UnclearValueError: it is not known from the statement.
+    """
+    default = definition.default
+    if isinstance(default, Expression):
+        number = _computed(default.text) if column.type in INTEGERS else None
+        if number is None:
+            raise UnclearValueError(f"it is computed ({default.text})")
+        default = Literal("number", str(number))
+    if definition.type.scale is not None and column.type in (Type.FLOAT, Type.DOUBLE) and default is not None:
+        raise UnclearValueError("digits of a floating-point number are rounded off")
     try:
-        if isinstance(said, Implicit):
-            return None if column.nullable else _constant(column, _implicit(column))
-        return None if said is None or said.text is None else _constant(column, said)
-    except (ValueError, ArithmeticError):
-        return None
+        if default is None or default.sort == "null":
+            return None if column.nullable else _implicit(column, definition)
+        return _constant(column, default, definition, dialect)
+    except (ValueError, ArithmeticError, StopIteration, LookupError) as err:
+        raise UnclearValueError(f"{default.text if default else ''!r} is not understood: {err!r}") from err
 
 
-def _implicit(column: Column) -> Constant:
-    if column.type is Type.ENUM:
-        return Constant("1")
-    if column.type in (Type.TIME, Type.TIME2):
-        return Constant("00:00:00", quoted=True)
-    text = column.type is Type.SET or column.type in STRINGS
-    return Constant("", quoted=True) if text else Constant("0")
-
-
-def _constant(column: Column, said: Constant) -> str | int | float | None:
-    kind, text = column.type, said.text or ""
-    if kind in INTEGERS:
-        return int(Decimal(text).to_integral_value(ROUND_HALF_UP))
-    if kind in (Type.FLOAT, Type.DOUBLE):
-        return float(text)
-    if kind is Type.YEAR:
-        return _year(int(text), quoted=said.quoted)
-    if kind is Type.NEWDECIMAL:
-        return f"{Decimal(text).quantize(Decimal(1).scaleb(-(column.meta & 0xFF)), ROUND_HALF_UP):f}"
+def _implicit(column: Column, definition: ColumnDef) -> Value:
+    """What NOT NULL columns without DEFAULT hold."""
+    kind = column.type
+    if kind in _INLINE_UNKNOWN or kind is Type.TIMESTAMP2:
+        raise UnclearValueError(f"a {definition.type.base} has no plain value of its own")
     if kind is Type.ENUM:
-        return _member(column, text) if said.quoted else column.elems[int(text) - 1]
-    if kind is Type.SET:
-        members = {_member(column, part) for part in text.split(",") if part} if said.quoted else None
-        return None if members is None else ",".join(elem for elem in column.elems if elem in members)
+        return column.elems[0]
+    if kind is Type.SET or (kind in STRINGS and column.is_text):
+        return ""
     if kind in STRINGS:
-        return _string(column, text) if said.quoted or text.isdecimal() else None
-    return _moment(column, text)
+        return _bytes(b"\0" * column.meta if kind is Type.STRING else b"")
+    if kind is Type.BIT:
+        return _bytes(bytes((column.meta + 7) // 8))
+    if kind in (Type.DATE, Type.DATETIME2):
+        return _ZERO if kind is Type.DATE else _ZERO_MOMENT
+    if kind is Type.TIME2:
+        return _time_text("", 0, 0, 0, "", column.meta)
+    return f"{_decimal(Decimal(0), column):f}" if kind is Type.NEWDECIMAL else 0
 
 
-def _year(number: int, *, quoted: bool) -> int:
-    if number >= 100 or (number == 0 and not quoted):
+def _constant(column: Column, literal: Literal, definition: ColumnDef, dialect: Dialect) -> Value:
+    kind = column.type
+    if kind in _INLINE_UNKNOWN or kind is Type.TIMESTAMP2:
+        raise UnclearValueError(f"constants of a {definition.type.base} are not computed")
+    if definition.type.base in _ADDRESSES:
+        if literal.sort != "string":
+            raise ValueError("no text")
+        return _bytes(_ADDRESSES[definition.type.base](literal.text))
+    if kind in STRINGS:
+        return _string(column, literal, dialect)
+    if literal.charset and not literal.text.isascii():
+        raise ValueError("a character set of its own")
+    if kind in INTEGERS:
+        return _integer(column, literal)
+    if kind is Type.NEWDECIMAL:
+        return f"{_decimal(_number(literal), column):f}"
+    if kind is Type.YEAR:
+        return _year(literal)
+    if kind is Type.TIME2:
+        return _time(column, literal, dialect)
+    if kind in (Type.DATE, Type.DATETIME2):
+        return _moment(column, literal, dialect)
+    return _OTHERS[kind](column, literal)
+
+
+def _computed(text: str) -> int | None:
+    """A sum, difference or product of whole numbers; None: it is something else."""
+    if not _ARITHMETIC.fullmatch(text):
+        return None
+    total = 0
+    for sign, product in _TERMS.findall(f"+ {text}" if text[0] not in "+-" else text):
+        value = math.prod(map(int, product.split("*")))
+        total += -value if sign == "-" else value
+    return total
+
+
+def _uuid(text: str) -> bytes:
+    if not _UUID.fullmatch(text):
+        raise ValueError("no UUID as it is usually written")
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def _float(column: Column, literal: Literal) -> float:
+    number = float(_number(literal))
+    if column.unsigned and number < 0:
+        raise ValueError("out of range")
+    return number
+
+
+def _number(literal: Literal) -> Decimal:
+    if literal.sort == "hex":
+        return Decimal(int(literal.text or "0", 16))
+    if literal.sort == "bits":
+        return Decimal(int(literal.text or "0", 2))
+    number = Decimal(literal.text.strip())
+    if not number.is_finite():
+        raise ValueError("no number")
+    return number
+
+
+def _integer(column: Column, literal: Literal) -> int:
+    if "e" in literal.text.lower() and literal.sort in ("number", "string"):
+        raise ValueError("a floating-point number")
+    number = int(_number(literal).to_integral_value(ROUND_HALF_UP, context=_EXACT))
+    bits = 8 * INTEGER_BYTES[column.type]
+    least, most = (0, (1 << bits) - 1) if column.unsigned else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    if column.type is Type.INT24:
+        least, most = (0, (1 << 24) - 1) if column.unsigned else (-(1 << 23), (1 << 23) - 1)
+    if not least <= number <= most:
+        raise ValueError("out of range")
+    return number
+
+
+def _decimal(number: Decimal, column: Column) -> Decimal:
+    precision, scale = column.meta >> 8, column.meta & 0xFF
+    found = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, context=_EXACT)
+    if abs(found) >= Decimal(10) ** (precision - scale) or (column.unsigned and found < 0):
+        raise ValueError("out of range")
+    return found or abs(found)
+
+
+def _year(literal: Literal) -> int:
+    if literal.sort not in ("number", "string") or not literal.text.isdecimal():
+        raise ValueError("no year")
+    number = int(literal.text)
+    if number >= 100:
+        if not 1901 <= number <= 2155:
+            raise ValueError("out of range")
         return number
+    if number == 0 and (literal.sort == "number" or len(literal.text) > 2):
+        return 0
     return number + (2000 if number < 70 else 1900)
 
 
+def _bits(column: Column, literal: Literal) -> str:
+    if literal.sort == "string":
+        raise ValueError("the bytes of a string")
+    number = _number(literal)
+    if number != number.to_integral_value() or not 0 <= number < 1 << column.meta:
+        raise ValueError("out of range")
+    return _bytes(int(number).to_bytes((column.meta + 7) // 8, "big"))
+
+
+def _enum(column: Column, literal: Literal) -> str:
+    if literal.sort == "string":
+        return _member(column, literal.text)
+    if literal.sort != "number" or int(literal.text) < 1:
+        raise ValueError("no member")
+    return column.elems[int(literal.text) - 1]
+
+
+def _set(column: Column, literal: Literal) -> str:
+    if literal.sort == "number":
+        number = int(literal.text)
+        if not 0 <= number < 1 << len(column.elems):
+            raise ValueError("no members")
+        return ",".join(elem for place, elem in enumerate(column.elems) if number >> place & 1)
+    if literal.sort != "string":
+        raise ValueError("no members")
+    members = {_member(column, part) for part in literal.text.split(",") if part}
+    return ",".join(elem for elem in column.elems if elem in members)
+
+
 def _member(column: Column, text: str) -> str:
-    return next(elem for elem in column.elems if elem.lower() == text.rstrip(" ").lower())
+    if not text.isascii() and text not in column.elems:
+        raise ValueError("which letters are equal depends on the collation")
+    text = text.rstrip(" ")
+    exact = [elem for elem in column.elems if elem == text]
+    return exact[0] if exact else next(elem for elem in column.elems if elem.lower() == text.lower())
 
 
-def _string(column: Column, text: str) -> str | None:
-    if column.is_text:
-        return text.rstrip(" ") if column.type is Type.STRING else text
-    if column.type is Type.STRING or not text.isascii():
-        return None
-    return base64.b64encode(text.encode()).decode()
+def _string(column: Column, literal: Literal, dialect: Dialect) -> str:
+    if literal.sort == "hex":
+        if len(literal.text) % 2:
+            raise ValueError("half a byte")
+        data = bytes.fromhex(literal.text)
+    elif literal.sort == "bits":
+        size = (len(literal.text) + 7) // 8
+        data = int(literal.text or "0", 2).to_bytes(size, "big")
+    elif literal.sort == "number":
+        data = _number_text(literal.text).encode()
+    else:
+        return _text(column, literal, dialect)
+    if not column.is_text:
+        return _bytes(_padded(column, data))
+    return _fitting(column, data.decode("ascii"))
 
 
-def _moment(column: Column, text: str) -> str | None:
-    kind = column.type
-    if kind is Type.DATE and _DAYS.fullmatch(text):
-        return dt.date.fromisoformat(text).isoformat()
-    if kind is Type.DATETIME2 and _MOMENT.fullmatch(text):
-        return dt.datetime.fromisoformat(text).isoformat()
-    if kind is Type.TIME2 and _TIME.fullmatch(text):
-        return text + (f".{'0' * column.meta}" if column.meta else "")
-    return None
+def _number_text(text: str) -> str:
+    if "e" in text.lower():
+        raise ValueError("a floating-point number")
+    negative, digits = text.startswith("-"), text.lstrip("+-")
+    whole, dot, fraction = digits.partition(".")
+    whole = whole.lstrip("0") or "0"
+    shown = f"{whole}{dot if fraction else ''}{fraction}"
+    return f"-{shown}" if negative and shown.strip("0.") else shown
+
+
+def _text(column: Column, literal: Literal, dialect: Dialect) -> str:
+    text = literal.text
+    if "\ufffd" in text or (literal.charset and not text.isascii()):
+        raise ValueError("characters of another character set")
+    if not column.is_text:
+        return _bytes(_padded(column, text.encode(codec_of(dialect.connection) or "ascii")))
+    return _fitting(column, text)
+
+
+def _fitting(column: Column, text: str) -> str:
+    codec = codec_of(column.charset)
+    if not text.isascii():
+        if codec is None or column.charset == "ascii":
+            raise ValueError("characters of another character set")
+        text.encode(codec)
+    if column.charset == "utf8mb3" and any(ord(char) > 0xFFFF for char in text):
+        raise ValueError("characters of another character set")
+    if column.type is Type.STRING:
+        text = text.rstrip(" ")
+    width = character_bytes(column.collation)
+    if len(text) > (column.meta // width if column.type is not Type.BLOB else ((1 << 8 * column.meta) - 1) // width):
+        raise ValueError("too long")
+    return text
+
+
+def _padded(column: Column, data: bytes) -> bytes:
+    size = (1 << 8 * column.meta) - 1 if column.type is Type.BLOB else column.meta
+    if len(data) > size:
+        raise ValueError("too long")
+    return data.ljust(column.meta, b"\0") if column.type is Type.STRING else data
+
+
+def _bytes(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _moment(column: Column, literal: Literal, dialect: Dialect) -> str | None:
+    """DATE, DATETIME."""
+    text = literal.text.strip()
+    if literal.sort not in ("string", "number"):
+        raise ValueError("no date")
+    if text.isdecimal() and len(text) in (8, 14):
+        text = f"{text[:4]}-{text[4:6]}-{text[6:8]} " + ":".join(text[at : at + 2] for at in range(8, len(text), 2))
+    elif literal.sort == "number":
+        raise ValueError("no date")
+    days, _, clock = text.strip().replace("T", " ").partition(" ")
+    found, at = _DAYS.fullmatch(days), _CLOCK.fullmatch(clock.strip() or "0:0")
+    if found is None or at is None:
+        raise ValueError("no date")
+    if set(days) <= set("0-/.") and set(clock) <= set("0:. "):
+        return _ZERO if column.type is Type.DATE else _ZERO_MOMENT
+    day = dt.date(int(found[1]), int(found[2]), int(found[3]))
+    if column.type is Type.DATE:
+        return day.isoformat()
+    fraction = _fraction(at[4] or "", column.meta, dialect)
+    clock_time = dt.time(int(at[1]), int(at[2]), int(at[3] or 0), int(fraction.ljust(6, "0")))
+    return dt.datetime.combine(day, clock_time).isoformat()
+
+
+def _fraction(digits: str, count: int, dialect: Dialect) -> str:
+    """The digits of a second's fraction that are kept: MariaDB cuts the others off, MySQL rounds."""
+    if len(digits.rstrip("0")) > count and (not dialect.mariadb or dialect.rounds_fractions):
+        raise ValueError("fractions of a second are rounded")
+    return digits[:count].ljust(count, "0")
+
+
+def _time(column: Column, literal: Literal, dialect: Dialect) -> str:
+    text = literal.text.strip()
+    if literal.sort not in ("string", "number"):
+        raise ValueError("no time")
+    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
+    if digits.isdecimal() and len(digits) <= 7:
+        digits = digits.rjust(7, "0")
+        return _checked_time(sign, (digits[:3], digits[3:5], digits[5:], ""), column, dialect)
+    found = _TIME.fullmatch(text)
+    if found is None or literal.sort == "number":
+        raise ValueError("no time")
+    return _checked_time(sign, (found[2], found[3], found[4] or "0", found[5] or ""), column, dialect)
+
+
+def _checked_time(sign: str, parts: tuple[str, str, str, str], column: Column, dialect: Dialect) -> str:
+    hours, minutes, seconds = map(int, parts[:3])
+    if hours > _TIME_HOURS_MAX or minutes > 59 or seconds > 59:
+        raise ValueError("out of range")
+    return _time_text(sign, hours, minutes, seconds, _fraction(parts[3], column.meta, dialect), column.meta)
+
+
+def _time_text(sign: str, hours: int, minutes: int, seconds: int, fraction: str, count: int) -> str:
+    fraction = fraction.ljust(count, "0")
+    if not (hours or minutes or seconds or fraction.strip("0")):
+        sign = ""
+    return f"{sign}{hours:02}:{minutes:02}:{seconds:02}" + (f".{fraction}" if count else "")
+
+
+_ADDRESSES: Final[dict[str, Callable[[str], bytes]]] = {
+    "uuid": _uuid,
+    "inet4": lambda text: ipaddress.IPv4Address(text).packed,
+    "inet6": lambda text: ipaddress.IPv6Address(text).packed,
+}
+"""MariaDB's types whose constants are texts of bytes."""
+_OTHERS: Final[dict[Type, Callable[[Column, Literal], Value]]] = {
+    Type.BIT: _bits,
+    Type.ENUM: _enum,
+    Type.SET: _set,
+    Type.FLOAT: _float,
+    Type.DOUBLE: _float,
+}

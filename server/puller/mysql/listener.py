@@ -5,6 +5,7 @@ transaction that never ends is never told. What was told before a restart is tol
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -42,11 +43,39 @@ class LogListener(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Tables whose rows a DDL changes beside the log: by id their names behind it, and by these names why."""
+
+    commit_ts: int
+    tables: Mapping[int, str]
+    reasons: Mapping[str, str]
+
+
 class Copying(Protocol):
     """Who copies tables beside the log, and so brings rows that the log never names; called on the event loop."""
 
     async def copies(self, names: Collection[str]) -> bool:
         """Whether each of these tables (`schema.table`), which are new, will be copied with what it holds."""
+        ...
+
+    async def begin(self, start_ts: int) -> None:
+        """The log is about to be read above `start_ts`: what was to be read again there, and is not complete, still is.
+
+        Raises:
+            UnavailableError: it cannot be looked up now.
+        """
+        ...
+
+    async def reads_again(self, again: Again) -> bool:
+        """Read tables again by themselves, whether they were copied or not; durable when it returns.
+
+        Until they are complete no cut is offered above the DDL. False, and nothing has changed: the changefeed is to
+        stop instead.
+
+        Raises:
+            UnavailableError: it cannot be made durable now.
+        """
         ...
 
     async def copies_anew(self, names: Collection[str]) -> bool:

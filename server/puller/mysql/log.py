@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from server.puller.mysql.clock import Clock
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.errors import GtidDomainsError, LogPurgedError, MySqlUnavailableError, NoAnchorError
 from server.puller.mysql.lookahead import log_end
@@ -13,11 +14,11 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.refusal import behind
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
-from server.puller.mysql.transactions import Transactions
+from server.puller.mysql.transactions import Transactions, Unjudged
 from server.puller.mysql.xa import prepared_xids
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
-from storage.mysql.event import Events, EventType
+from storage.mysql.event import Events
 
 _FIRST_S: Final = 10.0
 _EXECUTED_WAIT_S: Final = 5.0
@@ -90,7 +91,17 @@ def present(options: MySqlOptions) -> Anchor:
     return anchor
 
 
-def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a changefeed begins: all that was committed before is at or below `ts`; `anchor` is before what follows."""
+
+    anchor: Anchor
+    ts: int
+    clock: Clock
+    """What was decided about times between the two."""
+
+
+def beginning(options: MySqlOptions) -> Beginning:
     """A ts that everything committed before is at or below, and an anchor before all rows of what follows it; blocks.
 
     Rows of an XA transaction are in the log where it was prepared, maybe before the place at which it is committed. So
@@ -109,9 +120,11 @@ def beginning(options: MySqlOptions) -> tuple[Anchor, int]:
         if left:
             _log.warning("XA transactions stay prepared: their rows must be dumped if they commit", count=len(left))
         if (_gtids(session), *log_end(session)) == (anchor.gtids, anchor.file, anchor.position):
-            return anchor, anchor.ts  # nothing is behind it, nor between its GTIDs and its offset
+            clock = Clock.believing(believed_ms(session, options))
+            return Beginning(anchor, anchor.ts, clock)  # nothing is behind it, nor between its GTIDs and its offset
+        until_ms = believed_ms(session, options)
         reader = log_in_to(session.address, options)
-    return anchor, _ts_at_end(reader, anchor, options)
+    return _ts_at_end(reader, anchor, options, Clock.believing(until_ms))
 
 
 def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
@@ -166,23 +179,33 @@ def _present(session: Session) -> Anchor:
     file, position = log_end(session)
     if not file:
         raise NoAnchorError("the server writes no log: set log_bin; see `tidemark cli source check`")
-    ((now_ms,),) = session.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
-    return Anchor(compose(max(int(now_ms), int(time.time() * 1000))), gtids, file, position)
+    return Anchor(compose(_now_ms(session)), gtids, file, position)
 
 
-def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions) -> int:
-    """The commit_ts of the last transaction in the log now."""
+def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions, clock: Clock) -> Beginning:
+    """The commit_ts of the last transaction in the log now; times that are later than `clock` believes are odd."""
     place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
-    transactions = Transactions(LogPosition(anchor))
+    transactions = Transactions(LogPosition(anchor), clock=clock)
     stream = open_stream(reader, place, options, 0, follow=False)
     try:
         while not stream.ended:
             for events in stream.take(_FIRST_S):
-                for _ in transactions.take(events):
-                    pass
+                for item in transactions.take(events):
+                    if isinstance(item, Unjudged):
+                        transactions.clock = transactions.clock.judge(item.previous_ts, item.times_ms, 0).clock
     finally:
         stream.close()
-    return transactions.position.ts
+    return Beginning(anchor, transactions.position.ts, transactions.clock)
+
+
+def believed_ms(session: Session, options: MySqlOptions) -> int:
+    """The latest time that is believed now, by the later of the server's clock and ours; blocks."""
+    return _now_ms(session) + options.max_clock_skew_ms
+
+
+def _now_ms(session: Session) -> int:
+    ((now_ms,),) = session.execute("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)")
+    return max(int(now_ms), int(time.time() * 1000))
 
 
 def _gtids(session: Session) -> str:
@@ -193,14 +216,20 @@ def _gtids(session: Session) -> str:
 
 
 def began(reader: Session, file: str, options: MySqlOptions) -> int:
-    """The second in which a log file begins; `reader` is used up by it. Raises as `oldest`."""
+    """The second in which a log file begins; `reader` is used up by it. Raises as `oldest`.
+
+    A file that was begun by a session that has SET timestamp has the session's time: if that is still to come, the
+    first time behind it counts.
+    """
+    last_s = believed_ms(reader, options) // 1000
     stream = open_stream(reader, LogPlace("", file), options, 0, follow=False)
     try:
         while not stream.ended:
             for events in stream.take(_FIRST_S):
-                begins = events.of(EventType.FORMAT_DESCRIPTION)
-                if len(begins):
-                    return int(events.timestamps[begins[0]])
+                times = events.timestamps[(events.timestamps > 0) & (events.next_positions > 0)]
+                believed = times[times <= last_s]
+                if len(believed):
+                    return int(believed[0])
     finally:
         stream.close()
     raise NoAnchorError(f"the log {file} of the server does not say when it began")

@@ -10,19 +10,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session, log_in_to
-from server.puller.mysql.ddl import read_statement
+from server.puller.mysql.ddl import dialect_of, statement_of
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.statement import Kind, Statement, TableName, Verb
 from server.puller.mysql.stream import LogPlace, open_stream
+from server.puller.mysql.tokens import Dialect
 from storage.mysql.compressed import expand
-from storage.mysql.control import Query, Rotate
+from storage.mysql.control import MariaGtid, Query, Rotate
 from storage.mysql.event import Events, EventType
 from storage.mysql.table_map import TableMap
 
 _TAKE_S = 10.0
+_IS_SEEN = np.isin(
+    np.arange(256),
+    [EventType.TABLE_MAP, EventType.QUERY, EventType.MARIADB_GTID, EventType.FORMAT_DESCRIPTION],
+)
 _ANONYMOUS_READER = 0  # the server's id for tools that read once: it evicts nobody
 
 
@@ -37,28 +44,43 @@ class Sought:
     name: TableName
     told: TableMap | None = None
     gone: bool = False
+    altered: bool = False
+    """Whether another DDL came before what was found: it tells of the table behind that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a table is; not `sure`: behind another DDL of it."""
+
+    table: Definition | TableMap
+    sure: bool = True
 
 
 @dataclass(slots=True)
 class Lookahead:
     """What was found so far; pure."""
 
-    fold_case: bool
+    dialect: Dialect
     sought: dict[TableName, Sought]
     """By the names they have at the place that was reached; those that need no more are left out."""
     done: list[Sought] = field(default_factory=list)
     met: bool = False
     """Whether anything about one of them was met since this was last set to False."""
+    passes: bool = False
+    """Whether the statement that comes changes nothing: it is a phase of an ALTER that is not its end."""
 
     def see(self, events: Events, *, mariadb: bool) -> None:
         """Take the next events of the log."""
         types = events.types
-        for mark in ((types == EventType.TABLE_MAP) | (types == EventType.QUERY)).nonzero()[0].tolist():
+        for mark in np.flatnonzero(_IS_SEEN[types]).tolist():
             if types[mark] == EventType.TABLE_MAP:
                 self._see_table(TableMap.parse(events.body(mark), mariadb=mariadb))
-            else:
-                query = Query.parse(events.body(mark))
-                self._see_statement(read_statement(query.sql, query.schema, fold_case=self.fold_case))
+            elif types[mark] == EventType.MARIADB_GTID:
+                self.passes = MariaGtid.parse(events.header(mark), events.body(mark)).changes_nothing
+            elif types[mark] == EventType.FORMAT_DESCRIPTION:
+                self.dialect = dialect_of(events.body(mark), self.dialect)
+            elif not self.passes:
+                self._see_statement(statement_of(Query.parse(events.body(mark)), self.dialect))
 
     def _see_table(self, told: TableMap) -> None:
         sought = self.sought.pop((told.schema, told.table), None)
@@ -83,17 +105,19 @@ class Lookahead:
                     self.done.append(self.sought.pop(name))
                 elif action.verb is Verb.RENAMED and action.to is not None:
                     self.sought[action.to] = self.sought.pop(name)
+                elif action.verb is Verb.ALTERED:
+                    sought.altered = True
 
 
 def definitions_behind(
     session: Session, options: MySqlOptions, names: Sequence[TableName], place: Place, *, fold_case: bool
-) -> dict[TableName, Definition | TableMap]:
+) -> dict[TableName, Seen]:
     """The tables of these names right behind a place in the log of the session's server; without those that are gone.
 
     Raises:
         MySqlUnavailableError, LogPurgedError, …: the server or its log cannot be read.
     """
-    look = Lookahead(fold_case, {name: Sought(name) for name in names})
+    look = Lookahead(Dialect(fold_case=fold_case), {name: Sought(name) for name in names})
     while True:
         end = log_end(session)
         look.met = False
@@ -111,19 +135,21 @@ def definitions_behind(
 
 def _touched(session: Session, options: MySqlOptions, look: Lookahead, begin: Place, end: Place) -> bool:
     """Whether the log went on about one of the tables while the catalogue was read."""
-    probe = Lookahead(look.fold_case, {name: Sought(name) for name in look.sought})
+    probe = Lookahead(look.dialect, {name: Sought(name) for name in look.sought})
     for events in _between(session, options, begin, end):
         probe.see(events, mariadb=session.flavor.is_mariadb)
     return probe.met
 
 
-def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableName, Definition | TableMap]:
-    answer: dict[TableName, Definition | TableMap] = {
-        sought.name: sought.told for sought in look.done if sought.told is not None and not sought.gone
+def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableName, Seen]:
+    answer = {
+        sought.name: Seen(sought.told, not sought.altered)
+        for sought in look.done
+        if sought.told is not None and not sought.gone
     }
     for name, sought in look.sought.items():
         if name in found:
-            answer[sought.name] = found[name]
+            answer[sought.name] = Seen(found[name], not sought.altered)
     return answer
 
 

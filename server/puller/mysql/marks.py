@@ -25,6 +25,7 @@ IS_MARK = np.isin(
         *GTIDS,
         EventType.XID,
         EventType.QUERY,
+        EventType.EXECUTE_LOAD_QUERY,
         EventType.XA_PREPARE,
         EventType.FORMAT_DESCRIPTION,
         EventType.ROTATE,

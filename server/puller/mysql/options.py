@@ -2,10 +2,12 @@
 
     mysql://user@host[:port][,host[:port]…]?password-file=/path&tls=verify&ca=/path&cert=/path&key=/path
         &server-id=1700000000&heartbeat-ms=1000&connect-timeout-s=10&idle-row-ms=3000&checksum=verify
+        &on-unclear-ddl=reread&max-clock-skew=10m
 
 With several hosts the first that answers is read; all must have the same history (GTIDs).
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -15,6 +17,7 @@ DEFAULT_PORT: Final = 3306
 _TLS = ("off", "require", "verify-ca", "verify")
 _OPTIONS = (
     "password-file",
+    "password-env",
     "tls",
     "ca",
     "cert",
@@ -24,7 +27,12 @@ _OPTIONS = (
     "connect-timeout-s",
     "idle-row-ms",
     "checksum",
+    "on-unclear-ddl",
+    "max-clock-skew",
 )
+_DURATION = re.compile(r"(\d{1,9})(s|m|h|d)")
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SKEW_MAX_MS = 36_500 * _UNIT_MS["d"]
 _SERVER_ID_MAX = (1 << 32) - 1
 
 
@@ -35,6 +43,8 @@ class MySqlOptions:
     addresses: tuple[Address, ...]
     user: str
     password_file: str = ""
+    password_env: str = ""
+    """The environment variable that holds the password, where there is no file."""
     tls: str = "off"
     ca: str = ""
     cert: str = ""
@@ -45,6 +55,12 @@ class MySqlOptions:
     connect_timeout_s: float = 10.0
     checksum: str = "verify"
     """`trust` leaves the comparing of events with their checksums out, which takes half of the CPU."""
+    on_unclear_ddl: str = "reread"
+    """What becomes of a table whose stored values a DDL changes, which no event tells: its rows are read again by a
+    dump that begins by itself, or (`stop`) the changefeed stops."""
+    max_clock_skew_ms: int = 600_000
+    """A transaction whose time in the log is later than the present by more than this does not move commit_ts on. In
+    the URI a number with its unit: `10m` (the default), `30s`, `2h`, `7d`; from 1s to 36500d."""
     idle_row_ms: int = 3000
     """After so long without any transaction a heartbeat row is written, so that cuts move on."""
 
@@ -69,11 +85,14 @@ class MySqlOptions:
             addresses=tuple(Address(server.host, server.port or DEFAULT_PORT) for server in uri.addresses),
             user=uri.user,
             password_file=uri.options.get("password-file", ""),
+            password_env=uri.options.get("password-env", ""),
             tls=tls,
             ca=uri.options.get("ca", ""),
             cert=uri.options.get("cert", ""),
             key=uri.options.get("key", ""),
             checksum=_one_of(uri, "checksum", ("verify", "trust")),
+            on_unclear_ddl=_one_of(uri, "on-unclear-ddl", ("reread", "stop")),
+            max_clock_skew_ms=_duration_ms(uri, "max-clock-skew", "10m"),
             server_id=_number(uri, "server-id", 0, 1, _SERVER_ID_MAX),
             heartbeat_ms=_number(uri, "heartbeat-ms", 1000, 50, 60_000),
             connect_timeout_s=_number(uri, "connect-timeout-s", 10, 1, 600),
@@ -96,3 +115,12 @@ def _number(uri: SourceUri, name: str, default: int, least: int, most: int) -> i
     if not text.isdecimal() or not least <= int(text) <= most:
         raise SourceUriError(f"{name}={text!r} in the source URI: it is a whole number from {least} to {most}")
     return int(text)
+
+
+def _duration_ms(uri: SourceUri, name: str, default: str) -> int:
+    text = uri.options.get(name, default)
+    parts = _DURATION.fullmatch(text)
+    duration_ms = int(parts[1]) * _UNIT_MS[parts[2]] if parts else 0
+    if not 1000 <= duration_ms <= _SKEW_MAX_MS:
+        raise SourceUriError(f"{name}={text!r} in the source URI: it is a number with its unit, as 30s, 10m, 2h or 7d")
+    return duration_ms

@@ -11,35 +11,63 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import structlog
 
 from server.puller.mysql import metrics
-from server.puller.mysql.anchors import EVERY_S, Anchors
-from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.anchors import EVERY_S, Anchors, ClockRecord
+from server.puller.mysql.catalogue import (
+    changes_alone,
+    may_nest_savepoints,
+    read_collations,
+    read_definitions,
+    schema_collation,
+)
+from server.puller.mysql.clock import Clock
 from server.puller.mysql.commits import Commits
-from server.puller.mysql.ddl_changes import DdlChanges
-from server.puller.mysql.errors import MySqlUnavailableError, ServerIdTakenError, TornTransactionError, XaUnknownError
+from server.puller.mysql.connection import Session
+from server.puller.mysql.ddl_changes import DdlChanges, Helps
+from server.puller.mysql.errors import (
+    BarrierInterruptedError,
+    MySqlUnavailableError,
+    ServerIdTakenError,
+    TornTransactionError,
+    XaUnknownError,
+)
 from server.puller.mysql.heartbeat import Heart
 from server.puller.mysql.listener import Copying, LogListener
-from server.puller.mysql.log import OpenLog, oldest, open_log
+from server.puller.mysql.log import OpenLog, believed_ms, oldest, open_log
 from server.puller.mysql.lookahead import definitions_behind
+from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import LogPosition
+from server.puller.mysql.position import STEP, LogPosition
 from server.puller.mysql.retention import Retention
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.server_id import leased_server_id
-from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import LogBegins, Stated, Transactions, Unprepared, XaMoved
+from server.puller.mysql.tables import Effect, Tables, statement_logged
+from server.puller.mysql.transactions import (
+    HELD_BYTES,
+    LogBegins,
+    Stated,
+    Transactions,
+    Unjudged,
+    Unprepared,
+    XaMoved,
+)
+from server.puller.mysql.tree import CreateTable
 from server.puller.source import Catalog, Rows
 from server.puller.table import SourceTable
 from storage.meta.meta import Meta
+from storage.model.errors import InvalidError, TidemarkError
 from storage.model.ts import physical_ms
 from storage.mysql.event import Events
 
 T = TypeVar("T")
+Barrier: TypeAlias = Stated | Untold | Unprepared
+"""What the log cannot be read beyond without a look at it on the event loop."""
 _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
 _GIVE_UP_S: Final = 30.0
@@ -47,6 +75,26 @@ _MANY_TABLES: Final = 100
 _RESOLVE_EVERY_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class OddTimes:
+    """What the puller has told of times that do not count."""
+
+    transactions: int = 0
+    latest_ms: int = 0
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """For whoever asks about the changefeed."""
+        if not self.transactions:
+            return ()
+        latest = datetime.fromtimestamp(self.latest_ms / 1000, UTC).isoformat()
+        text = (
+            f"{self.transactions} transactions of the log have times that were to come by more than max-clock-skew "
+            f"(the latest {latest}; SET timestamp, or the server's clock): they move commit_ts on by {STEP} only"
+        )
+        return (text,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +105,11 @@ class Upstream:
     options: MySqlOptions
     meta: Meta
     listener: LogListener | None = None
-    torn: set[tuple[str, int]] = field(default_factory=set)
-    """Where transactions begin that a server never ended; known as long as the source."""
+    torn: dict[tuple[str, int], RowRanges | None] = field(default_factory=dict)
+    """Where transactions begin that a server never ended, or that undid rows that were given (these); known as long as
+    the source."""
     copying: Copying | None = None
+    odd_times: OddTimes = field(default_factory=OddTimes)
 
 
 class LogPuller:
@@ -78,19 +128,26 @@ class LogPuller:
         self._rows = LogRows(self._tables, start_ts, rows, upstream.listener)
         self._ddl = DdlChanges(self._tables, self._rows, catalog, upstream.listener, upstream.copying)
         self._anchors = Anchors(upstream.meta, upstream.changefeed)
+        self._clock = ClockRecord(upstream.meta, upstream.changefeed)
         self._anchored_at = 0.0
         self._resolved_at = 0.0
         self._heard_at = 0.0
         self._transactions: Transactions | None = None
+        self._held_bytes = min(HELD_BYTES, rows.open_transactions.memory_bytes)
 
     async def run(self) -> None:
         """See `Puller.run`."""
         options = self._upstream.options
+        if self._upstream.copying is not None:
+            await self._upstream.copying.begin(self._start_ts)
         anchor = await self._anchors.begin(self._start_ts)
         if anchor is None:
             anchor = await self._call(oldest, options, self._start_ts)
             await self._anchors.put(anchor)  # the fold begins there after a restart, too
-        self._transactions = Transactions(LogPosition(anchor), torn=frozenset(self._upstream.torn))
+        clock = await self._clock.load() or Clock.believing(physical_ms(self._start_ts))
+        self._transactions = Transactions(
+            LogPosition(anchor), torn=self._upstream.torn, held_bytes=self._held_bytes, clock=clock
+        )
         heart = Heart(self._upstream.changefeed, options)
         retention = Retention(self._upstream.changefeed, options, self._upstream.meta)
         async with asyncio.TaskGroup() as tasks:
@@ -139,7 +196,7 @@ class LogPuller:
             )
             await self._follow(log)
         except TornTransactionError as err:
-            self._upstream.torn.add(err.place)
+            self._upstream.torn[err.place] = err.rows
             raise
         finally:
             log.close()
@@ -162,13 +219,21 @@ class LogPuller:
         while True:
             work = self._work(log, waiting)
             while (barrier := await self._call(next, work, None)) is not None:
-                await self._pass(barrier, log)
+                if isinstance(barrier, Unjudged):
+                    await self._judge(barrier, log)
+                    continue
+                try:
+                    await self._pass(barrier, log)
+                except InvalidError as err:
+                    await self._refuse(barrier.commit_ts - 1, err)
+                except MySqlUnavailableError as err:  # the position is behind what was not worked on yet
+                    raise BarrierInterruptedError(f"{err.message}; the log is read again from the checkpoint") from err
             self._resolve_all()
             waiting = []
             self._heard_at = asyncio.get_running_loop().time()
             await self._keep_anchor()
 
-    def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Stated | Untold]:
+    def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Barrier | Unjudged]:
         """One take of the log; runs in a thread, and stops at what needs the event loop."""
         assert self._transactions is not None, "it runs"
         for events in waiting or log.stream.take(_TAKE_S):
@@ -180,9 +245,12 @@ class LogPuller:
                 elif isinstance(item, XaMoved):
                     if self._upstream.listener is not None:
                         self._upstream.listener.xa_moved(item.xid, waits=item.waits)
+                elif isinstance(item, Unjudged):
+                    yield item
                 elif item.commit_ts > self._start_ts:
-                    if isinstance(item, Unprepared):
-                        raise _unknown(item)
+                    if isinstance(item, UnclearSavepoint):
+                        self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, log.session))
+                        continue
                     yield item
         self._resolve()
 
@@ -203,18 +271,62 @@ class LogPuller:
         if self._was_without_tables:
             self._catalog.resolve(max(self._start_ts, self._position.ts))
 
-    async def _pass(self, barrier: Stated | Untold, log: OpenLog) -> None:
-        """A table is, or may be, another one from here on."""
+    async def _refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        """Let everything before a statement that cannot be followed be delivered, then raise `error`."""
+        if ts > self.resolved_ts:
+            for table in self._tables.by_name.values():
+                await self._call(self._sink.resolve, table.span, ts)
+            self.resolved_ts = ts
+        await self._catalog.refuse(ts, error)
+
+    async def _pass(self, barrier: Barrier, log: OpenLog) -> None:
+        """A table is, or may be, another one from here on; or rows are missing."""
+        if isinstance(barrier, Unprepared):
+            raise _unknown(barrier)
         if isinstance(barrier, Untold):
             found = await self._call(read_definitions, log.session, [barrier.name])
             await self._ddl.apply_untold(barrier, found.get(barrier.name))
             return
         effect = self._ddl.effect_of(barrier)
-        if effect:
-            metrics.DDLS.inc()
-            names, place = list(effect.touched), (barrier.file, barrier.position)
-            look = partial(definitions_behind, log.session, self._upstream.options, names, place)
-            await self._ddl.apply(barrier, effect, await self._call(partial(look, fold_case=log.fold_case)))
+        target = self._ddl.changed_by_statement(barrier)
+        if target is not None and not await self._call(changes_alone, log.session, target):
+            at = f"{barrier.file}:{barrier.position}"
+            raise statement_logged(
+                barrier.query.sql,
+                at,
+                barrier.commit_ts,
+                "its table may be a view, or have triggers, that change rows of captured ones",
+            )
+        if not effect:
+            return
+        metrics.DDLS.inc()
+        helps = await self._call(partial(self._helps, log.session, barrier, effect))
+        outcome = self._ddl.outcome(barrier, effect, helps)
+        new = [name for name, table_id in effect.touched.items() if self._tables.by_id(table_id) is None]
+        names, place = list({*outcome.lost, *new}), (barrier.file, barrier.position)
+        look = partial(definitions_behind, log.session, self._upstream.options, names, place)
+        seen = await self._call(partial(look, fold_case=log.fold_case)) if names else {}
+        await self._ddl.apply(barrier, effect, outcome, seen)
+
+    async def _judge(self, unjudged: Unjudged, log: OpenLog) -> None:
+        """Decide by the present whether times count; durable before a commit_ts follows from it."""
+        assert self._transactions is not None, "it runs"
+        present_ms = await self._call(believed_ms, log.session, self._upstream.options)
+        judgement = self._transactions.clock.judge(unjudged.previous_ts, unjudged.times_ms, present_ms)
+        await self._clock.save(judgement.clock)
+        self._transactions.clock = judgement.clock
+        if judgement.odd_ms:
+            odd = self._upstream.odd_times
+            odd.transactions += len(judgement.odd_ms)
+            odd.latest_ms = max(odd.latest_ms, *judgement.odd_ms)
+            metrics.ODD_TIMES.inc(len(judgement.odd_ms))
+            _log.warning("odd times in the log", changefeed=self._upstream.changefeed, warning=odd.warnings[0])
+
+    def _helps(self, session: Session, stated: Stated, effect: Effect) -> Helps:
+        """Ask the server; in a thread."""
+        tree = stated.statement.tree
+        usual = schema_collation(session, tree.name[0]) if isinstance(tree, CreateTable) else ""
+        return Helps(read_collations(session), usual, read_definitions(session, self._ddl.incomplete(effect)))
 
     async def _keep_anchor(self) -> None:
         assert self._transactions is not None, "it runs"
@@ -236,7 +348,9 @@ class LogPuller:
 def _unknown(item: Unprepared) -> XaUnknownError:
     return XaUnknownError(
         f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the changefeed's log begins: "
-        f"its rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, then dump the tables anew"
+        f"its rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, which is after it, then "
+        "copy the tables by `tidemark cli changefeed dumpstart`; rows that it deleted are removed from the target by "
+        "`tidemark cli verify --repair`"
     )
 
 

@@ -44,12 +44,14 @@ _BEHIND = (
 _DAMAGED = ("bogus data in log event", "log event entry exceeded", "binlog truncated", "event crc check failed")
 _OUT_OF_PURGE: Final = (
     "the server has purged the part of its log that comes next, so the changes in it are lost: raise "
-    "expire_logs_days / binlog_expire_logs_seconds, then remove this changefeed, create it anew and dump its tables "
+    "expire_logs_days / binlog_expire_logs_seconds, then resume the changefeed with --overwrite-checkpoint-ts now and "
+    "dump its tables (`tidemark cli changefeed dumpstart`); `tidemark cli verify --repair` removes rows that were "
+    "deleted meanwhile "
 )
 _OUT_OF_BEHIND: Final = (
     "the server's log does not hold what was read from its predecessor already (lost or errant transactions after a "
-    "failover?); nothing is rewound: point the source at a server that has them, or create the changefeed anew and "
-    "dump its tables "
+    "failover?); nothing is rewound: point the source at a server that has them, or create the changefeed anew, "
+    "with a new target, and dump its tables "
 )
 
 

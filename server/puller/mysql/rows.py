@@ -4,7 +4,7 @@ Runs in a thread, one step after the other; what needs the event loop (a change 
 `Untold`, and it goes on when that was dealt with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from server.puller import metrics
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
 from server.puller.mysql.statement import TableName
-from server.puller.mysql.tables import Tables
+from server.puller.mysql.tables import Tables, is_hidden
 from server.puller.mysql.watermark import watermark_rows
 from server.puller.source import Rows
 from server.puller.table import SourceTable
@@ -83,6 +83,19 @@ class LogRows:
         self._maps = TableMaps(mariadb=True)
         self._listener = listener
         self._plans: dict[tuple[int, int], Plan | None] = {}
+        self._empty: set[int] = set()
+
+    def note_empty(self, table_ids: Iterable[int]) -> None:
+        """These tables have no rows where the log is now: they were just created, or truncated."""
+        self._empty.update(table_ids)
+
+    def note_rows(self, table_ids: Iterable[int]) -> None:
+        """These tables may have rows now that no event brought."""
+        self._empty.difference_update(table_ids)
+
+    def is_empty(self, table_id: int) -> bool:
+        """Whether the table was seen to begin empty, and no row of it since: a DDL changes no values then."""
+        return table_id in self._empty
 
     def connected(self, *, mariadb: bool) -> None:
         """The log is read from a server, perhaps another one."""
@@ -136,6 +149,7 @@ class LogRows:
                 continue
             changes = read_changes(part.events, group, plan, commit_ts, part.start_ts)
             self._rows.add(table.span, changes.batch)
+            self._empty.discard(table.span.table_id)
             metrics.ROWS.inc(changes.batch.num_rows)
             if self._listener is not None:
                 self._listener.changed(table.span, changes.keys)
@@ -171,7 +185,9 @@ class LogRows:
         key = (table.span.table_id, id(told))
         if key not in self._plans:
             record = Table.parse(table.record.table_info)
-            self._plans[key] = Plan.of(record) if record.columns == told.columns else None
+            own, behind = told.columns[: len(record.columns)], told.columns[len(record.columns) :]
+            fits = record.columns == own and all(map(is_hidden, behind))
+            self._plans[key] = Plan.of(record, behind) if fits else None
         return self._plans[key]
 
     def _watermark(self, groups: Sequence[TableRows]) -> TableRows | None:

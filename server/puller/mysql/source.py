@@ -3,19 +3,22 @@
 import asyncio
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine
 from server.dump.mysql.listener import DumpListener
 from server.dump.puller import DumpingPuller
-from server.puller.mysql.anchors import Anchors
+from server.puller.mysql.anchors import Anchors, ClockRecord
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log import beginning
+from server.puller.mysql.open_transaction import RowRanges
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.puller import LogPuller, Upstream
-from server.puller.mysql.tables import record_of
+from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
+from server.puller.mysql.tables import new_id, record_of
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.puller.uri import SourceUri
@@ -25,6 +28,7 @@ from storage.model.errors import InvalidError
 from storage.model.span import Span
 from storage.mysql.errors import ColumnUnsupportedError
 from storage.mysql.schema import Table
+from storage.tidb.document import TableInfoError
 
 
 class MySqlSource:
@@ -37,34 +41,50 @@ class MySqlSource:
         self._changefeed = changefeed
         self._options = options
         self._meta = meta
-        self._torn: set[tuple[str, int]] = set()
+        self._torn: dict[tuple[str, int], RowRanges | None] = {}
+        self._odd_times = OddTimes()
         self.listener: LogListener | None = None
         """Who follows the log of pullers made from now on, instead of their dump."""
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """See `Source.warnings`."""
+        return self._odd_times.warnings
+
     async def now(self) -> int:
         """See `Source.now`; keeps an anchor for it."""
-        anchor, ts = await asyncio.to_thread(beginning, self._options)
-        await Anchors(self._meta, self._changefeed).put(anchor)
-        return ts
+        begins = await asyncio.to_thread(beginning, self._options)
+        record = ClockRecord(self._meta, self._changefeed)
+        if await record.load() is None:
+            await record.save(begins.clock)
+        await Anchors(self._meta, self._changefeed).put(begins.anchor)
+        return begins.ts
 
-    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
+    async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """See `Source.snapshot`: tables as they are now; what the log does to them after `ts` is found in the log."""
-        del ts
         definitions = await asyncio.to_thread(self._definitions)
-        return [record_of(each, place + 1) for place, each in enumerate(definitions)]
+        if not before:
+            return [record_of(each, place + 1) for place, each in enumerate(definitions)]
+        earlier = {(each.schema_name, each.table_name): Table.parse(each.table_info) for each in before}
+        return [_continued(each, earlier.get(each.name), ts) for each in definitions]
 
-    def table(self, record: TableRecord) -> SourceTable:
-        """See `Source.table`."""
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
+        """See `Source.table`: the record says itself which columns are which."""
+        del before
         return mysql_table(record)
 
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for all."""
         if self.listener is not None:
-            upstream = Upstream(self._changefeed, self._options, self._meta, self.listener, self._torn)
+            upstream = Upstream(
+                self._changefeed, self._options, self._meta, self.listener, self._torn, odd_times=self._odd_times
+            )
             return [LogPuller(tables, start_ts, upstream, rows, catalog)]
-        listener = DumpListener(self._changefeed, tables)
+        listener = DumpListener(self._changefeed, tables, catalog.holds)
         engine = DumpEngine(self._changefeed, self._options, DumpRecords(self._meta, self._changefeed), listener)
-        upstream = Upstream(self._changefeed, self._options, self._meta, listener, self._torn, engine.copying)
+        upstream = Upstream(
+            self._changefeed, self._options, self._meta, listener, self._torn, engine.copying, self._odd_times
+        )
         log = LogPuller(tables, start_ts, upstream, rows, catalog)
         return [DumpingPuller(log, engine)]
 
@@ -77,6 +97,13 @@ class MySqlSource:
         with log_in(self._options) as session:
             found = read_definitions(session)
         return [found[name] for name in sorted(found)]
+
+
+def _continued(definition: Definition, before: Table | None, ts: int) -> TableRecord:
+    """The record of a table at `ts`, with the identities that it and its columns had before."""
+    if before is None:
+        return record_of(definition, new_id(ts, definition.name))
+    return record_of(definition.identified(before, before.free_column_id), before.id)
 
 
 def mysql_table(record: TableRecord) -> SourceTable:
@@ -100,6 +127,8 @@ def mysql_table(record: TableRecord) -> SourceTable:
         return SourceTable(record, Span(table.id, b"", b""), taken(record, mounter))
     except ColumnUnsupportedError as err:
         raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
+    except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as err:
+        raise TableInfoError(f"the record of {record.name}: a column has no type that rows could have: {err}") from err
 
 
 def mysql_source(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:

@@ -2,7 +2,10 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from server.puller.mysql.tree import Tree
 
 
 class Verb(enum.Enum):
@@ -45,6 +48,8 @@ class Kind(enum.Enum):
     XA_END = "xa end"
     XA_COMMIT = "xa commit"
     XA_ROLLBACK = "xa rollback"
+    SAVEPOINT = "savepoint"
+    ROLLBACK_TO = "rollback to"
     NOTHING = "nothing"
     """It changes no rows and no tables."""
     ROWS = "rows"
@@ -61,3 +66,8 @@ class Statement:
     words: frozenset[str] = field(default=frozenset())
     xid: str = ""
     """Of an XA statement, as the log writes it."""
+    tree: "Tree | None" = None
+    savepoint: str = ""
+    """The name of one that is set, or rolled back to."""
+    reason: str = ""
+    """Why an unknown one is not understood."""

@@ -14,14 +14,34 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
+from server.puller.mysql.errors import DdlUnknownError, SavepointUnclearError, StatementLoggedError
+from server.puller.mysql.open_transaction import UnclearSavepoint
 from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
+from server.puller.mysql.tree import CreateTable, Dml
 from server.puller.table import SourceTable, TableRecord
 from storage.mysql.schema import Column, Table
 from storage.mysql.table_map import TableMap
 from storage.mysql.types import INTEGERS, STRINGS, Type
 
 _NEW: Final = -1
+_PLAIN_NAME: Final = re.compile(r"[\w$]+")
+_UNDOES: Final = re.compile(r"\s*ROLLBACK\b.*\bTO\b", re.I | re.S)
+_PURE: Final = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        values value in on set and or not using key where when then else between like case if ifnull nullif
+        coalesce concat now current_timestamp current_date curdate curtime unix_timestamp from_unixtime date
+        time timestamp year month day date_format str_to_date date_add date_sub adddate subdate
+        timestampdiff timestampadd datediff least greatest abs ceil ceiling floor round mod truncate length
+        char_length lower upper lcase ucase trim ltrim rtrim left right substring substr mid lpad rpad
+        replace repeat reverse instr locate position find_in_set cast convert hex unhex md5 sha1 sha2 crc32
+        count sum min max avg rand uuid last_insert_id version database user char varchar signed unsigned
+        decimal binary json_extract json_set json_object json_array row
+        """,
+    )
+)
+_HASH_COLUMN: Final = re.compile(r"DB_ROW_HASH_\d+")
 _ID_BITS = 48
 Wants = Callable[[str, str], bool]
 
@@ -40,6 +60,10 @@ class Effect:
     moved: list[TableName] = field(default_factory=list)
     filled: list[TableName] = field(default_factory=list)
     foreign: list[TableName] = field(default_factory=list)
+    taken_over: set[TableName] = field(default_factory=set)
+    """Names whose table another one has become, as gh-ost and pt-online-schema-change end."""
+    names_before: dict[TableName, TableName] = field(default_factory=dict)
+    """Old names by new ones, of tables that were renamed."""
 
     def __bool__(self) -> bool:
         return bool(self.touched or self.dropped or self.truncated or self.moved)
@@ -62,26 +86,48 @@ class Tables:
             moves.apply(action)
         return moves.ended()
 
-    def check(self, statement: Statement, sql: str, at: str) -> None:
+    def check(self, statement: Statement, sql: str, at: str, commit_ts: int) -> None:
         """Refuse a statement that may change rows of ours, or that is not understood and may change a table of ours.
 
         Raises:
-            StatementLoggedError, DdlUnknownError: with the statement's beginning, and where it stands in the log.
+            StatementLoggedError, DdlUnknownError: with the statement's beginning, where it stands in the log, and how
+                the changefeed goes on after it.
         """
         mine = {table.lower() for _, table in self.by_name}
-        head = sql.split(None, 1)[0].lower() if sql.strip() else ""
+        if not mine:
+            return
         text = sql.lower()
-        odd = {name for name in mine if not re.fullmatch(r"[\w$]+", name)}  # these are no words
+        odd = {name for name in mine if not _PLAIN_NAME.fullmatch(name)}  # these are no words
         seen = sorted(mine & statement.words | {name for name in odd if name in text})
-        if statement.kind is Kind.ROWS and mine and (seen or head in ("call", "do", "select", "load")):
-            raise StatementLoggedError(
-                f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are not known: "
-                "set binlog_format=ROW on the server and in all sessions, then create the changefeed anew with a dump"
-            )
-        if statement.kind is Kind.UNKNOWN and seen:
+        if statement.kind is Kind.ROWS:
+            tree = statement.tree
+            if isinstance(tree, CreateTable):
+                if tree.name in self.by_name:
+                    raise statement_logged(sql, at, commit_ts, "a temporary table has the name of a captured one")
+            elif seen or changed_alone(statement) is None:
+                raise statement_logged(sql, at, commit_ts, "it may change rows of captured tables")
+        schemas = {schema.lower() for schema, _ in self.by_name}
+        seen = sorted({*seen, *schemas & statement.words})
+        if statement.kind is Kind.UNKNOWN and (seen or _UNDOES.match(sql)):
             raise DdlUnknownError(
-                f"{_short(sql)!r} at {at} may change {', '.join(seen)}, and is not understood: if it does not, resume "
-                "the changefeed after it with --overwrite-checkpoint-ts; else create it anew with a dump"
+                f"{_short(sql)!r} at {at} may change {', '.join(seen) or 'rows of captured tables'}, and is not "
+                f"understood ({statement.reason}): if it does not, resume the changefeed with "
+                f"--overwrite-checkpoint-ts {commit_ts}, which is after it; else create it anew with a dump"
+            )
+
+    def check_savepoint(self, unclear: UnclearSavepoint, *, nested: Callable[[], bool]) -> None:
+        """Refuse a ROLLBACK TO that may undo rows of ours; `nested`: whether functions or triggers may set savepoints.
+
+        Raises:
+            SavepointUnclearError: which rows it undoes is not known.
+        """
+        touches = bool(self.by_name) if unclear.tables is None else not unclear.tables.isdisjoint(self.by_name)
+        if touches and not (unclear.nests and not nested()):
+            raise SavepointUnclearError(
+                f"ROLLBACK TO SAVEPOINT {unclear.name!r} in the transaction at {unclear.commit_ts} undoes rows, and "
+                f"{unclear.reason}: create the changefeed anew with a dump, or dump its tables after a resume with "
+                "--overwrite-checkpoint-ts. Give savepoints in functions and triggers names of their own, and let the "
+                "user of the source see all routines and triggers (TRIGGER on *.*, SELECT on mysql.proc)"
             )
 
     def apply(self, tables: Iterable[SourceTable], dropped: Iterable[TableName]) -> None:
@@ -134,9 +180,13 @@ class _Moves:
         for name, table_id in self._now.items():
             if table_id == _NEW and name in hidden:  # another table took its place
                 effect.touched[name] = before[name]
+                effect.taken_over.add(name)
+            elif (was := self._name_before(table_id)) is not None and was != name:
+                effect.names_before[name] = was
         gone = [name for name in before if name not in self._now and name not in effect.dropped]
         effect.dropped += gone
-        effect.moved = [name for name in effect.moved if name in self._now]
+        still = {*self._now, *effect.names_before.values()}
+        effect.moved = [name for name in effect.moved if name in still]
         effect.filled = [name for name in effect.filled if effect.touched.get(name) == _NEW]
         if not any(table_id == _NEW for table_id in effect.touched.values()):
             effect.foreign.clear()
@@ -204,11 +254,45 @@ def record_of(definition: Definition, table_id: int) -> TableRecord:
 
 
 def told_by_log(told: TableMap, known: Sequence[Table | Definition]) -> Definition:
-    """A definition as a TABLE_MAP event has it; where that has no primary key, the key is that of the `known` ones."""
-    places = {column.name: column for column in told.columns}
+    """A definition as a TABLE_MAP event has it; where that has no primary key, the key is that of the `known` ones.
+
+    Hidden columns are left out, unless one of the `known` ones has a column of that name.
+    """
+    names = {column.name for each in known for column in each.columns}
+    columns = list(told.columns)
+    while columns and is_hidden(columns[-1]) and columns[-1].name not in names:
+        columns.pop()
+    places = {column.name: column for column in columns}
     keys = [told.primary_key, *(each.key if isinstance(each, Definition) else each.primary_key for each in known)]
     usable = (key for key in keys if key and all(name in places and not places[name].nullable for name in key))
-    return Definition((told.schema, told.table), told.columns, next(usable, ()))
+    return Definition((told.schema, told.table), tuple(columns), next(usable, ()))
+
+
+def is_hidden(column: Column) -> bool:
+    """Whether it may be the hash of a unique key that is too long to be an index, which a MariaDB keeps in its rows.
+
+    It has one behind the other columns for each such key, in the log, but in no SELECT and no catalogue.
+    """
+    is_number = column.type is Type.LONGLONG and column.unsigned
+    return is_number and bool(_HASH_COLUMN.fullmatch(column.name))
+
+
+def changed_alone(statement: Statement) -> TableName | None:
+    """The only table that a statement changes, if nothing in it calls what may change others but triggers."""
+    tree = statement.tree
+    if not isinstance(tree, Dml) or tree.target is None:
+        return None
+    return tree.target if tree.calls <= _PURE | {tree.target[1].lower()} else None
+
+
+def statement_logged(sql: str, at: str, commit_ts: int, why: str) -> StatementLoggedError:
+    """A statement changed rows that no event has."""
+    return StatementLoggedError(
+        f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are not known, and {why}: "
+        "its session had binlog_format STATEMENT or MIXED (SET SESSION, SET STATEMENT, or the server's setting). Set "
+        "binlog_format=ROW on the server and in all sessions, then create the changefeed anew with a dump, or, if no "
+        f"captured table was changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which is after it"
+    )
 
 
 def _short(sql: str) -> str:

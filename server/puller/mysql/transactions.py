@@ -4,24 +4,24 @@ Invariants:
 1. Rows are given when their transaction has ended (XID, COMMIT), in the order of the log; those of an XA transaction
    when its `XA COMMIT` comes, with the commit_ts of that. A transaction that never ends is never given.
 2. An exception to 1: of a transaction larger than `HELD_BYTES` the rows are given as they come, since its commit_ts is
-   known from its first event. If the server dies within it, TornTransactionError says so, and the next attempt, which
-   knows (`torn`), leaves it out.
+   known from its first event. If the server dies within it, or ROLLBACK TO SAVEPOINT undoes rows that were given,
+   TornTransactionError says so, and the next attempt, which knows (`torn`), leaves it, or those rows, out.
 3. Every transaction moves the position, whatever is in it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from server.puller.mysql.commits import Commits, Runs, joined, size_of
-from server.puller.mysql.ddl import read_statement
+from server.puller.mysql.clock import Clock, Times
+from server.puller.mysql.commits import Commits, Runs, joined
+from server.puller.mysql.ddl import dialect_of, of_session, statement_of
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.marks import (
     GTIDS,
-    Gtid,
     Marks,
     ends_of_runs,
     gtid_of,
@@ -30,9 +30,12 @@ from server.puller.mysql.marks import (
     stretches,
     times_ms,
 )
-from server.puller.mysql.position import LogPosition, fold
+from server.puller.mysql.open_transaction import OpenTransaction, RowRanges, UnclearSavepoint
+from server.puller.mysql.position import LogPosition
 from server.puller.mysql.prepared import Prepared
 from server.puller.mysql.statement import Kind, Statement
+from server.puller.mysql.tokens import Dialect
+from storage.mysql.buffer import Offsets
 from storage.mysql.compressed import expand
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
 from storage.mysql.event import Events, EventType
@@ -40,6 +43,7 @@ from storage.mysql.gtid import MysqlGtidSet
 
 HELD_BYTES: Final = 64 << 20
 _RUN_MIN = 16
+_NOTHING_TORN: Final[Mapping[tuple[str, int], RowRanges | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Stated:
     file: str
     position: int
     """Where the log goes on behind its transaction."""
+    dialect: Dialect = field(default_factory=Dialect)
+    """The server and session that ran it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +81,18 @@ class LogBegins:
     """Another log file or another server begins: what it said of tables is no longer true."""
 
 
-Item: TypeAlias = Commits | Stated | Unprepared | XaMoved | LogBegins
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """Times of transactions behind `previous_ts`, the first of which is later than is believed without a judgement.
+
+    Whoever takes this sets `Transactions.clock` to the clock of the judgement before going on.
+    """
+
+    previous_ts: int
+    times_ms: Times
 
 
-@dataclass(slots=True)
-class _Open:
-    """A transaction that has begun."""
-
-    ts: int
-    gtid: Gtid | None
-    place: tuple[str, int]
-    """The log's file, and the offset behind its first event."""
-    single: bool
-    """Its first statement ends it."""
-    parts: list[Events] = field(default_factory=list)
-    size: int = 0
-    stated: list[tuple[Query, Statement]] = field(default_factory=list)
-    prepared: bool = False
-    """It is of two phases: its rows wait for `XA COMMIT`."""
-    given: int = 0
-    """How many parts of it were given before its end."""
+Item: TypeAlias = Commits | Stated | Unprepared | XaMoved | LogBegins | UnclearSavepoint | Unjudged
 
 
 class Transactions:
@@ -104,16 +102,19 @@ class Transactions:
         self,
         position: LogPosition,
         *,
-        torn: frozenset[tuple[str, int]] = frozenset(),
+        torn: Mapping[tuple[str, int], RowRanges | None] = _NOTHING_TORN,
         held_bytes: int = HELD_BYTES,
+        clock: Clock | None = None,
     ) -> None:
         self.position = position
-        self._fold_case = False
-        self._torn = torn
+        self.clock = clock or Clock.believing()
+        self._dialect = Dialect()
+        self._torn = dict(torn)
         self._held_bytes = held_bytes
-        self._open: _Open | None = None
+        self._open: OpenTransaction | None = None
         self._prepared = Prepared()
         self._runs = Runs()
+        self._rows_of_buffer: Offsets | None = None
 
     @property
     def is_at_rest(self) -> bool:
@@ -128,13 +129,15 @@ class Transactions:
             TornTransactionError, XaTooLargeError: see there.
         """
         events = expand(arrived)
+        events.check_known()
         self._runs.begin(events)
+        self._rows_of_buffer = None
         marks = Marks.of(events)
         for first, last in stretches(marks.plain):
             at = first
             while at < last:
                 if last - at >= _RUN_MIN and marks.plain[at] and self._open is None:
-                    self._many(events, marks.at[at:last], marks.kinds[at:last])
+                    yield from self._many(events, marks.at[at:last], marks.kinds[at:last])
                     break
                 yield from self._one(events, int(marks.at[at]), int(marks.kinds[at]))
                 at += 1
@@ -146,32 +149,41 @@ class Transactions:
         `fold_case`: the server keeps names of tables in lower case.
         """
         self._open = None
-        self._fold_case = fold_case
+        self._dialect = replace(self._dialect, fold_case=fold_case)
 
-    def _many(self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> None:
+    def _many(self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> Iterator[Item]:
         """A stretch of GTIDs and XIDs, in turn, all at once; a last GTID without XID begins a transaction."""
         gtids, xids = marks[0::2], marks[1::2]
         if bool((kinds[1::2] != EventType.XID).any()) or bool((kinds[0::2] == EventType.XID).any()):
             raise LogDamagedError("the log has a transaction without an end, or an end without a transaction")
         complete = len(xids)
         mariadb = bool(kinds[0] == EventType.MARIADB_GTID)
-        ts = fold(self.position.ts, times_ms(events, gtids[:complete], mariadb=mariadb))
+        ts = yield from self._fold(times_ms(events, gtids[:complete], mariadb=mariadb))
         self._runs.add(gtids[:complete], xids + 1, ts)
         for last, first_gno in ends_of_runs(events, gtids[:complete], mariadb=mariadb):
             place = next_position(events, int(xids[last]))
             self.position.passed(gtid_of(events, int(gtids[last])), int(ts[last]), place, first_gno)
         if len(gtids) > complete:
-            self._begin(events, int(gtids[-1]))
+            yield from self._begin(events, int(gtids[-1]))
+
+    def _fold(self, times: Times) -> Generator[Item, None, Times]:
+        """The commit_ts of transactions of these times, which come next."""
+        ts, unjudged = self.clock.fold(self.position.ts, times)
+        if unjudged is not None:
+            yield Unjudged(int(ts[unjudged - 1]) if unjudged else self.position.ts, times[unjudged:])
+            ts, unjudged = self.clock.fold(self.position.ts, times)
+            assert unjudged is None, "the clock that was set judges all of them"
+        return ts
 
     def _one(self, events: Events, mark: int, kind: int) -> Iterator[Item]:
         if kind in GTIDS:
             if self._open is not None:
                 self._tear()
-            self._begin(events, mark)
+            yield from self._begin(events, mark)
         elif kind == EventType.XID:
             yield from self._end(events, mark)
-        elif kind == EventType.QUERY:
-            yield from self._query(events, mark)
+        elif kind in (EventType.QUERY, EventType.EXECUTE_LOAD_QUERY):
+            yield from self._query(events, mark, loads=kind == EventType.EXECUTE_LOAD_QUERY)
         elif kind == EventType.XA_PREPARE:
             prepare = XaPrepare.parse(events.body(mark))
             if prepare.one_phase:
@@ -180,6 +192,7 @@ class Transactions:
                 yield from self._prepare(events, mark, _xid(prepare.xid))
         elif kind == EventType.FORMAT_DESCRIPTION:
             self._tear()
+            self._dialect = dialect_of(events.body(mark), self._dialect)
             yield from self._runs.flush()
             yield LogBegins()
         elif kind == EventType.ROTATE:
@@ -193,20 +206,23 @@ class Transactions:
         else:
             raise LogDamagedError("the server says that events are missing in its log (INCIDENT): dump the tables anew")
 
-    def _begin(self, events: Events, mark: int) -> None:
+    def _begin(self, events: Events, mark: int) -> Iterator[Item]:
         gtid = gtid_of(events, mark)
-        ts = int(fold(self.position.ts, np.array([physical_ms_of(gtid, events, mark)]))[0])
+        (ts,) = (yield from self._fold(np.array([physical_ms_of(gtid, events, mark)]))).tolist()
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
         place = (self.position.file, next_position(events, mark))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
-        self._open = _Open(ts, gtid, place, single, prepared=prepared)
+        self._open = OpenTransaction(ts, gtid, place, single, prepared, self._torn.get(place) or ())
         self._runs.open(mark)
 
-    def _query(self, events: Events, mark: int) -> Iterator[Item]:
-        query = Query.parse(events.body(mark))
-        statement = read_statement(query.sql, query.schema, fold_case=self._fold_case)
+    def _query(self, events: Events, mark: int, *, loads: bool) -> Iterator[Item]:
+        query = Query.parse(events.body(mark), loads=loads)
+        statement = statement_of(query, self._dialect)
         if self._open is None:
             raise LogDamagedError("the log has a statement outside of a transaction; MySQL before 5.7 is not read")
+        if isinstance(self._open.gtid, MariaGtid) and self._open.gtid.changes_nothing:
+            yield from self._end(events, mark)
+            return
         kind, xid = statement.kind, statement.xid
         if kind in (Kind.BEGIN, Kind.XA_START):
             self._open.single = False
@@ -226,11 +242,47 @@ class Transactions:
         elif kind is Kind.XA_ROLLBACK:
             self._prepared.pop(xid)
             yield from self._end(events, mark, rows=False)
+        elif kind in (Kind.SAVEPOINT, Kind.ROLLBACK_TO):
+            pass_savepoint = self._set_savepoint if kind is Kind.SAVEPOINT else self._roll_back_to
+            yield from pass_savepoint(events, mark, statement.savepoint)
         else:
             if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
                 self._open.stated.append((query, statement))
             if self._open.single:
                 yield from self._end(events, mark)
+
+    def _set_savepoint(self, events: Events, mark: int, name: str) -> Iterator[Item]:
+        """Its rows stay in the buffer, so that many transactions with savepoints are decoded together."""
+        opened = self._open
+        assert opened is not None, "statements are in transactions"
+        if opened.left_out:
+            self._hold(opened, events, mark)
+        if self._rows_of_buffer is None:
+            self._rows_of_buffer = events.rows
+        first, last = np.searchsorted(self._rows_of_buffer, [self._runs.close(), mark])
+        opened.set_savepoint(name, int(last - first))
+        yield from ()
+
+    def _roll_back_to(self, events: Events, mark: int, name: str) -> Iterator[Item]:
+        opened = self._open
+        assert opened is not None, "statements are in transactions"
+        self._hold(opened, events, mark)
+        savepoint = opened.savepoints.get(name)
+        if savepoint is None:
+            reason = "the log does not say surely where it was set"
+            yield UnclearSavepoint(opened.ts, name, opened.tables(), reason)
+            return
+        if savepoint.rows_if_outer < savepoint.rows:
+            reason = "its name was set more than once, and a function or trigger may have set it"
+            yield UnclearSavepoint(opened.ts, name, opened.tables(), reason, nests=True)
+        opened.savepoints.drop_behind(name)
+        if opened.undoes_rows(savepoint):
+            opened.roll_back_to(savepoint)
+
+    def _hold(self, opened: OpenTransaction, events: Events, mark: int) -> None:
+        """Keep the open transaction's events up to this one; those behind it go on in the buffer."""
+        opened.hold(events[self._runs.close() : mark + 1])
+        self._runs.open(mark + 1)
 
     def _end(self, events: Events, mark: int, *, rows: bool = True) -> Iterator[Item]:
         """The open transaction ends with this event."""
@@ -241,12 +293,15 @@ class Transactions:
         begin = self._runs.close()
         if opened.given and not rows:
             raise TornTransactionError(str(opened.gtid), opened.place)
-        left_out = not rows or opened.place in self._torn
+        if opened.undone:
+            raise TornTransactionError(str(opened.gtid), opened.place, opened.rows_left_out())
+        left_out = not rows or self._is_torn(opened)
         self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
         if opened.stated:
             yield from self._runs.flush()
             for query, statement in opened.stated:
-                yield Stated(opened.ts - 1, query, statement, self.position.file, self.position.position)
+                place = self.position.file, self.position.position
+                yield Stated(opened.ts - 1, query, statement, *place, of_session(self._dialect, query))
         if left_out:
             return
         if opened.parts:
@@ -272,16 +327,14 @@ class Transactions:
         opened = self._open
         if opened is None:
             return
-        part = events[self._runs.close() :]
+        opened.hold(events[self._runs.close() :])
         self._runs.open(0)
-        if len(part):
-            opened.parts.append(joined([part]))
-            opened.size += size_of(part)
-        if opened.size > self._held_bytes and not opened.prepared and opened.place not in self._torn:
-            for each in opened.parts:
-                opened.given += 1
-                yield Commits(each, np.full(len(each), opened.ts), np.empty(0, np.int64), opened.given)
-            opened.parts.clear()
+        if opened.size > self._held_bytes and not opened.prepared and not self._is_torn(opened):
+            yield from opened.give()
+
+    def _is_torn(self, opened: OpenTransaction) -> bool:
+        """Whether an earlier reading found that it never ends."""
+        return opened.place in self._torn and self._torn[opened.place] is None
 
     def _tear(self) -> None:
         """A transaction ended without an end: the server died in it."""

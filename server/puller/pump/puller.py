@@ -10,7 +10,7 @@ Invariants:
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 import structlog
 
@@ -27,7 +27,7 @@ from server.puller.tidb.removed_rows import removed_rows
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import removed_from
 from storage.meta.meta import Meta
-from storage.model.errors import UnavailableError
+from storage.model.errors import CorruptError, InvalidError, TidemarkError, UnavailableError
 from storage.model.ts import compose, physical_ms
 
 LANE_BYTES: Final = 32 << 20
@@ -176,9 +176,19 @@ class PumpPuller:
         for end, transaction in enumerate(transactions):
             if transaction.ddl_job_id:
                 await self._add(transactions[begin:end], tables)
-                await self._change(transaction, tables)
+                try:
+                    await self._change(transaction, tables)
+                except (InvalidError, CorruptError) as err:
+                    await self._refuse(transaction.commit_ts - 1, err, tables)
                 begin = end + 1
         await self._add(transactions[begin:], tables)
+
+    async def _refuse(self, ts: int, error: TidemarkError, tables: Tables) -> NoReturn:
+        """Let everything before a schema change that cannot be followed be delivered, then raise `error`."""
+        if ts > self.resolved_ts:
+            await asyncio.get_running_loop().run_in_executor(self._feed.rows.executor, self._resolve, tables, ts)
+            self.resolved_ts = ts
+        await self._feed.catalog.refuse(ts, error)
 
     async def _add(self, transactions: Sequence[Transaction], tables: Tables) -> None:
         if transactions:

@@ -17,10 +17,10 @@ def table_change(change: Change, catalog: Catalog) -> TableChange | None:
         _refuse(change, catalog)
     found = (catalog.table(record_of(table)) for table in change.tables)
     tables = tuple(table for table in found if table is not None)
-    dropped = tuple(table.name for table in change.dropped if _wanted(table, catalog))
     truncated = tuple(table.name for table in change.truncated if _wanted(table, catalog))
-    if not (tables or dropped or truncated):
+    if not (tables or truncated or any(_wanted(table, catalog) for table in change.dropped)):
         return None
+    dropped = tuple(table.name for table in change.dropped)  # all: a table that is renamed may come from outside
     return TableChange(change.commit_ts, change.query, tables, dropped, truncated)
 
 
@@ -28,10 +28,11 @@ def _refuse(change: Change, catalog: Catalog) -> None:
     names = [table.name for table in change.tables if _wanted(table, catalog)]
     if names or not change.tables:
         raise DdlUnsupportedError(
-            f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: {change.query}; begin these "
-            "tables anew from a dump taken after it"
+            f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: {change.query}. Everything "
+            f"before it is delivered first. Create another changefeed with --start-ts {change.commit_ts}: its --filter "
+            "leaves these tables out, or a dump (dumpstart) copies them anew to another target"
         )
 
 
 def _wanted(table: Table, catalog: Catalog) -> bool:
-    return catalog.wants(table.schema_name, table.info["name"]["O"])
+    return catalog.wants(table.schema_name, table.table_name)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from server.puller.source import SourceContext
 from server.puller.table import SourceTable, TableRecord
 from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import record_of, tidb_table
+from server.puller.tidb.table import keeping_identities, record_of, tidb_table
 
 
 class ClusterTables:
     """What of `server.puller.source.Source` the cluster's sources answer alike; records are TiDB's TableInfo."""
 
     keeps_history = True
+    warnings: Sequence[str] = ()
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
@@ -21,10 +22,16 @@ class ClusterTables:
         """See `Source.now`."""
         return await self._context.pd.tso()
 
-    async def snapshot(self, ts: int) -> Sequence[TableRecord]:
-        """See `Source.snapshot`: what the meta keys say at `ts`."""
-        return [record_of(table) for table in await self._schemas.at(ts)]
+    async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
+        """See `Source.snapshot`: what the meta keys say at `ts`; TiDB gives a reorganized column another id."""
+        earlier = {each.table_info.get("id"): each for each in before}
+        records = map(record_of, await self._schemas.at(ts))
+        return [_continued(record, earlier.get(record.table_info.get("id"))) for record in records]
 
-    def table(self, record: TableRecord) -> SourceTable:
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`."""
-        return tidb_table(record)
+        return tidb_table(_continued(record, before))
+
+
+def _continued(record: TableRecord, before: TableRecord | None) -> TableRecord:
+    return record if before is None else keeping_identities(record, before)

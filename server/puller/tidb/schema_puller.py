@@ -15,6 +15,7 @@ from server.puller.source import Catalog, SourceContext
 from server.puller.tidb.change import table_change
 from server.puller.tidb.schemas import Schemas
 from server.puller.tikv.puller import TablePuller, Upstream
+from storage.model.errors import CorruptError, InvalidError
 from storage.model.span import Span
 from storage.tidb.ddl import Job
 from storage.tidb.meta_key import job_span
@@ -56,13 +57,19 @@ class SchemaPuller:
         while True:
             resolved_ts = await self._jobs.wait_resolved(self.resolved_ts)
             for commit_ts, job in self._jobs.take(resolved_ts):
-                change = history.apply(job, commit_ts)
-                told = table_change(change, self._catalog) if change else None
-                if told is not None:
-                    _log.info("schema change", commit_ts=commit_ts, job_id=job.id, tables=len(told.tables))
-                    await self._catalog.change(told)
+                try:
+                    await self._change(history, commit_ts, job)
+                except (InvalidError, CorruptError) as err:
+                    await self._catalog.refuse(commit_ts - 1, err)
             self._catalog.resolve(resolved_ts)
             self.resolved_ts = resolved_ts
+
+    async def _change(self, history: SchemaHistory, commit_ts: int, job: Job) -> None:
+        change = history.apply(job, commit_ts)
+        told = table_change(change, self._catalog) if change else None
+        if told is not None:
+            _log.info("schema change", commit_ts=commit_ts, job_id=job.id, tables=len(told.tables))
+            await self._catalog.change(told)
 
 
 class JobRows:

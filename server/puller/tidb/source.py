@@ -34,7 +34,7 @@ class TidbSource(ClusterTables):
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for each table."""
         del catalog
-        upstream = Upstream(self._context.pd, self._context.feeds, rows.executor)
+        upstream = Upstream(self._context.pd, self._context.feeds, rows.executor, rows.open_transactions)
         return [self._puller(table, start_ts, upstream, rows) for table in tables]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:

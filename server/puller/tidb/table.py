@@ -20,6 +20,8 @@ from storage.tidb.schema_history import REMOVED, Table
 
 _NO_PARTITIONS: Final[tuple[int, ...]] = ()
 _SET_BYTES: Final = 8
+_IDENTITIES: Final = "tidemark_column_ids"
+"""A member of the TableInfo that is ours: see `keeping_identities`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,45 @@ def tidb_table(record: TableRecord) -> SourceTable:
     """Read TiDB's TableInfo.
 
     Raises:
-        InvalidError: the TableInfo cannot be read.
+        TableInfoError: the TableInfo cannot be used.
         TableIneligibleError: the table cannot be replicated.
     """
-    info = TableInfo.parse(record.table_info_json)
+    info = TableInfo.parse(record.table_info).showing_dates(record.zero_dates)
     name = f"{record.schema_name}.{info.name}"
     if info.is_view or info.is_sequence:
         raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
     if not info.key_columns:
         raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
-    return SourceTable(record, _span(info), taken(record, Mounter(info, record.schema_name)))
+    return SourceTable(record, _span(info), taken(record, Mounter(info, record.schema_name, identities_in(record))))
+
+
+def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:
+    """The record, in which a column that TiDB has built anew is still the column that it was `before`.
+
+    A change of type that rewrites values (a reorganization) ends with a new column id under the old name. TiDB never
+    drops and adds a name in one statement, so nothing else looks like that.
+    """
+    old, new = (_column_ids(each) for each in (before, record))
+    identities = identities_in(before)
+    kept = {number: identity for number, identity in identities.items() if number in new.values()}
+    for name, number in new.items():
+        rebuilt = number not in old.values() and name in old and old[name] not in new.values()
+        if rebuilt:
+            kept[number] = identities.get(old[name], old[name])
+    if not kept:
+        return record
+    texts = {str(number): identity for number, identity in kept.items()}
+    return TableRecord(record.schema_name, {**record.table_info, _IDENTITIES: texts})
+
+
+def identities_in(record: TableRecord) -> dict[int, int]:
+    """The identities of columns that have another one than their TiDB id, by that id."""
+    return {int(number): int(identity) for number, identity in (record.table_info.get(_IDENTITIES) or {}).items()}
+
+
+def _column_ids(record: TableRecord) -> dict[str, int]:
+    """TiDB's column ids, by lower-case name."""
+    return {column["name"]["L"]: int(column["id"]) for column in record.table_info.get("cols") or ()}
 
 
 def record_of(table: Table) -> TableRecord:

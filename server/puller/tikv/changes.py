@@ -4,6 +4,7 @@ Rows of a message are read a column at a time and appended in runs: a row object
 sorter does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
@@ -41,14 +42,20 @@ class Columns:
 
 @dataclass(slots=True)
 class Changes:
-    """Committed row changes as the columns of RAW_SCHEMA, in order of arrival."""
+    """Committed row changes as the columns of RAW_SCHEMA, in order of arrival.
 
+    When their images have `full_bytes` or more, `on_full` takes them, and they begin anew.
+    """
+
+    full_bytes: int = 1 << 62
+    on_full: Callable[[pa.RecordBatch], None] | None = None
     commit_ts: list[int] = field(default_factory=list)
     start_ts: list[int] = field(default_factory=list)
     op: list[int] = field(default_factory=list)
     key: list[bytes] = field(default_factory=list)
     value: list[bytes | None] = field(default_factory=list)
     old_value: list[bytes | None] = field(default_factory=list)
+    _bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.key)
@@ -62,12 +69,23 @@ class Changes:
             self.op += [INSERT] * len(rows.key)
             self.value += rows.value
             self.old_value += [None] * len(rows.key)
+            self._grew(sum(map(len, rows.value)))
             return
         for op_type, value, old_value in zip(rows.op_type, rows.value, rows.old_value, strict=True):
             deleted = op_type == OP_DELETE
             self.op.append(DELETE if deleted else UPDATE if old_value else INSERT)
             self.value.append(None if deleted else value)
             self.old_value.append(old_value or None)
+        self._grew(sum(map(len, rows.value)) + sum(map(len, rows.old_value)))
+
+    def _grew(self, size: int) -> None:
+        self._bytes += size
+        if self.on_full is not None and self._bytes >= self.full_bytes:
+            batch = self.to_batch()
+            for column in (self.commit_ts, self.start_ts, self.op, self.key, self.value, self.old_value):
+                column.clear()
+            self._bytes = 0
+            self.on_full(batch)
 
     def to_batch(self) -> pa.RecordBatch:
         """All changes as one batch of RAW_SCHEMA."""

@@ -1,4 +1,4 @@
-"""Turns one region's stream of prewrites, commits and scanned rows into committed row changes. Pure.
+"""Turns one region's stream of prewrites, commits and scanned rows into committed row changes.
 
 A store tells a transaction's write twice: PREWRITE brings the value, COMMIT only the commit_ts; `(start_ts, key)` joins
 them. Until INITIALIZED the incremental scan and the live stream interleave, so a COMMIT may precede its PREWRITE.
@@ -12,12 +12,14 @@ Source: TiCDC's matcher and region worker; kvproto cdcpb.proto. A delete's prewr
 fake prewrite that a transaction's heartbeat causes, so before INITIALIZED the two cannot be told apart.
 """
 
+import struct
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from server.puller.tikv.changes import OP_DELETE, Changes, Columns
+from server.puller.tikv.open_transactions import ENTRY_BYTES, Format, OpenRows, OpenTransactions, TxnKey
 from storage.model.errors import CorruptError, UnavailableError
 
 PREWRITE: Final = 1
@@ -27,9 +29,6 @@ COMMITTED: Final = 4
 INITIALIZED: Final = 5
 _TYPE: Final = attrgetter("type")
 
-_TxnKey = tuple[int, bytes]
-
-
 # Of a PREWRITE: op_type, value, old_value, generation. Copies, because a row of a message keeps the whole message in
 # memory; and a plain tuple, because one is made for each row.
 _Prewrite = tuple[int, bytes, bytes, int]
@@ -37,6 +36,9 @@ _OP_TYPE: Final = 0
 _VALUE: Final = 1
 _OLD_VALUE: Final = 2
 _GENERATION: Final = 3
+_PREWRITE_HEAD: Final = struct.Struct(">BQI")  # op_type, generation, length of the value
+_COMMIT: Final = struct.Struct(">QB")
+_EMIT_ROWS: Final = 1024
 
 
 class _Commit(NamedTuple):
@@ -44,6 +46,25 @@ class _Commit(NamedTuple):
     commit_ts: int
     key: bytes
     op_type: int
+
+
+def _encode_prewrite(data: _Prewrite) -> bytes:
+    op_type, value, old_value, generation = data
+    return _PREWRITE_HEAD.pack(op_type, generation, len(value)) + value + old_value
+
+
+def _decode_prewrite(data: bytes) -> _Prewrite:
+    op_type, generation, length = _PREWRITE_HEAD.unpack_from(data)
+    end = _PREWRITE_HEAD.size + length
+    return op_type, data[_PREWRITE_HEAD.size : end], data[end:], generation
+
+
+_PREWRITES: Final = Format[_Prewrite](
+    _encode_prewrite, _decode_prewrite, lambda data: len(data[_VALUE]) + len(data[_OLD_VALUE])
+)
+_COMMITS: Final = Format[tuple[int, int]](lambda commit: _COMMIT.pack(*commit), _COMMIT.unpack, lambda _: 0)
+_MARKS: Final = Format[bytes](lambda mark: mark, lambda mark: mark, lambda _: 0)
+_MARK: Final = b"\1"
 
 
 class UnmatchedCommitError(UnavailableError):
@@ -107,20 +128,50 @@ class Row(_Committing, Protocol):
 
 
 class Matcher:
-    """One subscription to one region, pulled from `start_ts` (exclusive)."""
+    """One subscription to one region, pulled from `start_ts` (exclusive).
 
-    def __init__(self, start_ts: int) -> None:
+    What waits for the end of its transaction beyond the limit of `shared` goes to disk with `spill_if_short`.
+    """
+
+    def __init__(self, start_ts: int, shared: OpenTransactions | None = None) -> None:
         self.start_ts = start_ts
         self.resolved_ts = start_ts
         self.initialized = False
-        self._prewrites: dict[_TxnKey, _Prewrite] = {}
-        self._early_commits: list[_Commit] = []
-        self._early_rollbacks: list[_TxnKey] = []
-        self._committed: set[_TxnKey] = set()  # only before INITIALIZED: the scan may still bring their prewrites
+        self._shared = shared or OpenTransactions()
+        self._prewrites = OpenRows(self._shared, _PREWRITES)
+        # Only before INITIALIZED, while the scan may still bring prewrites; commits by (commit_ts, op_type).
+        self._early_commits = OpenRows(self._shared, _COMMITS)
+        self._early_rollbacks = OpenRows(self._shared, _MARKS)
+        self._committed = OpenRows(self._shared, _MARKS)
 
     def __len__(self) -> int:
         """Rows waiting for their transaction to end."""
         return len(self._prewrites) + len(self._early_commits)
+
+    def spill_if_short(self) -> None:
+        """Write what waits to disk if the changefeed holds too much in memory.
+
+        Raises:
+            OpenTransactionsClosedError: `end` was called while the disk took nothing.
+        """
+        for rows in self._maps:
+            rows.settle()
+            if self._shared.is_short:
+                rows.spill()
+
+    def end(self) -> None:
+        """Let nobody wait for the disk any more; may be called from any thread."""
+        for rows in self._maps:
+            rows.end()
+
+    def clear(self) -> None:
+        """Forget what waits, on disk, too."""
+        for rows in self._maps:
+            rows.clear()
+
+    @property
+    def _maps(self) -> tuple[OpenRows[Any], ...]:
+        return self._prewrites, self._early_commits, self._early_rollbacks, self._committed
 
     def apply(self, rows: Iterable[Row], out: Changes) -> None:
         """Take rows in the order the store sent them, and append the changes they complete to `out`.
@@ -133,8 +184,7 @@ class Matcher:
             if kind == COMMITTED:
                 self._scanned(list(run), out)
             elif kind == PREWRITE:
-                for row in run:
-                    self._prewrite(row)
+                self._prewritten(run)
             elif kind == COMMIT:
                 self._commits(list(run), out)
             elif kind == ROLLBACK:
@@ -161,58 +211,83 @@ class Matcher:
         )
         self._emit(columns, out)
 
-    def _prewrite(self, row: Row) -> None:
-        at = (row.start_ts, row.key)
-        if self._committed and at in self._committed:
-            return
-        new = (row.op_type, row.value, row.old_value, row.generation)
-        held = self._prewrites.setdefault(at, new)
-        if held is not new:
+    def _prewritten(self, rows: Iterable[Row]) -> None:
+        """The hottest loop: one map in memory, and its bytes counted by the run."""
+        waiting, size = self._prewrites, 0
+        memory = waiting.memory
+        may_be_committed = not self.initialized and len(self._committed) > 0
+        for row in rows:
+            at = (row.start_ts, row.key)
+            if may_be_committed and at in self._committed:
+                continue
+            if waiting.spilled:
+                waiting.load(at)
+            new = (row.op_type, row.value, row.old_value, row.generation)
+            held = memory.setdefault(at, new)
+            if held is new:
+                size += ENTRY_BYTES + len(at[1]) + len(new[_VALUE]) + len(new[_OLD_VALUE])
+                continue
             fake = not new[_VALUE] and new[_GENERATION] == held[_GENERATION]
             if not fake and new[_GENERATION] >= held[_GENERATION]:
-                self._prewrites[at] = new
+                memory[at] = new
+                size += len(new[_VALUE]) + len(new[_OLD_VALUE]) - len(held[_VALUE]) - len(held[_OLD_VALUE])
+        waiting.grew(size)
 
     def _commits(self, rows: list[Row], out: Changes) -> None:
         if not self.initialized:
             for row in rows:
                 self._early_commit(_Commit(row.start_ts, row.commit_ts, row.key, row.op_type), out)
             return
+        waiting, size = self._prewrites, 0
+        memory = waiting.memory
         held: list[_Prewrite] = []
         for row in rows:
-            data = self._prewrites.pop((row.start_ts, row.key), None)
+            at = (row.start_ts, row.key)
+            if waiting.spilled:
+                waiting.load(at)
+            data = memory.pop(at, None)
             if data is None:
                 raise UnmatchedCommitError(
                     f"the commit at {row.commit_ts} of the transaction {row.start_ts} has no prewrite"
                 )
+            size += ENTRY_BYTES + len(at[1]) + len(data[_VALUE]) + len(data[_OLD_VALUE])
             held.append(data)
+        waiting.grew(-size)
         self._emit(_joined(rows, held), out)
 
     def _early_commit(self, commit: _Commit, out: Changes) -> None:
         at = (commit.start_ts, commit.key)
-        held = self._prewrites.get(at)
+        self._prewrites.load(at)
+        held = self._prewrites.memory.get(at)
         if held is None or not held[_VALUE] or held[_GENERATION] > 0:
-            self._early_commits.append(commit)
+            self._early_commits.put(at, (commit.commit_ts, commit.op_type))
         else:
-            self._committed.add(at)
-            del self._prewrites[at]
+            self._committed.put(at, _MARK)
+            self._prewrites.pop(at)
             self._emit(_joined([commit], [held]), out)
 
-    def _rollback(self, at: _TxnKey) -> None:
+    def _rollback(self, at: TxnKey) -> None:
         if self.initialized:
-            self._prewrites.pop(at, None)
+            self._prewrites.pop(at)
         else:
-            self._early_rollbacks.append(at)
+            self._early_rollbacks.put(at, _MARK)
 
     def _initialize(self, out: Changes) -> None:
         self.initialized = True
-        for commit in self._early_commits:
-            held = self._prewrites.pop((commit.start_ts, commit.key), None)
+        commits = (_Commit(at[0], commit_ts, at[1], op) for at, (commit_ts, op) in self._early_commits.drain())
+        while some := list(islice(commits, _EMIT_ROWS)):
+            prewrites = [self._prewrites.pop((commit.start_ts, commit.key)) for commit in some]
             # Without a prewrite, or for a put with only a fake one, the scan has brought the row as COMMITTED.
-            if held is not None and (held[_VALUE] or commit.op_type == OP_DELETE):
-                self._emit(_joined([commit], [held]), out)
-        for at in self._early_rollbacks:
-            self._prewrites.pop(at, None)
-        self._early_commits, self._early_rollbacks, self._committed = [], [], set()
+            pairs = [
+                (commit, held)
+                for commit, held in zip(some, prewrites, strict=True)
+                if held is not None and (held[_VALUE] or commit.op_type == OP_DELETE)
+            ]
+            if pairs:
+                self._emit(_joined([commit for commit, _ in pairs], [held for _, held in pairs]), out)
+        for at, _ in self._early_rollbacks.drain():
+            self._prewrites.pop(at)
+        self._committed.clear()
 
     def _emit(self, rows: Columns, out: Changes) -> None:
         if min(rows.commit_ts) <= self.resolved_ts:

@@ -3,13 +3,15 @@
 Invariants:
 1. A resolved_ts goes to the sorter only after every change it promises: both pass through one inbox, in one order.
 2. After a fault the range is subscribed to again from the region's last resolved_ts: rows may come twice, never less.
-3. Nothing is kept here that the upstream cannot send again: the puller has no state on disk.
+3. Nothing is kept here that the upstream cannot send again: what is on disk (`open_transactions`) is a cache.
 """
 
 import asyncio
 import heapq
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,16 +26,19 @@ from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.frontier import Frontier, KeyRange
 from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
 from server.rpc.pd import PdClient, RegionRoute
 from storage.codec import encode_bytes
 from storage.jitter import jittered
+from storage.leveldb import CorruptDatabaseError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import physical_ms
 
 _INBOX_BYTES = 32 << 20
 _TAKE_BYTES = 8 << 20
+_BATCH_BYTES = 8 << 20  # of what goes to the sorter at once: small commits bring large rows
 _SCAN_LIMIT = 128
 _BACKOFF_MS = (20, 2_000)
 _CALM_S = 5.0
@@ -60,6 +65,8 @@ class Upstream:
     pd: PdClient
     feeds: EventFeeds
     executor: Executor
+    open_transactions: OpenTransactions = field(default_factory=OpenTransactions)
+    """Of the changefeed; without a directory they all stay in memory."""
 
 
 @dataclass(slots=True)
@@ -97,6 +104,7 @@ class TablePuller:
         self._failures = 0
         self._failed_at = 0.0
         self._wait_ms = 0
+        self._matching = threading.Lock()
 
     @property
     def regions(self) -> int:
@@ -171,9 +179,9 @@ class TablePuller:
         if part is None or not route.address:
             return
         request_id = next_request_id()
-        start_ts = self._frontier.assign(part, request_id)
+        matcher = Matcher(self._frontier.assign(part, request_id), self._upstream.open_transactions)
         subscription = Subscription(
-            request_id, route.region.id, route.region.region_epoch, route.address, part, Matcher(start_ts), self._inbox
+            request_id, route.region.id, route.region.region_epoch, route.address, part, matcher, self._inbox
         )
         self._subscriptions[request_id] = subscription
         metrics.REGIONS.inc()
@@ -195,18 +203,22 @@ class TablePuller:
 
     def _absorb(self, deliveries: Sequence[Delivery]) -> _Absorbed:
         """Match a batch and add its changes to the sorter; runs in the executor, one batch at a time."""
-        absorbed, changes = _Absorbed(), Changes()
-        for subscription, content in deliveries:
-            if subscription.ended:
-                continue
-            fault = self._apply(subscription, content, changes, absorbed)
-            if fault is not None:
-                subscription.ended = True
-                absorbed.faults.append((subscription, fault))
+        absorbed, changes = _Absorbed(), Changes(_BATCH_BYTES, self._add)
+        with self._matching:
+            for subscription, content in deliveries:
+                if subscription.ended:
+                    continue
+                fault = self._apply(subscription, content, changes, absorbed)
+                if fault is not None:
+                    subscription.ended = True
+                    absorbed.faults.append((subscription, fault))
         if changes:
-            metrics.ROWS.inc(len(changes))
-            self._sorter.add(self.span, changes.to_batch())
+            self._add(changes.to_batch())
         return absorbed
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        metrics.ROWS.inc(batch.num_rows)
+        self._sorter.add(self.span, batch)
 
     def _apply(
         self, subscription: Subscription, content: cdcpb.Event | int | Fault, changes: Changes, absorbed: _Absorbed
@@ -221,9 +233,13 @@ class TablePuller:
         elif content.HasField("entries"):
             try:
                 matcher.apply(content.entries.entries, changes)
+                matcher.spill_if_short()
             except UnmatchedCommitError as err:
                 _log.warning("region subscribed again", region_id=subscription.region_id, error=str(err))
                 return Fault("unmatched_commit")
+            except CorruptDatabaseError as err:
+                _log.error("spilled rows are damaged, region is pulled again", error=str(err))
+                return Fault("spill_damaged")
             return None
         else:
             resolved_ts = content.resolved_ts
@@ -244,3 +260,10 @@ class TablePuller:
             metrics.REGIONS.dec()
         self._frontier.release(subscription.request_id)
         self._upstream.feeds.unsubscribe(subscription)
+        subscription.matcher.end()
+        with suppress(RuntimeError):  # the executor is shut down, and the changefeed's files are removed with it
+            self._upstream.executor.submit(self._clear, subscription.matcher)
+
+    def _clear(self, matcher: Matcher) -> None:
+        with self._matching, suppress(CorruptDatabaseError):
+            matcher.clear()

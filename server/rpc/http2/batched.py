@@ -12,6 +12,7 @@ from server.rpc.front import Answer, Route
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.messages import PREFIX_BYTES, MessageReader
 from server.rpc.http2.stream import Stream
+from storage.model.errors import TidemarkError
 
 _MAX_OUTSTANDING = 4096
 _MAX_UNREAD_BYTES = 4 << 20
@@ -54,13 +55,19 @@ class BatchedCall(Stream):
                 raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "more than one message in a unary call")
             self._asked = message
         self.hold(self._reader.held + len(self._asked or b""))
-        if not ended:
+        if self._reader.pending:
+            self.connection.unpacking[self.number] = self
+        elif not ended:
             self.give_credit()
         elif self._asked is None or self._reader.held:
             raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no whole message in a unary call")
         else:
             self._route.put(self._asked, self)
             self._asked = None
+
+    def awaits_rest(self) -> bool:
+        """See `Stream`."""
+        return not self.remote_closed
 
     def done(self) -> bool:
         """Whether nobody waits for the answer any more."""
@@ -70,23 +77,28 @@ class BatchedCall(Stream):
 
     def set_result(self, answer: Answer) -> None:
         """Send it."""
-        if answer.__class__ is bytes:
-            if not self.closed:
-                self.answer(answer)
-        else:
-            assert isinstance(answer, Exception)
-            self.finish(*status_of(answer))
+        try:
+            if answer.__class__ is bytes:
+                if not self.closed:
+                    self.answer(answer)
+            else:
+                assert isinstance(answer, TidemarkError), f"a batch function answered {type(answer)}"
+                self.finish(*status_of(answer))
+        except Exception as err:  # noqa: BLE001 - the route serves other connections, too
+            self.connection.crash(err)
 
 
 class BatchedStream(Stream):
     """A stream whose every message is answered by one, in order; an error ends it."""
 
-    __slots__ = ("_outstanding", "_reader", "_route")
+    __slots__ = ("_begun", "_max_bytes", "_outstanding", "_reader", "_route")
 
     def __init__(self, connection: Connection, number: int, route: Route, max_bytes: int, encoding: bytes) -> None:
         super().__init__(connection, number)
         self._route = route
         self._reader = MessageReader(max_bytes, encoding)
+        self._max_bytes = max_bytes
+        self._begun = False
         self._outstanding = 0
         route.attach(self)
 
@@ -97,17 +109,32 @@ class BatchedStream(Stream):
 
     def receive(self, data: bytes, *, ended: bool) -> None:
         """See `Stream`."""
-        messages = self._reader.feed(data)
-        if self._reader.held:
-            self.hold(self._reader.held)
-        self._outstanding += len(messages)
-        for message in messages:
-            self._route.put(message, self)
-        if not ended:
+        size = len(data) - PREFIX_BYTES
+        if not self._begun and 0 <= size <= self._max_bytes and data[:PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES):
+            self._outstanding += 1
+            self._route.put(data[PREFIX_BYTES:], self)
+        elif data or self._begun:
+            self._read(data)
+        if self._begun and self._reader.pending:
+            self.connection.unpacking[self.number] = self
+        elif not ended:
             if self._outstanding < _MAX_OUTSTANDING:
                 self.give_credit()
         elif not self._outstanding:
             self.finish(grpc.StatusCode.OK)
+
+    def _read(self, data: bytes) -> None:
+        """Messages in any cut, or compressed."""
+        messages = self._reader.feed(data)
+        self.hold(self._reader.held)
+        self._begun = self._reader.held > 0
+        self._outstanding += len(messages)
+        for message in messages:
+            self._route.put(message, self)
+
+    def awaits_rest(self) -> bool:
+        """See `Stream`."""
+        return self._begun
 
     def done(self) -> bool:
         """Whether nobody waits for answers any more."""
@@ -115,14 +142,21 @@ class BatchedStream(Stream):
 
     def set_result(self, answer: Answer) -> None:
         """Send it; the last one, or an error, ends the stream."""
+        try:
+            self._set_result(answer)
+        except Exception as err:  # noqa: BLE001 - the route serves other connections, too
+            self.connection.crash(err)
+
+    def _set_result(self, answer: Answer) -> None:
         self._outstanding -= 1
         if not isinstance(answer, bytes):
+            assert isinstance(answer, TidemarkError), f"a batch function answered {type(answer)}"
             self.finish(*status_of(answer))
             return
         self.send_message(answer)
         if self.unsent_bytes > _MAX_UNREAD_BYTES:
             self.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "the answers of this stream are not read")
-        elif self.remote_closed and not self._outstanding:
+        elif self.remote_closed and not self._outstanding and not (self._begun and self._reader.pending):
             self.finish(grpc.StatusCode.OK)
         elif self.connection.draining and not self._outstanding:
             self.stop()

@@ -2,12 +2,15 @@
 
 Invariants:
 1. Whatever bytes come, `receive` ends in one of three ways: the frames are understood, one stream is reset, or the
-   connection fails with GOAWAY and hears nothing more. It raises nothing.
+   connection fails with GOAWAY and hears nothing more. It raises nothing: an unexpected exception, too, ends this
+   connection only (`crash`), whichever callback, timer, handler or route met it.
 2. What a peer can make us hold is bounded: one frame, one header block, the streams the host admits, and for each what
    its window lets in. What it can make us send without end (acknowledgements) is bounded by patience.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from server.rpc.errors import StatusError
 from server.rpc.http2 import frames
@@ -18,7 +21,16 @@ from server.rpc.http2.host import UNKNOWN_PEER, Bounds, Host
 from server.rpc.http2.requests import Requests
 from server.rpc.http2.stream import STREAM_WINDOW, Stream
 
+if TYPE_CHECKING:
+    from server.rpc.http2.handled import HandledCall
+
 CONNECTION_WINDOW = 16 << 20
+ROOM_BYTES = 128 << 10
+"""What answers may put into the socket in one turn of the loop, if it takes that."""
+MAX_UNREAD_BYTES = 1 << 20
+"""While more than this of finished calls' answers waits for the peer, no handler of another unary call starts."""
+_CHECKED_BYTES, _FRAME_COST_BYTES = 4096, 256
+"""After so many bytes, each frame counting some more, the clock is looked at: is the turn over?"""
 _RESETS, _RESETS_PER_S = 20_000, 1000
 _EMPTY, _EMPTY_PER_S = 1000, 10
 
@@ -28,11 +40,29 @@ class Connection:
 
     def __init__(self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self.streams: dict[int, Stream] = {}
-        self.waiting: dict[int, Stream] = {}
-        """Those whose DATA waits for the window of all; not those that wait for their own."""
+        self.waiting: OrderedDict[int, Stream] = OrderedDict()
+        """Those whose DATA may go out in the next turn, window and socket allowing; not those without a window."""
+        self.starting: OrderedDict[int, HandledCall] = OrderedDict()
+        """Unary calls whose handlers wait for their turn."""
+        self.gated = False
+        """They wait until the peer has read answers."""
+        self.unpacking: OrderedDict[int, Stream] = OrderedDict()
+        """Those with a compressed message that needs more turns."""
+        self.room = ROOM_BYTES
+        """Bytes of DATA that may still be written in this turn; 0 while the socket is full."""
+        self.behind = False
+        """More was received than handled in this turn; `proceed` goes on."""
+        self.progress = 0
+        """Grows when frames are complete."""
+        self.last_stream = 0
+        """The greatest number of a stream that the peer has opened."""
         self.window = self.initial_window = frames.DEFAULT_WINDOW
         self.peer_frame_bytes = frames.MAX_FRAME_BYTES
         self.unsent_bytes = 0
+        """Of answers that wait for the peer."""
+        self.max_unsent_bytes = bounds.unsent_bytes
+        self.unread_bytes = 0
+        """Of those, what belongs to calls that are over but for their peer."""
         self.answers = 0
         """Messages sent; pings between them are no flood."""
         self.ready = False
@@ -43,12 +73,12 @@ class Connection:
         self.peer = UNKNOWN_PEER
         self.host = host
         self._bounds = bounds
-        self._wake = wake
+        self._wake, self._clock = wake, clock
         self._armed = True
         self._out: list[bytes | memoryview] = []
         self._rest = b""
         self._credit = CONNECTION_WINDOW
-        self.draining = self._preface_seen = False
+        self.draining = self._preface_seen = self._crashed = False
         self._requests = Requests(self, bounds)
         self._resets = Patience("too many calls opened and reset", _RESETS, _RESETS_PER_S, clock)
         self.empty = Patience("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
@@ -70,31 +100,88 @@ class Connection:
 
     def take(self) -> bytes:
         """What is to be written now, all of it."""
+        self._armed = True
+        while self.waiting and self.window > 0 and self.room > 0:
+            self.waiting.popitem(last=False)[1].drain()
+        if self.gated and self.unread_bytes <= MAX_UNREAD_BYTES:
+            self.host.go_on(self)
         self._armed = False
         out, self._out = self._out, []
+        if not self.congested:
+            self.room = ROOM_BYTES
+            if self.waiting and self.window > 0:
+                self.look_again()
         return b"".join(out)
+
+    def make_room(self) -> None:
+        """Let the next turn write as much again; what waits for it is looked at then."""
+        self.room = ROOM_BYTES
+        if self.waiting and self.window > 0:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Let what waits be sent, with all else that this turn brings."""
+        if not self._armed:
+            self._armed = True
+            self._wake()
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Received and not handled yet."""
+        return len(self._rest)
+
+    @property
+    def header_block_stream(self) -> int:
+        """The stream whose header block is unfinished; 0: none is."""
+        unfinished = self._requests.unfinished
+        return unfinished[0] if unfinished else 0
 
     def receive(self, data: bytes) -> None:
         """Bytes of the peer; what they ask to be sent at once is in `take` afterwards."""
+        self._rest = self._rest + data if self._rest else data
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Handle what was received, for as long as a turn is; `behind` says whether there is more."""
         if self.failed:
+            self._rest, self.behind = b"", False
             return
         self._armed = True
         try:
-            self._receive(self._rest + data if self._rest else data)
+            self._receive(self._rest, self._clock() + self.host.turn_s())
         except ConnectionFault as fault:
             self.fail(fault)
+        except Exception as err:  # noqa: BLE001 - see invariant 1
+            self.crash(err)
 
     def fail(self, fault: ConnectionFault) -> None:
         """End it: GOAWAY says why, its calls are given up."""
-        self.send(frames.goaway(self._requests.last_stream, fault.code, fault.text))
+        self.send(frames.goaway(self.last_stream, fault.code, fault.text))
         self.failed = fault
-        self._rest = b""
+        self.abort()
+
+    def crash(self, err: Exception) -> None:
+        """End this connection, and nothing else, after an unexpected exception in its code; log and count the first."""
+        if self._crashed:
+            return
+        self._crashed = True
+        self.host.report_error(self, err)
+        self._out.clear()  # the exception may have left half a frame
+        fault = ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error: the server's log has the cause")
+        self.send(frames.goaway(self.last_stream, fault.code, fault.text))
+        self.failed = self.failed or fault
         self.abort()
 
     def abort(self) -> None:
-        """The peer is gone: its calls are given up."""
+        """The peer is gone: its calls are given up, and what it sent and was not handled is forgotten."""
+        self._rest, self.behind = b"", False
         for stream in list(self.streams.values()):
-            stream.abort()
+            try:
+                stream.abort()
+            except Exception as err:  # noqa: BLE001 - one broken call must not keep the others from ending
+                self.forget(stream)
+                self.host.hold(-stream.held)
+                self.crash(err)
 
     def drain(self) -> None:
         """Take no more calls; those under way go on."""
@@ -113,11 +200,14 @@ class Connection:
         """A stream ended."""
         if self.streams.pop(stream.number, None) is not None:
             self.host.released()
-        self.waiting.pop(stream.number, None)
+        for places in (self.waiting, self.starting, self.unpacking):
+            if places:
+                places.pop(stream.number, None)
 
     def resumed(self) -> None:
         """The socket takes more again."""
         self.congested = False
+        self.make_room()
         for stream in list(self.streams.values()):
             stream.writable()
 
@@ -134,8 +224,12 @@ class Connection:
         self.send(frames.settings(values))
         self.send(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
-    def _receive(self, data: bytes) -> None:
-        at, size, unpack = 0, len(data), frames.HEADER.unpack_from
+    def _receive(self, data: bytes, until_s: float) -> None:
+        at, size, unpack, clock = 0, len(data), frames.HEADER.unpack_from, self._clock
+        unchecked = _CHECKED_BYTES  # the first frame may be the dear one
+        self.behind = False
+        if self.unpacking:
+            self._unpack(until_s)
         if not self._preface_seen:
             at = self._preface(data)
             if not at:
@@ -152,7 +246,26 @@ class Connection:
                 break
             self._take(word & 0xFF, flags, number & frames.MAX_WINDOW, data[at:end])
             at = end
+            unchecked += _FRAME_COST_BYTES + (word >> 8)
+            if unchecked > _CHECKED_BYTES:
+                unchecked = 0
+                if self.failed:
+                    return
+                if clock() > until_s:
+                    self.behind = True
+                    break
+        if at:
+            self.progress += 1
         self._rest = data[at:]
+        self.behind = self.behind or bool(self.unpacking)
+
+    def _unpack(self, until_s: float) -> None:
+        """Go on with compressed messages, each by a slice."""
+        for stream in list(self.unpacking.values()):
+            self.unpacking.pop(stream.number, None)
+            self.deliver(stream, b"", ended=stream.remote_closed)
+            if self._clock() > until_s:
+                return
 
     def _preface(self, data: bytes) -> int:
         seen = data[: len(frames.PREFACE)]
@@ -210,7 +323,7 @@ class Connection:
             self._credit = CONNECTION_WINDOW
 
     def _check_not_idle(self, number: int) -> None:
-        if number > self._requests.last_stream or not number & 1:
+        if number > self.last_stream or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which was never opened")
 
     def _on_rst_stream(self, _flags: int, number: int, payload: bytes) -> None:
@@ -240,7 +353,5 @@ class Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a window that grows by nothing")
         if self.window > frames.MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
-        for waiting in list(self.waiting.values()):
-            if self.window <= 0:
-                break
-            waiting.drain()
+        if self.waiting:
+            self.look_again()

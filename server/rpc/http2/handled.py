@@ -5,25 +5,26 @@ Requests wait in the call until they are read, and the peer is given room for mo
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError
 
-from server.rpc.errors import StatusError
-from server.rpc.http2.connection import Connection
+from server.rpc.errors import StatusError, status_of
+from server.rpc.http2.connection import MAX_UNREAD_BYTES, Connection
 from server.rpc.http2.context import EOF, Context
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.request_head import RequestHead
 from server.rpc.http2.stream import MAX_UNSENT_BYTES, STREAM_WINDOW, Stream
+from storage.defect import request_error
 
 _TURN_BYTES = 64 << 10
-
-_log = structlog.get_logger(__name__)
+_LEAST_STARTS, _MOST_STARTS = 4, 16
+"""Of handlers in one turn of the loop: fewer while turns are slower than `_SLOW_TURN_S`."""
+_SLOW_TURN_S = 0.02
 
 
 class HandledCall(Stream):
@@ -59,7 +60,7 @@ class HandledCall(Stream):
         if timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
         if handler.request_streaming:
-            self._start()
+            self.start()
 
     def receive(self, data: bytes, *, ended: bool) -> None:
         """See `Stream`."""
@@ -67,7 +68,10 @@ class HandledCall(Stream):
             self._inbox.append(message)
             self._inbox_bytes += len(message)
         self.hold(self._inbox_bytes + self._reader.held)
-        if ended and self._reader.held:
+        if self._reader.pending:
+            self.connection.unpacking[self.number] = self
+            ended = False
+        elif ended and self._reader.held:
             raise StatusError(grpc.StatusCode.INTERNAL, "the call ended in the middle of a message")
         if not self._handler.request_streaming:
             self._receive_one(ended=ended)
@@ -79,6 +83,10 @@ class HandledCall(Stream):
         """The client gave up: so does the handler."""
         self.given_up = True
         self._interrupt()
+
+    def awaits_rest(self) -> bool:
+        """See `Stream`."""
+        return self._reader.held > 0 or not (self.remote_closed or self._handler.request_streaming)
 
     def writable(self) -> None:
         """See `Stream`."""
@@ -97,7 +105,7 @@ class HandledCall(Stream):
     async def read(self) -> Any:
         """The next request, or `grpc.aio.EOF`."""
         while not self._inbox:
-            if self.remote_closed or self.finishing:
+            if (self.remote_closed and not self._reader.pending) or self.finishing:
                 return EOF
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
@@ -112,6 +120,8 @@ class HandledCall(Stream):
         serializer = self._handler.response_serializer
         raw = message if serializer is None else serializer(message)
         self.send_message(raw)
+        if self.finishing:
+            raise grpc.aio.AbortError("the call is over: its answers are not read")
         self._turn_bytes += len(raw) + 64
         if self._turn_bytes > _TURN_BYTES:
             self._turn_bytes = 0
@@ -126,7 +136,7 @@ class HandledCall(Stream):
         if ended:
             if not self._inbox:
                 raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no message in a call that takes one")
-            self._start()
+            self.connection.host.begin(self)
 
     def _give_credit(self) -> None:
         if self._inbox_bytes < STREAM_WINDOW:
@@ -139,12 +149,16 @@ class HandledCall(Stream):
         except DecodeError as err:
             raise StatusError(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}") from err
 
-    def _start(self) -> None:
-        if self._task is None:
+    def start(self) -> None:
+        """Start the handler."""
+        if self._task is None and not self.finishing:
             self._task = self._spawn(self._run())
 
     def _expire(self) -> None:
-        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        try:
+            self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        except Exception as err:  # noqa: BLE001 - a timer of this connection ends this connection only
+            self.connection.crash(err)
 
     def _interrupt(self) -> None:
         """Whoever reads or writes for this call, in whatever task, learns that it has ended."""
@@ -156,18 +170,24 @@ class HandledCall(Stream):
             self._task.cancel()
 
     async def _run(self) -> None:
-        context = Context(self)
+        try:
+            await self._serve(Context(self))
+        except Exception as err:  # noqa: BLE001 - an answer that cannot be sent, a done callback: not the daemon's end
+            self.connection.crash(err)
+
+    async def _serve(self, context: Context) -> None:
         try:
             await self._handle(context)
         except grpc.aio.AbortError:
             self._conclude(context, grpc.StatusCode.UNKNOWN)
         except StatusError as err:
             self.finish(err.status, err.message)
-        except Exception as err:  # noqa: BLE001 - as gRPC: a handler's defect ends its call, is logged, and nothing else
+        except Exception as err:  # noqa: BLE001 - a handler's defect ends its call, is logged, and nothing else
             if context.code() is None:
-                _log.exception("a call failed in its handler", method=self.head.method)
-                context.set_details(f"Unexpected {type(err)}: {err}")
-            self._conclude(context, grpc.StatusCode.UNKNOWN)
+                code, details = status_of(request_error(err, self.head.method))
+                context.set_code(code)
+                context.set_details(details)
+            self._conclude(context, grpc.StatusCode.INTERNAL)
         else:
             self._conclude(context, grpc.StatusCode.OK)
         finally:
@@ -203,6 +223,59 @@ class HandledCall(Stream):
     def _conclude(self, context: Context, default: grpc.StatusCode) -> None:
         code = context.code()
         self.finish(default if code is None else code, context.details(), context.trailing_metadata())
+
+
+class HandlerStarts:
+    """Starts the handlers of unary calls: a few in each turn of the loop, the connections in turn.
+
+    One read may bring thousands of calls; without this their handlers would all run before anybody else's call. While a
+    peer does not read the answers it has, no more are made for it.
+    """
+
+    def __init__(self) -> None:
+        self._ready: OrderedDict[Connection, None] = OrderedDict()
+        self._most = self._left = _MOST_STARTS
+        self._scheduled_s = 0.0
+
+    def begin(self, call: HandledCall) -> None:
+        """Start its handler now, if there is a start left in this turn and none of its connection waits."""
+        connection = call.connection
+        if self._left > 0 and not connection.starting and connection.unread_bytes <= MAX_UNREAD_BYTES:
+            self._start(call)
+        else:
+            connection.starting[call.number] = call
+            self.go_on(connection)
+
+    def go_on(self, connection: Connection) -> None:
+        """Its calls may start again: the peer has read."""
+        connection.gated = False
+        if connection.starting:
+            self._ready[connection] = None
+            self._schedule()
+
+    def _start(self, call: HandledCall) -> None:
+        self._left -= 1
+        call.start()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled_s:
+            self._scheduled_s = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        slow = time.monotonic() - self._scheduled_s > _SLOW_TURN_S
+        self._most = max(_LEAST_STARTS, self._most // 2) if slow else min(_MOST_STARTS, self._most * 2)
+        self._left = self._most
+        self._scheduled_s = 0.0
+        while self._left > 0 and self._ready:
+            connection, _ = self._ready.popitem(last=False)
+            if connection.unread_bytes > MAX_UNREAD_BYTES:
+                connection.gated = True
+            elif connection.starting:
+                self._start(connection.starting.popitem(last=False)[1])
+                if connection.starting:
+                    self._ready[connection] = None
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

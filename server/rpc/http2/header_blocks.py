@@ -22,7 +22,8 @@ T = TypeVar("T")
 Field = tuple[bytes, bytes]
 
 MAX_TABLE_BYTES = 4096
-_MAX_KNOWN = 256
+_MAX_KNOWN, _MAX_KNOWN_BYTES = 256, 32 << 10
+"""Of blocks and their fields that one connection remembers."""
 _FIELD_BYTES = 32  # what the RFC adds to the size of each
 
 
@@ -40,15 +41,20 @@ class HeaderDecoder(Generic[T]):
         self._table = HeaderTable()
         self._changed = False
         self._known: dict[bytes, T] = {}
+        self._known_bytes = 0
 
     def request(self, block: bytes) -> T:
         """What `read` makes of the fields of one whole block; raises what it raises, and as `fields`."""
         known = self._known.get(block)
         if known is not None:
             return known
-        found = self._read(self.fields(block))
-        if not self._changed and len(self._known) < _MAX_KNOWN:
-            self._known[block] = found
+        fields = self.fields(block)
+        found = self._read(fields)
+        if not self._changed:
+            size = len(block) + _size(fields)
+            if len(self._known) < _MAX_KNOWN and self._known_bytes + size <= _MAX_KNOWN_BYTES:
+                self._known_bytes += size
+                self._known[block] = found
         return found
 
     def fields(self, block: bytes) -> tuple[Field, ...]:
@@ -66,7 +72,8 @@ class HeaderDecoder(Generic[T]):
         finally:
             if self._changed:
                 self._known.clear()
-        if sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields) > self._max_bytes:
+                self._known_bytes = 0
+        if _size(fields) > self._max_bytes:
             raise OversizedHeadersError
         return fields
 
@@ -109,6 +116,10 @@ class HeaderDecoder(Generic[T]):
         self._table.maxsize = size
         self._changed = True
         return at
+
+
+def _size(fields: tuple[Field, ...]) -> int:
+    return sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields)
 
 
 def _integer(block: bytes, at: int, prefix_bits: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from server.rpc.http2.request_head import RequestHead
 
 if TYPE_CHECKING:
     from server.rpc.http2.connection import Connection
+    from server.rpc.http2.handled import HandledCall
     from server.rpc.http2.stream import Stream
 
 
@@ -24,6 +25,24 @@ class Host(Protocol):
     def released(self) -> None:
         """A stream that `open` gave has ended."""
 
+    def report_error(self, connection: "Connection", err: Exception) -> None:
+        """Log and count an unexpected exception that ended a connection. Must not raise."""
+
+    def begin(self, call: "HandledCall") -> None:
+        """Let a unary call's handler start, now or when its turn comes: see `HandlerStarts`."""
+
+    def go_on(self, connection: "Connection") -> None:
+        """The peer has read answers: handlers of its calls that wait in `connection.starting` may start."""
+
+    def turn_s(self) -> float:
+        """How long one connection may handle what it received before the others have their turn."""
+
+    def fall_behind(self, change: int) -> None:
+        """One connection more (1) or less (-1) has received more than it handled in its turn."""
+
+    def buffer(self, change: int) -> None:
+        """So many more bytes wait for a peer to read them, or for their connection's turn."""
+
     def hold(self, change: int) -> bool:
         """So many more bytes of requests wait for their rest, or to be read; False: that is too much."""
 
@@ -37,6 +56,8 @@ class Bounds:
     pings: int
     """In a burst, while it is sent nothing."""
     pings_per_s: float
+    unsent_bytes: int = 64 << 20
+    """Of answers that wait for it; one that would let more wait is not kept, and its call says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,46 +3,107 @@
 import asyncio
 import ssl
 import time
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
 
 from server.rpc.http2 import metrics
 from server.rpc.http2.connection import Connection
+from server.rpc.http2.frames import ConnectionFault, ErrorCode
 from server.rpc.http2.host import Bounds, Host, Peer
 
 _PING_AFTER_S, _PONG_WITHIN_S = 30.0, 10.0
 _INTRODUCED_WITHIN_S = 10.0
 _CLOSED_WITHIN_S = 10.0
 _IDLE_S = 30 * 60.0
+_HEADERS_WITHIN_S = 10.0
+_FRAME_WITHIN_S = 30.0
+_REQUEST_WITHIN_S, _REQUEST_BYTES_PER_S = 30.0, 4096
+_EVICTABLE_AFTER_S = 1.0
+_IDENTITY_KINDS = ("DNS", "URI", "email", "IP Address")
+"""As the `ssl` module calls them."""
 
 
 class Link(asyncio.Protocol):
-    """One TCP or TLS connection, in `links` while it is open; `closed` is done when it is over."""
+    """One TCP or TLS connection, in `links` from its accepting on; `closed` is done when it is over."""
 
     def __init__(self, host: Host, bounds: Bounds, links: "set[Link]") -> None:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._links = links
+        self._host = host
         self.connection = Connection(host, bounds, time.monotonic, self._wake)
+        self.setting_up: asyncio.Task[None] | None = None
+        """The task that makes the transport, and waits until it is closed."""
+        self._leaving = False
         self._transport: asyncio.Transport | None = None
-        self._began_s = self._heard_s = self._called_s = time.monotonic()
+        self._began_s = self._heard_s = self.called_s = time.monotonic()
         self._pinged_s = self._closing_s = 0.0
+        self._last_stream = 0
+        self._behind = self._proceeding = False
+        self._backlog_bytes = self._written_bytes = 0
+        self._partial = Stall(_FRAME_WITHIN_S)
+        self._header_block = Stall(_HEADERS_WITHIN_S)
+        links.add(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless TLS agreed on another protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._links.add(self)
-        self.connection.peer = _peer(transport)
-        tls = transport.get_extra_info("ssl_object")
-        if isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2":
-            self._shut()
-            return
+        try:
+            self.connection.peer = _peer(transport)
+            tls = transport.get_extra_info("ssl_object")
+            if isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2":
+                self._shut()
+                return
+        except Exception as err:  # noqa: BLE001 - asyncio would raise it in the task that accepts connections
+            self.connection.crash(err)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
         """See `Connection.receive`."""
         self._heard_s = time.monotonic()
         self.connection.receive(data)
+        if self.connection.last_stream != self._last_stream:
+            self._last_stream = self.connection.last_stream
+            self.called_s = self._heard_s
+        self._end_turn()
+
+    def _proceed(self) -> None:
+        """The next turn of a connection that has more to handle."""
+        self._proceeding = False
+        if self._transport is None:
+            return
+        self.connection.proceed()
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self.connection.behind or self._behind:
+            self._count_backlog()
         self.flush()
+
+    def _count_backlog(self) -> None:
+        behind = self.connection.behind and self._transport is not None
+        size = self.connection.backlog_bytes if behind else 0
+        self._host.buffer(size - self._backlog_bytes)
+        self._backlog_bytes = size
+        if behind != self._behind:
+            self._behind = behind
+            self._host.fall_behind(1 if behind else -1)
+            self._regulate()
+        if behind and not self._proceeding:
+            self._proceeding = True
+            self._loop.call_soon(self._proceed)
+
+    def _regulate(self) -> None:
+        """Read no more than is handled, and nothing from a peer that does not read."""
+        if self._transport is None:
+            return
+        if self._behind or self.connection.congested:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """Half a connection is none: gRPC's clients do not use it."""
@@ -53,53 +114,141 @@ class Link(asyncio.Protocol):
         del exc
         self._transport = None
         self._links.discard(self)
-        self.connection.abort()
         if not self.closed.done():
             self.closed.set_result(None)
+        self._host.buffer(-self._written_bytes)
+        self._written_bytes = 0
+        self._count_backlog()
+        self.connection.abort()
 
     def pause_writing(self) -> None:
         """The peer does not read: nor do we, until it does."""
         self.connection.congested = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self.connection.room = 0
+        self._regulate()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
-        if self._transport is not None:
-            self._transport.resume_reading()
-        self.connection.resumed()
+        try:
+            self.connection.resumed()
+            self._regulate()
+        except Exception as err:  # noqa: BLE001 - a callback of this connection ends this connection only
+            self.connection.crash(err)
 
     def flush(self) -> None:
-        """Write what the connection has to say; close it when it has failed."""
+        """Write what the connection has to say; close it when it has failed. Raises nothing."""
+        try:
+            self._flush()
+        except Exception as err:  # noqa: BLE001 - a callback of this connection ends this connection only
+            self.connection.crash(err)
+            self.cut()
+
+    def _flush(self) -> None:
         data = self.connection.take()
         if self._transport is None or self._closing_s:
             return
         if data:
             self._transport.write(data)
+            waiting = self._transport.get_write_buffer_size()
+            if waiting != self._written_bytes:
+                self._host.buffer(waiting - self._written_bytes)
+                self._written_bytes = waiting
         if self.connection.failed:
             metrics.FAULTS.labels(self.connection.failed.code.name).inc()
             self._shut()
 
     def tick(self, now_s: float) -> None:
         """Look after a peer that says nothing: ping it, and let it go when it has vanished or has no use for us."""
+        try:
+            self._tick(now_s)
+        except Exception as err:  # noqa: BLE001 - one timer looks after all connections
+            self.connection.crash(err)
+            self.cut()
+
+    def _tick(self, now_s: float) -> None:
         connection = self.connection
         if connection.streams:
-            self._called_s = now_s
-        if self._closing_s:
-            if now_s - self._closing_s > _CLOSED_WITHIN_S:
+            self.called_s = now_s
+        if self._transport is None or self._closing_s:
+            since_s = self._closing_s or self._began_s
+            if now_s - since_s > _CLOSED_WITHIN_S:
                 self.cut()
+        elif self._is_stalled(now_s):
+            self.refuse("a frame or a header block that does not end")
         elif not connection.ready:
             if now_s - self._began_s > _INTRODUCED_WITHIN_S:
                 self.cut()
-        elif connection.awaited_pong:
+        elif not self._behind:  # else what it says may wait here, a PING's answer too
+            self._end_silence(now_s)
+            self._end_slow_requests(now_s)
+
+    def _end_silence(self, now_s: float) -> None:
+        connection = self.connection
+        if connection.awaited_pong:
             if now_s - self._pinged_s > _PONG_WITHIN_S:
                 self.cut()
-        elif now_s - self._called_s > _IDLE_S:
+        elif now_s - self.called_s > _IDLE_S:
             connection.drain()
             self.close()
         elif now_s - self._heard_s > _PING_AFTER_S:
             self._pinged_s = now_s
             connection.ping()
+
+    def _is_stalled(self, now_s: float) -> bool:
+        connection = self.connection
+        if self._behind or not connection.ready:
+            return False
+        block = self._header_block.lasts(connection.header_block_stream, now_s)
+        return block or self._partial.lasts(connection.progress if connection.backlog_bytes else 0, now_s)
+
+    def _end_slow_requests(self, now_s: float) -> None:
+        """End calls whose request began and does not go on, or by too few bytes a second."""
+        for stream in list(self.connection.streams.values()):
+            if not stream.awaits_rest():
+                stream.rest = None
+            elif stream.rest is None:
+                stream.rest = (now_s, stream.received)
+            else:
+                since_s, received = stream.rest
+                if now_s - since_s > _REQUEST_WITHIN_S + (stream.received - received) / _REQUEST_BYTES_PER_S:
+                    stream.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "the request does not end: send it faster")
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits here for the peer, or for its turn."""
+        return self.connection.unsent_bytes + self._backlog_bytes + self._written_bytes
+
+    @property
+    def evictable(self) -> bool:
+        """Whether nobody would miss it: without calls, and it never had one or had its last a while ago."""
+        if self._leaving or self._closing_s or self.connection.streams:
+            return False
+        return not self._last_stream or time.monotonic() - self.called_s > _EVICTABLE_AFTER_S
+
+    def leave(self) -> None:
+        """Make room for another connection: GOAWAY tells the peer to come again when it has a call."""
+        self._leaving = True
+        if self.connection.ready:
+            self.connection.drain()
+            self.close()
+        else:
+            self.cut()
+
+    def refuse(self, text: str) -> None:
+        """End it at once with GOAWAY."""
+        self.connection.fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text))
+        self.flush()
+        self.cut()
+
+    def drain(self) -> None:
+        """Take no more calls; who is still setting up has none."""
+        if self._transport is None:
+            self.cut()
+            return
+        try:
+            self.connection.drain()
+        except Exception as err:  # noqa: BLE001 - one connection must not keep the daemon from stopping
+            self.connection.crash(err)
 
     def close(self) -> None:
         """End it when all is written."""
@@ -110,6 +259,8 @@ class Link(asyncio.Protocol):
         """End it now."""
         if self._transport is not None:
             self._transport.abort()
+        elif self.setting_up is not None:
+            self.setting_up.cancel()
 
     def _shut(self) -> None:
         """Close it when the peer has taken what is written, or will not."""
@@ -121,22 +272,45 @@ class Link(asyncio.Protocol):
         self._loop.call_soon(self.flush)
 
 
+class Stall:
+    """Whether something stays the same for too long."""
+
+    __slots__ = ("_mark", "_since_s", "_within_s")
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._mark = 0
+        self._since_s = 0.0
+
+    def lasts(self, mark: int, now_s: float) -> bool:
+        """`mark` is another number whenever there was progress, and 0 while nothing is awaited."""
+        if mark != self._mark:
+            self._mark, self._since_s = mark, now_s
+        return bool(mark) and now_s - self._since_s > self._within_s
+
+
 def _peer(transport: asyncio.Transport) -> Peer:
     name = transport.get_extra_info("peername")
     address = "unix:"
     if isinstance(name, tuple):
         address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
     certificate = transport.get_extra_info("peercert")
-    return Peer(address, _auth(certificate) if transport.get_extra_info("ssl_object") else {})
+    return Peer(address, auth_context(certificate or {}) if transport.get_extra_info("ssl_object") else {})
 
 
-def _auth(certificate: dict[str, object] | None) -> dict[str, tuple[bytes, ...]]:
+def auth_context(certificate: Mapping[str, Any]) -> dict[str, tuple[bytes, ...]]:
+    """Translate what `ssl.SSLObject.getpeercert` says of a client into gRPC's names.
+
+    A subjectAltName may be of any kind (RFC 5280 §4.2.1.6), and the value of a directoryName is a tuple. As gRPC does,
+    only DNS names, URIs, mail and IP addresses are the client's identities.
+    """
     auth: dict[str, tuple[bytes, ...]] = {"transport_security_type": (b"ssl",)}
-    subject, names = (certificate or {}).get("subject", ()), (certificate or {}).get("subjectAltName", ())
-    assert isinstance(subject, tuple)
-    assert isinstance(names, tuple)
-    common = tuple(value.encode() for part in subject for key, value in part if key == "commonName")
-    alternative = tuple(value.encode() for _, value in names)
+    common = tuple(
+        value.encode() for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
+    )
+    alternative = tuple(
+        value.encode() for kind, value in certificate.get("subjectAltName", ()) if kind in _IDENTITY_KINDS
+    )
     if common:
         auth["x509_common_name"] = common
     if alternative:

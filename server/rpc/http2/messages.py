@@ -8,6 +8,10 @@ from server.rpc.errors import StatusError
 
 PREFIX_BYTES = 5
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+_MAX_INFLATED_BYTES = 64 << 20
+_TURN_BYTES = 256 << 10
+"""What one call of `feed` decompresses at most; about a millisecond."""
+_PIECE_BYTES = 16 << 10
 
 
 class MessageError(StatusError):
@@ -15,19 +19,29 @@ class MessageError(StatusError):
 
 
 class MessageReader:
-    """The messages of one call, from DATA cut anywhere; holds at most one unfinished message."""
+    """The messages of one call, from DATA cut anywhere; holds at most one unfinished message.
 
-    __slots__ = ("_buffer", "_encoding", "_max_bytes")
+    A compressed message is decompressed in slices, one in each call of `feed`: a few kilobytes may become gigabytes.
+    While `pending`, the caller calls `feed(b"")` again in a later turn of its loop.
+    """
+
+    __slots__ = ("_buffer", "_encoding", "_inflating", "_max_bytes")
 
     def __init__(self, max_bytes: int, encoding: bytes) -> None:
         self._max_bytes = max_bytes
         self._encoding = encoding
         self._buffer = bytearray()
+        self._inflating: _Inflating | None = None
 
     @property
     def held(self) -> int:
-        """Bytes of the unfinished message."""
-        return len(self._buffer)
+        """Bytes of unfinished messages, compressed and decompressed."""
+        return len(self._buffer) + (self._inflating.held if self._inflating else 0)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is more to decompress of what has come."""
+        return self._inflating is not None
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that are complete with `data`.
@@ -38,15 +52,22 @@ class MessageReader:
         buffer = self._buffer
         buffer += data
         messages: list[bytes] = []
+        left = _TURN_BYTES
+        if self._inflating is not None:
+            left = self._inflate(left, messages)
         at = 0
-        while len(buffer) - at >= PREFIX_BYTES:
+        while self._inflating is None and len(buffer) - at >= PREFIX_BYTES:
             size = int.from_bytes(buffer[at + 1 : at + PREFIX_BYTES])
             self._check(buffer[at], size)
             end = at + PREFIX_BYTES + size
             if end > len(buffer):
                 break
             body = bytes(buffer[at + PREFIX_BYTES : end])
-            messages.append(self._decompressed(body) if buffer[at] else body)
+            if buffer[at]:
+                self._inflating = self._begin(body)
+                left = self._inflate(left, messages)
+            else:
+                messages.append(body)
             at = end
         del buffer[:at]
         return messages
@@ -55,26 +76,68 @@ class MessageReader:
         if flag > 1:
             raise MessageError(grpc.StatusCode.INTERNAL, f"grpc: received unexpected payload format {flag}")
         if size > self._max_bytes:
-            raise self._too_large(size)
+            raise _too_large(size, self._max_bytes)
 
-    def _decompressed(self, body: bytes) -> bytes:
-        if self._encoding not in _WINDOW_BITS:
+    def _begin(self, body: bytes) -> "_Inflating":
+        bits = _WINDOW_BITS.get(self._encoding)
+        if bits is None:
             raise MessageError(
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"grpc: a message is compressed with {self._encoding.decode(errors='replace') or 'nothing'}; "
                 "use gzip, deflate or identity",
             )
-        inflate = zlib.decompressobj(_WINDOW_BITS[self._encoding])
-        try:
-            plain = inflate.decompress(body, self._max_bytes + 1)
-        except zlib.error as err:
-            raise MessageError(grpc.StatusCode.INTERNAL, f"grpc: failed to decompress the message: {err}") from err
-        if len(plain) > self._max_bytes:
-            raise self._too_large(len(plain))
-        if not inflate.eof:
-            raise MessageError(grpc.StatusCode.INTERNAL, "grpc: failed to decompress the message: it is cut off")
-        return plain
+        return _Inflating(body, bits, min(self._max_bytes, _MAX_INFLATED_BYTES))
 
-    def _too_large(self, size: int) -> MessageError:
-        text = f"grpc: received message larger than max ({size} vs. {self._max_bytes})"
-        return MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    def _inflate(self, left: int, messages: list[bytes]) -> int:
+        """Go on with the compressed message, by `left` bytes at most; returns what of them is left."""
+        assert self._inflating is not None
+        left -= self._inflating.go_on(left)
+        if self._inflating.done:
+            messages.append(bytes(self._inflating.plain))
+            self._inflating = None
+        return left
+
+
+class _Inflating:
+    """One compressed message on its way."""
+
+    __slots__ = ("_at", "_body", "_inflate", "_max_bytes", "_tail", "done", "plain")
+
+    def __init__(self, body: bytes, window_bits: int, max_bytes: int) -> None:
+        self.plain = bytearray()
+        self.done = False
+        self._body = body
+        self._at = 0
+        self._tail = b""
+        self._max_bytes = max_bytes
+        self._inflate = zlib.decompressobj(window_bits)
+
+    @property
+    def held(self) -> int:
+        return len(self._body) + len(self.plain)
+
+    def go_on(self, left: int) -> int:
+        """Decompress up to `left` bytes; returns how many there were."""
+        before = len(self.plain)
+        while left > 0 and not self.done:
+            piece = self._tail or self._body[self._at : self._at + _PIECE_BYTES]
+            if not self._tail:
+                self._at += len(piece)
+            try:
+                part = self._inflate.decompress(piece, left)
+            except zlib.error as err:
+                raise MessageError(grpc.StatusCode.INTERNAL, f"grpc: failed to decompress the message: {err}") from err
+            self._tail = self._inflate.unconsumed_tail
+            self.plain += part
+            left -= len(part)
+            if len(self.plain) > self._max_bytes:
+                raise _too_large(len(self.plain), self._max_bytes)
+            self.done = self._inflate.eof
+            if not (piece or part or self.done):
+                raise MessageError(grpc.StatusCode.INTERNAL, "grpc: failed to decompress the message: it is cut off")
+        return len(self.plain) - before
+
+
+def _too_large(size: int, max_bytes: int) -> MessageError:
+    text = f"grpc: received message larger than max ({size} vs. {max_bytes})"
+    return MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)

@@ -3,4 +3,17 @@
 from prometheus_client import Counter, Gauge
 
 CONNECTIONS = Gauge("tidemark_rpc_connections", "Connections that are open, or being set up")
+ERRORS = Counter(
+    "tidemark_rpc_connection_errors_total", "Connections ended by an unexpected exception of the server; its log has it"
+)
+REFUSED = Counter(
+    "tidemark_rpc_connections_refused_total",
+    "Connections refused because all, or all that their address may have, are in use",
+)
+EVICTED = Counter(
+    "tidemark_rpc_connections_evicted_total",
+    "Connections closed to make room: `idle` for new ones, `unread` for memory that their unread answers took, "
+    "`guard` those beyond an address's share, or the port's bound, where gRPC or Flight listen themselves",
+    ["reason"],
+)
 FAULTS = Counter("tidemark_rpc_connection_faults_total", "Connections ended because their peer broke HTTP/2", ["code"])

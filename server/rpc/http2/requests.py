@@ -27,8 +27,6 @@ class Requests:
     """Their handlers, over the state of a connection."""
 
     def __init__(self, connection: "Connection", bounds: Bounds) -> None:
-        self.last_stream = 0
-        """The greatest number of a stream that the peer has opened."""
         self.unfinished: tuple[int, int, bytearray, int] | None = None
         """A block whose end is yet to come: its stream, the flags of its HEADERS, its bytes, and in how many frames."""
         self._connection = connection
@@ -62,10 +60,11 @@ class Requests:
             self._request(number, bytes(block), ended=bool(begun & frames.END_STREAM))
 
     def _request(self, number: int, block: bytes, *, ended: bool) -> None:
-        if number <= self.last_stream:
+        connection = self._connection
+        if number <= connection.last_stream:
             self._trailers(number, block, ended=ended)
             return
-        self.last_stream, connection = number, self._connection
+        connection.last_stream = number
         try:
             head, timeout_s = self._decoder.request(block)
             if connection.draining or len(connection.streams) >= self._bounds.streams:

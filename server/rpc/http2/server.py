@@ -9,18 +9,21 @@ import ssl
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import grpc
 import structlog
 
+from server.rpc.accepting import Accepting
 from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
-from server.rpc.http2 import metrics
+from server.rpc.http1 import Http1Front, ProtocolChoice
+from server.rpc.http2 import frames, metrics
+from server.rpc.http2.admission import Admission
 from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.connection import Connection
-from server.rpc.http2.handled import HandledCall
+from server.rpc.http2.frames import ErrorCode
+from server.rpc.http2.handled import HandledCall, HandlerStarts
 from server.rpc.http2.host import Bounds
 from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
@@ -31,9 +34,11 @@ from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 
 _TICK_S = 2.0
 _HANDSHAKE_S = 10.0
-_OUT_OF_FILES_S = 0.5
 _CLOSE_S = 1.0
-_MAX_UNSENT_BYTES = 64 << 20
+_TURN_S, _LEAST_TURN_S = 0.01, 0.0005
+"""Of the loop: what all connections together, and what one of very many, may take for what they received."""
+_CALLS_OF_ANY_CONNECTION = 16
+"""Who has fewer calls open may open one while any is left; who has more, while at least as many are left for all."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,16 +50,26 @@ class NativeServer:
         self._limits = limits
         self._tls = tls
         self._bounds = Bounds(
-            metadata_bytes=METADATA_BYTES, streams=2 * limits.calls, pings=PING_STRIKES, pings_per_s=PINGS_PER_S
+            metadata_bytes=METADATA_BYTES,
+            streams=2 * limits.calls,
+            pings=PING_STRIKES,
+            pings_per_s=PINGS_PER_S,
+            unsent_bytes=limits.unsent_bytes,
         )
         self._handlers: dict[str, Any] = {}
         self._generic: list[Any] = []
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accepting: asyncio.Task[None] | None = None
         self._links: set[Link] = set()
-        self._connections = self._calls = self._tasks = self._held = 0
+        self._admission = Admission(limits, self._links)
+        self._calls = self._tasks = self._held = 0
+        self._behind = self._buffered = 0
+        self._relieving = False
+        self._starts = HandlerStarts()
+        self.begin, self.go_on = self._starts.begin, self._starts.go_on
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._http1: Http1Front | None = None
         self._group: asyncio.TaskGroup | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -86,7 +101,7 @@ class NativeServer:
         """Take no more calls; let those under way end within `grace_s`, then end them; close all connections."""
         self._close_sockets()
         for link in list(self._links):
-            link.connection.drain()
+            link.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._quiet.wait()
@@ -101,14 +116,20 @@ class NativeServer:
                     await next(iter(self._links)).closed
         for link in list(self._links):
             link.cut()
+        if self._http1 is not None:
+            await self._http1.close()
         if self._serving is not None:
             self._serving.cancel()
 
     def open(self, connection: Connection, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
         """See `Host`."""
-        if self._calls >= self._limits.calls or self._tasks >= 2 * self._limits.calls:
+        free = self._limits.calls - self._calls
+        if free <= 0 or self._tasks >= 2 * self._limits.calls:
             raise OverloadedError("Concurrent RPC limit exceeded!")
-        if connection.unsent_bytes > _MAX_UNSENT_BYTES:
+        own = len(connection.streams)
+        if own >= free and own >= _CALLS_OF_ANY_CONNECTION:
+            raise OverloadedError(f"this connection has {own} calls open; {free} are left for all")
+        if connection.unsent_bytes > self._bounds.unsent_bytes:
             raise OverloadedError(f"{connection.unsent_bytes} bytes of answers wait for this client to read them")
         stream = self._stream(connection, number, head, timeout_s)
         self._calls += 1
@@ -119,6 +140,26 @@ class NativeServer:
         """See `Host`."""
         self._calls -= 1
         self._check_quiet()
+
+    def report_error(self, connection: Connection, err: Exception) -> None:
+        """See `Host`."""
+        metrics.ERRORS.inc()
+        _log.error("a connection ended by an unexpected error", peer=connection.peer.address, exc_info=err)
+
+    def turn_s(self) -> float:
+        """See `Host`."""
+        return max(_LEAST_TURN_S, _TURN_S / (1 + self._behind)) if self._behind else _TURN_S
+
+    def fall_behind(self, change: int) -> None:
+        """See `Host`."""
+        self._behind += change
+
+    def buffer(self, change: int) -> None:
+        """See `Host`."""
+        self._buffered += change
+        if self._buffered > self._limits.buffered_bytes and not self._relieving:
+            self._relieving = True
+            asyncio.get_running_loop().call_soon(self._relieve)
 
     def hold(self, change: int) -> bool:
         """See `Host`."""
@@ -165,40 +206,72 @@ class NativeServer:
     async def _serve(self, started: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._accepting = [group.create_task(self._accept(one, group)) for one in self._sockets]
+            accepting = Accepting(self._connect, self._limits.spare_files)
+            self._accepting = group.create_task(accepting.run(self._sockets))
             group.create_task(self._look_after())
             started.set()
 
-    async def _accept(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listener)
-            except OSError as err:
-                _log.warning("a connection cannot be accepted", reason=str(err))
-                await asyncio.sleep(_OUT_OF_FILES_S)
-                continue
-            if self._connections >= self._limits.most_connections:
-                accepted.close()
-            else:
-                group.create_task(self._connected(accepted))
+    def _connect(self, accepted: socket.socket, address: str) -> None:
+        refusal = self._admission.refusal(address)
+        if refusal:
+            self._refuse(accepted, refusal)
+            return
+        assert self._group is not None
+        link = Link(self, self._bounds, self._links)
+        self._admission.add(link, address)
+        link.setting_up = self._group.create_task(self._connected(accepted, link))
 
-    async def _connected(self, accepted: socket.socket) -> None:
-        self._connections += 1
-        metrics.CONNECTIONS.inc()
+    def _refuse(self, accepted: socket.socket, reason: str) -> None:
+        """Say why, in plain text: over TLS it would cost a handshake."""
+        metrics.REFUSED.inc()
+        with suppress(OSError):
+            if self._tls is None:
+                accepted.send(frames.settings({}) + frames.goaway(0, ErrorCode.ENHANCE_YOUR_CALM, reason))
+        accepted.close()
+
+    def _relieve(self) -> None:
+        """Close the connections whose peers let the most bytes wait, until a quarter of the bound is free."""
+        self._relieving = False
+        for link in sorted(self._links, key=lambda link: link.buffered_bytes, reverse=True):
+            if self._buffered <= self._limits.buffered_bytes * 3 // 4:
+                break
+            metrics.EVICTED.labels("unread").inc()
+            link.refuse(f"{link.buffered_bytes} bytes wait for this client to read them, too many with those of others")
+
+    def serve_http1(self, front: Http1Front) -> None:
+        """Answer HTTP/1.1 on the same port; call it before `start`."""
+        self._http1 = front
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["http/1.1", "h2"])  # gRPC's clients offer h2 only; who offers both wants HTTP
+
+    def _protocol(self, link: Link) -> asyncio.Protocol:
+        """What a new connection begins with."""
+        if self._http1 is None:
+            return link
+        choice = ProtocolChoice(
+            link, self._http1, lambda: self._links.discard(link), lambda: link.connection_lost(None)
+        )
+        link.closed.add_done_callback(lambda _: choice.abort())
+        return choice
+
+    async def _connected(self, accepted: socket.socket, link: Link) -> None:
         try:
-            _, link = await asyncio.get_running_loop().connect_accepted_socket(
-                partial(Link, self, self._bounds, self._links),
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._protocol(link),
                 accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
+                ssl_shutdown_timeout=_CLOSE_S if self._tls else None,
             )
             await link.closed
         except OSError as err:
             _log.debug("a connection was not set up", reason=str(err))
+        except Exception as err:  # noqa: BLE001 - the `ssl` module may fail on a certificate that OpenSSL accepted
+            metrics.ERRORS.inc()
+            _log.exception("a connection could not be set up", reason=str(err))
         finally:
-            self._connections -= 1
-            metrics.CONNECTIONS.dec()
+            self._admission.remove(link)
+            link.connection_lost(None)
 
     async def _look_after(self) -> None:
         while True:
@@ -208,7 +281,7 @@ class NativeServer:
                 link.tick(now_s)
 
     def _close_sockets(self) -> None:
-        for task in self._accepting:
-            task.cancel()
+        if self._accepting is not None:
+            self._accepting.cancel()
         for one in self._sockets:
             close(one)

@@ -38,11 +38,18 @@ if TYPE_CHECKING:
 
 STREAM_WINDOW = 1 << 20
 """Bytes of DATA a call may be sent ahead of whoever reads it; SETTINGS say so."""
+FRAME_COST_BYTES = 256
+"""What a DATA frame counts beyond its bytes, of what one turn may write: a peer may let us send a byte at a time."""
 MAX_UNSENT_BYTES = 256 << 10
 """What of its answers may wait for the peer before whoever writes them has to wait."""
 
 STOPPING = "the server is stopping; ask another one, or again"
 _FULL = "too many bytes of unfinished requests are in memory; slow down and try again"
+
+_UNREAD = (
+    "the call was carried out, but its answer of {} bytes is not kept: {} bytes of answers wait to be read; "
+    "read them, or ask for less at a time"
+)
 
 _HEAD = HEADER.pack(len(response_blocks.HEAD) << 8 | HEADERS, END_HEADERS, 0)[:5]
 _TAIL = HEADER.pack(len(response_blocks.TRAILERS_OK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
@@ -52,15 +59,17 @@ _HEAD_BLOCK, _TAIL_BLOCK = response_blocks.HEAD, response_blocks.TRAILERS_OK
 class Stream(ABC):
     """A call under way."""
 
-    __slots__ = ("_credit", "_head_sent", "_trailers", "_unsent", "closed", "connection", "held", "number",
-                 "remote_closed", "unsent_bytes", "window")  # fmt: skip
+    __slots__ = ("_credit", "_head_sent", "_trailers", "_unsent", "closed", "connection", "held", "number", "received",
+                 "remote_closed", "rest", "unsent_bytes", "window")  # fmt: skip
 
     def __init__(self, connection: "Connection", number: int) -> None:
         self.connection = connection
         self.number = number
         self.window = connection.initial_window
         """Bytes of DATA the peer still takes; negative after it made its windows smaller."""
-        self.held = self.unsent_bytes = 0
+        self.held = self.unsent_bytes = self.received = 0
+        self.rest: tuple[float, int] | None = None
+        """Since when, and after how many received bytes, the rest of a request is awaited (`Link.tick` sets it)."""
         self.remote_closed = self.closed = self._head_sent = False
         self._credit = STREAM_WINDOW
         self._unsent: deque[bytes | memoryview] | None = None
@@ -77,6 +86,10 @@ class Stream(ABC):
     def aborted(self) -> None:
         """The call ended without an answer: the peer gave it up, or is gone."""
         return
+
+    def awaits_rest(self) -> bool:
+        """Whether the peer has begun a request that it has yet to finish."""
+        return False
 
     def writable(self) -> None:
         """What waited for the peer has become less, or the connection takes more."""
@@ -110,6 +123,7 @@ class Stream(ABC):
         if self.remote_closed:
             raise StreamFault(ErrorCode.STREAM_CLOSED, "DATA after the end of its stream")
         self._credit -= size
+        self.received += size
         if self._credit < 0:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window of its stream")
 
@@ -123,11 +137,12 @@ class Stream(ABC):
         """All of a call's answer: headers, one message, status OK; in one piece where the windows allow it."""
         connection = self.connection
         size = len(message) + PREFIX_BYTES
-        if self._head_sent or size > min(self.window, connection.window, DEFAULT_WINDOW // 4):
+        if self._head_sent or size > min(self.window, connection.window, connection.room, DEFAULT_WINDOW // 4):
             self.send_message(message)
             self.finish(grpc.StatusCode.OK)
             return
         connection.window -= size
+        connection.room -= size + FRAME_COST_BYTES
         connection.answers += 1
         number = self.number.to_bytes(4)
         data = (size << 8).to_bytes(4) + b"\0" + number + (size - PREFIX_BYTES).to_bytes(PREFIX_BYTES)
@@ -142,18 +157,23 @@ class Stream(ABC):
 
     def send_message(self, message: bytes) -> None:
         """One message, now or when the peer has room."""
-        if self.closed:
+        if self.finishing:
+            return
+        connection = self.connection
+        size = len(message) + PREFIX_BYTES
+        if connection.unsent_bytes and connection.unsent_bytes + size > connection.max_unsent_bytes:
+            self.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, _UNREAD.format(size, connection.unsent_bytes))
             return
         self.send_head()
-        self.connection.answers += 1
-        size = len(message) + PREFIX_BYTES
-        if self._unsent or size > min(self.window, self.connection.window, DEFAULT_WINDOW // 4):
+        connection.answers += 1
+        if self._unsent or size > min(self.window, connection.window, connection.room, DEFAULT_WINDOW // 4):
             self._queue(len(message).to_bytes(PREFIX_BYTES) + message)
             return
         self.window -= size
-        self.connection.window -= size
+        connection.window -= size
+        connection.room -= size + FRAME_COST_BYTES
         header = HEADER.pack(size << 8 | DATA, 0, self.number)
-        self.connection.send(b"%b%b%b" % (header, len(message).to_bytes(PREFIX_BYTES), message))
+        connection.send(b"%b%b%b" % (header, len(message).to_bytes(PREFIX_BYTES), message))
 
     def finish(self, status: grpc.StatusCode, text: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> None:
         """End the call when what it has sent is on its way; the first status is the one that counts."""
@@ -163,6 +183,8 @@ class Stream(ABC):
         self._trailers = block if self._head_sent else response_blocks.HEAD + block
         if not self._unsent:
             self._send_trailers()
+        else:
+            self.connection.unread_bytes += self.unsent_bytes
 
     @property
     def finishing(self) -> bool:
@@ -172,8 +194,8 @@ class Stream(ABC):
     def abort(self) -> None:
         """The peer reset the stream, or is gone: forget what is unsent."""
         if not self.closed:
-            self._unsent = None
             self._release()
+            self._unsent = None
             self.aborted()
 
     def grow(self, increment: int) -> None:
@@ -185,13 +207,15 @@ class Stream(ABC):
         self.window += increment
         if self.window > MAX_WINDOW:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
-        self.drain()
+        if self._unsent and self.window > 0:  # windows may grow by a byte at a time: they are looked at once a turn
+            self.connection.waiting[self.number] = self
+            self.connection.look_again()
 
     def drain(self) -> None:
         """Send what the windows allow."""
         unsent, connection = self._unsent, self.connection
         while unsent:
-            allowed = min(self.window, connection.window, connection.peer_frame_bytes)
+            allowed = min(self.window, connection.window, connection.room, connection.peer_frame_bytes)
             if allowed <= 0:
                 if self.window > 0:
                     connection.waiting[self.number] = self
@@ -210,8 +234,8 @@ class Stream(ABC):
         size = len(part)
         self.window -= size
         connection.window -= size
-        connection.unsent_bytes -= size
-        self.unsent_bytes -= size
+        connection.room -= size + FRAME_COST_BYTES
+        self._count_unsent(-size)
         connection.send(HEADER.pack(size << 8 | DATA, 0, self.number))
         connection.send(part)
         if self.unsent_bytes <= MAX_UNSENT_BYTES < self.unsent_bytes + size:
@@ -221,9 +245,16 @@ class Stream(ABC):
         if self._unsent is None:
             self._unsent = deque()
         self._unsent.append(data)
-        self.unsent_bytes += len(data)
-        self.connection.unsent_bytes += len(data)
+        self._count_unsent(len(data))
         self.drain()
+
+    def _count_unsent(self, change: int) -> None:
+        connection = self.connection
+        self.unsent_bytes += change
+        connection.unsent_bytes += change
+        if self._trailers:
+            connection.unread_bytes += change
+        connection.host.buffer(change)
 
     def _send_trailers(self) -> None:
         if len(self._trailers) < DEFAULT_WINDOW // 4:
@@ -241,6 +272,6 @@ class Stream(ABC):
         self.closed = True
         self.connection.host.hold(-self.held)
         self.held = 0
-        self.connection.unsent_bytes -= self.unsent_bytes
-        self.unsent_bytes = 0
+        if self.unsent_bytes:
+            self._count_unsent(-self.unsent_bytes)
         self.connection.forget(self)

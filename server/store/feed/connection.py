@@ -19,8 +19,9 @@ from server.store.feed.outbox import Failure, Initialized, Outbox, Rows
 from server.store.feed.subscription import Subscription, chunks
 from server.store.limiter import ByteRate
 from server.store.region_check import RegionGate
+from storage.defect import request_error
 from storage.kv import Snapshot
-from storage.model.errors import ClosedError, InvalidError
+from storage.model.errors import ClosedError, CorruptError, InvalidError
 from storage.mvcc.change import Change
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
@@ -82,6 +83,8 @@ class Connection:
             _log.info("change feed ended, the store is stopping")
         except* (grpc.aio.BaseError, grpc.aio.UsageError):
             _log.debug("change feed client is gone")
+        except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
+            request_error(group, "change feed")  # logged; the stream ends, and its client asks again
         self._outbox.close()
 
     def close(self) -> None:
@@ -153,9 +156,13 @@ class Connection:
             changes = changes_since(
                 snapshot, wanted.lower, wanted.upper, wanted.checkpoint_ts, old_values=wanted.old_values
             )
-            async with cursor(snapshot, _pieces(filter(wanted.covers, changes)), self._backend.scanners) as pieces:
-                while not wanted.ended and (piece := await pieces.next()) is not None:
-                    await self._send(wanted, *piece)
+            try:
+                async with cursor(snapshot, _pieces(filter(wanted.covers, changes)), self._backend.scanners) as pieces:
+                    while not wanted.ended and (piece := await pieces.next()) is not None:
+                        await self._send(wanted, *piece)
+            except CorruptError as err:  # busy makes the client wait, as for lost history; other regions go on
+                if not wanted.ended:
+                    self._backend.hub.refuse(wanted, self._outbox, _busy(str(err)))
         if not wanted.ended:
             self._outbox.control(Initialized(wanted))
             wanted.initialized = True

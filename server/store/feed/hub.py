@@ -99,7 +99,7 @@ class FeedHub:
                 self._fail(wanted, outbox, error)
 
     def refuse(self, wanted: Subscription, outbox: Outbox, error: cdcpb.Error) -> None:
-        """End a subscription before it has begun."""
+        """End a subscription that is not initialized yet."""
         self._fail(wanted, outbox, error)
 
     def refuse_stale(self, wanted: Subscription, outbox: Outbox) -> None:

@@ -6,19 +6,25 @@ manifest and its tables only, as any reader would; with `--locked` it holds the 
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
+import queue
+import shutil
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question
+from server.verify.spans import Extent
 from storage.model.errors import TidemarkError
 
 
@@ -31,6 +37,9 @@ class LakeSide(Protocol):
         Raises:
             SourceError: ErrCutNotFound.
         """
+
+    def extent(self, question: Question) -> Extent:
+        """How many rows a table has, and the ends of its key's first column, an integer."""
 
     def leaves(self, question: Question) -> bytes:
         """The sums of a table; without the table nothing was counted."""
@@ -58,6 +67,8 @@ class Job:
         if do == "cut":
             return self._lake.cut(request["at"])
         question = Question.parse(request)
+        if do == "extent":
+            return dataclasses.asdict(self._lake.extent(question))
         if do == "leaves":
             return {"leaves": base64.b64encode(self._lake.leaves(question)).decode()}
         if do == "rows":
@@ -74,9 +85,7 @@ class Job:
         return str(path)
 
 
-def open_lake(
-    stack: contextlib.ExitStack, uri: TargetUri, changefeed: str, directory: Path, *, locked: bool
-) -> LakeSide:
+def open_lake(stack: contextlib.ExitStack, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
         from server.verify.lake.database.lake import DatabaseLake  # drivers that other lakes do not need
@@ -92,18 +101,40 @@ def _read(path: str) -> Any:
         return pa.ipc.open_file(file).read_all()
 
 
+_directories: list[Path] = []
+"""What has to be removed where the process ends in the middle of a question."""
+_GRACE_S = 2.0
+
+
+def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
+    """Pass questions on. When standard input ends, so does this process, in the middle of a question, too.
+
+    Whoever asked is gone then, however it died; Spark's JVM ends with this process.
+    """
+    for line in sys.stdin:
+        questions.put(line)
+    questions.put(None)
+    time.sleep(_GRACE_S)  # an idle process ends by itself, and in order
+    for directory in _directories:
+        shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
 def main(argv: list[str]) -> int:
     """Answer until standard input ends."""
     uri, changefeed, *flags = argv
+    questions: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=_follow_parent, args=(questions,), name="questions", daemon=True).start()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else writes, the JVM too, goes to standard error
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-verify-")))
         job: Job | None = None
-        for line in sys.stdin:
+        _directories.append(directory)
+        while (line := questions.get()) is not None:
             try:
                 if job is None:
-                    target = TargetUri.parse(uri)
+                    target = SinkUri.parse(uri)
                     job = Job(open_lake(stack, target, changefeed, directory, locked="--locked" in flags), directory)
                 answer = job.answer(json.loads(line))
             except (SourceError, TidemarkError, PySparkException, OSError, pa.ArrowException) as err:

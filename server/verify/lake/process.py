@@ -1,8 +1,14 @@
-"""The lake's side as a process of its own: questions in, answers out; Spark stays out of the command's process."""
+"""The lake's side as a process of its own: questions in, answers out; Spark stays out of the command's process.
+
+It holds the read end of a pipe as its standard input: when this process dies, however it dies, that one ends, too.
+"""
 
 import asyncio
 import base64
+import contextlib
 import json
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
@@ -15,10 +21,12 @@ from pyspark_tidemark.digest import Leaves, Ranges
 from server.process import drain
 from server.verify.catalog import LakeCut, Table
 from server.verify.errors import VerifyLakeError
+from server.verify.spans import Extent
 
 _LINE_BYTES = 64 << 20
 """The sums of 2^20 ranges in base64 have half of it."""
-_DRAIN_S = 20.0
+_DRAIN_S, _DRAIN_LOCKED_S = 2.0, 20.0
+"""A reader has nothing to bring to an end; who holds the lake's lock may be writing."""
 
 
 class Lake:
@@ -32,11 +40,15 @@ class Lake:
     async def open(cls, uri: str, changefeed: str, *, locked: bool) -> AsyncIterator["Lake"]:
         """The lake for the block, `locked` against its job; its standard error is ours."""
         command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *(["--locked"] if locked else [])]
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES, start_new_session=True
+        )
         try:
             yield cls(process)
         finally:
-            await drain(process, _DRAIN_S)
+            await drain(process, _DRAIN_LOCKED_S if locked else _DRAIN_S)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # Spark's JVM and its Python workers
 
     async def cut(self, at: int | None) -> LakeCut:
         """The newest cut at or below `at`."""
@@ -49,6 +61,11 @@ class Lake:
         leaves = Leaves(ranges)
         leaves.merge(base64.b64decode(answer["leaves"]))
         return leaves
+
+    async def extent(self, table: Table) -> Extent:
+        """How many rows the table has, and the ends of its key's first column, an integer."""
+        answer = await self._ask("extent", **_of(table))
+        return Extent(int(answer["rows"]), answer["least"], answer["greatest"])
 
     async def rows(self, table: Table, ranges: Ranges, chosen: Sequence[int]) -> pa.Table:
         """The rows of some ranges, of `Question.answer_schema`."""
@@ -82,7 +99,9 @@ class Lake:
 
 def _of(table: Table) -> dict[str, Any]:
     schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
-    return {"table": table.name, "ts": table.ts, "since": table.since, "key": list(table.key), "schema": schema}
+    spans = {} if table.spans is None else {"spans": table.spans.document()}
+    members = {"table": table.name, "ts": table.ts, "since": table.since, "key": list(table.key), "schema": schema}
+    return members | spans
 
 
 def _within(ranges: Ranges) -> dict[str, Any]:

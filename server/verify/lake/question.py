@@ -7,9 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
 from pyspark_tidemark.errors import SourceError
 
+from server.verify.spans import Extent, KeySpans
+
+EXTENT: Final = pa.schema([("rows", pa.int64()), ("least", pa.decimal128(38, 0)), ("greatest", pa.decimal128(38, 0))])
 _TEXTS: Final = (pa.field("key", pa.string()), pa.field("row", pa.string()))
 
 
@@ -26,6 +30,8 @@ class Question:
     """The upstream's columns, as a pyarrow.Schema."""
     ranges: Ranges
     chosen: tuple[int, ...] = ()
+    spans: KeySpans | None = None
+    """The keys that are compared; None: all."""
 
     @classmethod
     def parse(cls, request: dict[str, Any]) -> "Question":
@@ -33,7 +39,8 @@ class Question:
         ranges = Ranges(request.get("bits", 0), tuple(request.get("within", ())))
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(request["schema"])))
         key, chosen = tuple(request["key"]), tuple(request.get("chosen", ()))
-        return cls(request["table"], request["ts"], request["since"], key, schema, ranges, chosen)
+        spans = KeySpans.parse(request["spans"]) if "spans" in request else None
+        return cls(request["table"], request["ts"], request["since"], key, schema, ranges, chosen, spans)
 
     @property
     def answer_schema(self) -> Any:
@@ -48,6 +55,19 @@ class Question:
             leaves.add(batch.cast(self.schema), self.key)
         yield pa.RecordBatch.from_pydict({"leaves": [leaves.to_bytes()]})
 
+    def extent(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Rows, and the least and the greatest value of the key's first column, of a part of the table, as one row."""
+        rows, ends = 0, pa.array([], pa.decimal128(38, 0))
+        for batch in batches:
+            rows += batch.num_rows
+            found = pc.min_max(batch.cast(self.schema)[self.key[0]]).values()
+            ends = pa.concat_arrays([ends, pa.array([end.as_py() for end in found], ends.type)])
+        least_greatest = pc.min_max(ends)
+        columns = [[rows], *([least_greatest[name]] for name in ("min", "max"))]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, kind) for column, kind in zip(columns, EXTENT.types, strict=True)], schema=EXTENT
+        )
+
     def chosen_rows(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The rows of the chosen ranges: `key` and `row` as text, and the key's columns."""
         for batch in batches:
@@ -57,6 +77,19 @@ class Question:
             rows, keys = rows.filter(mask), keys.filter(mask)
             columns = [keys, row_texts(rows), *(rows[name] for name in self.key)]
             yield pa.RecordBatch.from_arrays(columns, schema=self.answer_schema)
+
+
+def key_schema(question: Question) -> Any:
+    """The schema of the key's first column alone."""
+    return pa.schema([question.schema.field(question.key[0])])
+
+
+def whole_extent(parts: Iterable[tuple[int, Any, Any]]) -> Extent:
+    """Of a whole table, of what `Question.extent` gave for its parts."""
+    found = list(parts)
+    least = min((int(low) for _, low, _ in found if low is not None), default=None)
+    greatest = max((int(high) for _, _, high in found if high is not None), default=None)
+    return Extent(sum(rows for rows, _, _ in found), least, greatest)
 
 
 def key_columns(rows: Any, key: Sequence[str]) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.verify.errors import VerifyHistoryError
 from storage.model.event import RAW_SCHEMA
 from storage.model.span import Span
@@ -58,6 +59,11 @@ class Before:
     def executor(self) -> Executor:
         """Threads of its own: nobody asks for them here."""
         return ThreadPoolExecutor(1)
+
+    @property
+    def open_transactions(self) -> OpenTransactions:
+        """All in memory: logs have none of them."""
+        return OpenTransactions()
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """Take changes of RAW_SCHEMA.

@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 from server.capture.changefeed import ChangefeedInfo
 from server.dump.mysql.chunk import quoted, selected
 from server.dump.mysql.reader import keys_of
-from server.puller.mysql.anchors import prefix
+from server.puller.mysql.anchors import ClockRecord, prefix
+from server.puller.mysql.clock import Clock
 from server.puller.mysql.connection import Session, log_in
+from server.puller.mysql.log import Beginning
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor
@@ -52,10 +54,10 @@ class MySqlUpstream:
             MySqlLoginError, MySqlUnavailableError, …: it does not let us in, or does not answer.
         """
         options = MySqlOptions.of(SourceUri.parse(info.source_uri))
-        anchor = await _anchor(meta, info.id, min(table.ts for table in tables))
+        begin = await _begin(meta, info.id, min(table.ts for table in tables))
         session = await asyncio.to_thread(log_in, options)
         try:
-            yield cls(session, await asyncio.to_thread(_before_of, session, options, anchor, tables))
+            yield cls(session, await asyncio.to_thread(_before_of, session, options, begin, tables))
         finally:
             session.close()
 
@@ -67,14 +69,16 @@ class MySqlUpstream:
         yield await asyncio.to_thread(_mounted, table, was["key"], was["old_value"])
         name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
         query = f"SELECT {', '.join(map(selected, columns.columns))} FROM {name}"  # noqa: S608 - quoted names
+        if table.spans is not None:
+            query += f" WHERE {table.spans.condition(quoted)}"
         found = pieces(self._session, query)
         while (rows := await asyncio.to_thread(next, found, None)) is not None:
             yield await asyncio.to_thread(_unchanged, table, columns, rows, changed)
 
 
-def _before_of(session: Session, options: MySqlOptions, anchor: Anchor, tables: Sequence[Table]) -> Before:
+def _before_of(session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table]) -> Before:
     begin_snapshot(session)
-    return read_before(session, options, anchor, tables, log_end(session))
+    return read_before(session, options, begin, tables, log_end(session))
 
 
 def _unchanged(table: Table, columns: Columns, rows: pa.Array, changed: Changed) -> pa.RecordBatch:
@@ -87,10 +91,12 @@ def _mounted(table: Table, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
     return table.mounted(snapshot_rows(keys, values, table.ts))
 
 
-async def _anchor(meta: Meta, changefeed: str, ts: int) -> Anchor:
-    """The newest at or below the cut."""
+async def _begin(meta: Meta, changefeed: str, ts: int) -> Beginning:
+    """The newest anchor at or below the cut, and what was decided about times of the log."""
     found = [Anchor.from_json(pair.value) for pair in await meta.get_prefix(prefix(changefeed))]
     usable = [anchor for anchor in found if anchor.ts <= ts]
     if not usable:
         raise VerifyHistoryError(f"changefeed {changefeed} knows no place in the log at or before the cut {ts}")
-    return max(usable, key=lambda anchor: anchor.ts)
+    anchor = max(usable, key=lambda anchor: anchor.ts)
+    clock = await ClockRecord(meta, changefeed).load()
+    return Beginning(anchor, anchor.ts, clock or Clock.believing())

@@ -3,20 +3,24 @@
 It begins at an anchor of the changefeed, which gives each transaction the commit_ts that the lake knows it by.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
+from server.puller.mysql.catalogue import may_nest_savepoints
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.connection import Session, log_in_to
 from server.puller.mysql.errors import TornTransactionError
+from server.puller.mysql.log import Beginning
 from server.puller.mysql.lookahead import Place, is_before
+from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind
 from server.puller.mysql.stream import LogPlace, open_stream
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions, Unprepared
+from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions, Unjudged, Unprepared
 from server.verify.catalog import Table
 from server.verify.errors import VerifyBehindError, VerifyHistoryError, VerifyMovedError
 from server.verify.upstream.before import Before
@@ -26,7 +30,9 @@ _READ_ONCE: Final = 0
 _TAKE_S: Final = 10.0
 
 
-def read_before(session: Session, options: MySqlOptions, anchor: Anchor, tables: Sequence[Table], end: Place) -> Before:
+def read_before(
+    session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table], end: Place
+) -> Before:
     """What rows were at their table's cut, of those that the log of the session's server changes up to `end`.
 
     Raises:
@@ -35,24 +41,24 @@ def read_before(session: Session, options: MySqlOptions, anchor: Anchor, tables:
         VerifyHistoryError: too much has changed since.
         LogPurgedError, MySqlUnavailableError, …: the log cannot be read.
     """
-    torn: frozenset[tuple[str, int]] = frozenset()
+    torn: dict[Place, RowRanges | None] = {}
     while True:
         try:
-            return _Reading(tables, anchor, torn).read(session, options, anchor, end)
+            return _Reading(tables, begin, torn).read(session, options, begin.anchor, end)
         except TornTransactionError as err:
-            torn |= {err.place}
+            torn[err.place] = err.rows
 
 
 class _Reading:
     """Of the log, once."""
 
-    def __init__(self, tables: Sequence[Table], anchor: Anchor, torn: frozenset[tuple[str, int]]) -> None:
+    def __init__(self, tables: Sequence[Table], begin: Beginning, torn: Mapping[Place, RowRanges | None]) -> None:
         self._from_ts = min(table.ts for table in tables)
         self._to_ts = max(table.ts for table in tables)
         self._before = Before({table.source.span.table_id: table.ts for table in tables})
         self._tables = Tables([table.source for table in tables])
         self._rows = LogRows(self._tables, self._from_ts, self._before)
-        self._transactions = Transactions(LogPosition(anchor), torn=torn)
+        self._transactions = Transactions(LogPosition(begin.anchor), torn=torn, clock=begin.clock)
 
     def read(self, session: Session, options: MySqlOptions, anchor: Anchor, end: Place) -> Before:
         self._transactions.reconnected(fold_case=int(session.row("SELECT @@lower_case_table_names")[0]) > 0)
@@ -68,7 +74,7 @@ class _Reading:
             while not stream.ended and is_before(self._place, end):
                 for events in stream.take(_TAKE_S):
                     for item in self._transactions.take(events):
-                        self._pass(item)
+                        self._pass(item, session)
         finally:
             stream.close()
         if self._transactions.position.ts < self._to_ts:
@@ -83,12 +89,16 @@ class _Reading:
         position = self._transactions.position
         return position.file, position.position
 
-    def _pass(self, item: Item) -> None:
+    def _pass(self, item: Item, session: Session) -> None:
         if isinstance(item, LogBegins):
             self._rows.log_begins()
         elif isinstance(item, Commits):
             for untold in self._rows.add(item):
                 self._ignore(untold)
+        elif isinstance(item, Unjudged):  # behind all cuts, where only the order counts
+            self._transactions.clock = self._transactions.clock.judge(item.previous_ts, item.times_ms, 0).clock
+        elif isinstance(item, UnclearSavepoint) and item.commit_ts > self._from_ts:
+            self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, session))
         elif isinstance(item, Unprepared) and item.commit_ts > self._from_ts:
             raise _unknown(item)
         elif isinstance(item, Stated) and item.commit_ts > self._from_ts:
@@ -102,7 +112,8 @@ class _Reading:
 
     def _check(self, stated: Stated) -> None:
         if stated.statement.kind is not Kind.DDL:
-            self._tables.check(stated.statement, stated.query.sql, f"{stated.file}:{stated.position}")
+            at = f"{stated.file}:{stated.position}"
+            self._tables.check(stated.statement, stated.query.sql, at, stated.commit_ts)
             return
         effect = self._tables.effect(stated.statement, lambda *_: False)
         names = {".".join(name) for name in (*effect.touched, *effect.dropped, *effect.truncated)}

@@ -20,7 +20,7 @@ from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
 from storage.model.event import snapshot_rows
 from storage.tasks import beside
-from storage.tidb.key import table_span
+from storage.tidb.key import record_key, table_span
 from storage.tidb.schema import TableInfo
 
 _PAGE_ROWS: Final = 4096
@@ -53,16 +53,32 @@ class StoreUpstream:
     async def rows(self, table: Table) -> AsyncIterator[pa.RecordBatch]:
         """See `Upstream.rows`."""
         snapshot = Snapshot(self._kv, self._resolver, table.ts, timeout_s=_READ_S)
-        for table_id in TableInfo.parse(table.source.record.table_info_json).physical_ids:
-            span = table_span(table_id)
-            key, full = span.start_key, True
+        for start_key, end_key in key_ranges(table):
+            key, full = start_key, True
             while full:
-                keys, values = await snapshot.scan_columns(key, span.end_key, _PAGE_ROWS)
+                keys, values = await snapshot.scan_columns(key, end_key, _PAGE_ROWS)
                 full = len(keys) == _PAGE_ROWS
                 if keys:
                     key = keys[-1] + b"\0"
                     rows = snapshot_rows(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), table.ts)
                     yield await asyncio.to_thread(table.mounted, rows)
+
+
+def key_ranges(table: Table) -> list[tuple[bytes, bytes]]:
+    """Where the rows lie that are compared, and others too, unless the key is the rows' handle."""
+    info = TableInfo.parse(table.source.record.table_info)
+    handle, spans = info.handle_column, table.spans
+    signed = spans is not None and pa.types.is_signed_integer(table.schema.field(spans.column).type)
+    found = []
+    for table_id in info.physical_ids:
+        whole = table_span(table_id)
+        if spans is None or handle is None or handle.name != spans.column or not signed:
+            found.append((whole.start_key, whole.end_key))
+            continue
+        for low, high in spans.spans:
+            start_key = whole.start_key if low is None else record_key(table_id, low)
+            found.append((start_key, whole.end_key if high is None else record_key(table_id, high)))
+    return found
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers)
 
 
-def last_good_first(uris: tuple[str, ...], ask: Callable[[str], T]) -> T:
+def last_good_first(uris: tuple[str, ...], ask: Callable[[str], T], retry_s: float | None = None) -> T:
     """As `first_answer`, beginning with whoever answered last: an endpoint that is gone is waited for only once."""
 
     def asked(uri: str) -> T:
@@ -57,16 +57,16 @@ def last_good_first(uris: tuple[str, ...], ask: Callable[[str], T]) -> T:
         _answered[uris] = uri
         return answer
 
-    return first_answer(sorted(uris, key=lambda uri: uri != _answered.get(uris)), asked)
+    return first_answer(sorted(uris, key=lambda uri: uri != _answered.get(uris)), asked, retry_s)
 
 
-def first_answer(uris: Sequence[str], ask: Callable[[str], T]) -> T:
-    """What the first capture that can answer says; unavailable ones are asked again for `RETRY_S`.
+def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | None = None) -> T:
+    """What the first capture that can answer says; unavailable ones are asked again for `retry_s` (None: `RETRY_S`).
 
     Raises:
         SourceError: what a capture refused with, or the last one's unavailability (retryable).
     """
-    deadline = time.monotonic() + RETRY_S
+    deadline = time.monotonic() + (RETRY_S if retry_s is None else retry_s)
     pause_s = _BACKOFF_S
     while True:
         for uri in uris:

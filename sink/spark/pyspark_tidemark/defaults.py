@@ -1,4 +1,4 @@
-"""What older rows hold in a column that was added with a default: read from the metadata of its field. Pure."""
+"""What the metadata of a field says of its column: its identity, and what rows hold that are older than it. Pure."""
 
 import base64
 import datetime as dt
@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+COLUMN_ID = b"tidemark.column_id"
+"""The identity of a column, unique in its table and never used again: a decimal number."""
 _DEFAULT = b"tidemark.default"
 
 
@@ -18,7 +20,23 @@ def defaults_of(schema: Any) -> Mapping[str, Any]:
     return {name: json.loads(text) for name, text in told.items() if text is not None}
 
 
-def without_defaults(schema: Any) -> Any:
+def column_ids(schema: Any) -> dict[str, int]:
+    """The identities in a schema, by column; columns without one are left out."""
+    texts = {field.name: (field.metadata or {}).get(COLUMN_ID) for field in schema}
+    return {name: int(text) for name, text in texts.items() if text is not None}
+
+
+def with_column_ids(schema: Any, ids: Mapping[str, int]) -> Any:
+    """The schema with these identities in the metadata of its fields, and no other metadata."""
+    return pa.schema(
+        [
+            field.with_metadata({COLUMN_ID: str(ids[field.name])}) if field.name in ids else field.remove_metadata()
+            for field in schema
+        ]
+    )
+
+
+def without_metadata(schema: Any) -> Any:
     """The schema with types only, as Spark and the targets compare it."""
     return pa.schema([field.remove_metadata() for field in schema])
 

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from pyspark_tidemark.connection import RETRYABLE, call_options, client, first_answer, last_good_first
-from pyspark_tidemark.defaults import defaults_of, without_defaults
-from pyspark_tidemark.errors import from_text
+from pyspark_tidemark.defaults import column_ids, defaults_of, without_metadata
+from pyspark_tidemark.errors import SourceError, from_text
 from pyspark_tidemark.options import Options
 
 BEFORE = "_before"
 _ACTION_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 3600.0
+_REPORT_TIMEOUT_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,10 @@ class TableMeta:
     """The commit_ts of the DDL that gave this schema; the changefeed's start for the first one."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """What rows hold that are older than a column, by column, as JSON (`defaults`); null where nothing is said."""
+    table_id: int = 0
+    """The upstream's id: a table that was dropped and made again has another one; 0 if the capture does not say."""
+    column_ids: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
+    """The identity of each column, which a rename keeps; empty if the capture is too old to say it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +69,10 @@ class ChangefeedMeta:
     resolved_ts: int
     tables: dict[str, TableMeta]
     ddls: tuple[Ddl, ...] = ()
+    target_ts: int | None = None
+    """Where the changefeed ends; None: nowhere."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Ranges `(start_ts, end_ts]` that an operator chose not to deliver, ascending."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +110,9 @@ class Changefeed:
         else:
             tables = {item["table"]: _table(item) for item in answer["tables"]}
         ddls = tuple(_ddl(item) for item in answer.get("ddls", ()))
-        return ChangefeedMeta(answer["checkpoint_ts"], answer["resolved_ts"], tables, ddls)
+        skipped = tuple((start_ts, end_ts) for start_ts, end_ts in answer.get("skipped", ()))
+        checkpoint_ts, resolved_ts = answer["checkpoint_ts"], answer["resolved_ts"]
+        return ChangefeedMeta(checkpoint_ts, resolved_ts, tables, ddls, answer.get("target_ts"), skipped)
 
     def latest(
         self, start_ts: int, *, max_rows: int | None = None, max_bytes: int | None = None, wait_ms: int = 0
@@ -137,6 +148,17 @@ class Changefeed:
         """
         of = self._of_table() if table is None else {"table": table}
         return int(self._action("ack", {"ts": ts} | of)["checkpoint_ts"])
+
+    def report(self, state: str, cut_ts: int, error: SourceError | None = None) -> None:
+        """Say how the job that keeps the changefeed's lake is; tried once at each capture.
+
+        Raises:
+            SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows no reports.
+        """
+        body: dict[str, Any] = {"state": state, "cut_ts": cut_ts}
+        if error is not None:
+            body |= {"code": error.code, "message": error.message}
+        self._action("report", body, timeout_s=_REPORT_TIMEOUT_S, retry_s=0.0)
 
     def read(self, part: Slice) -> Iterator[Any]:
         """The mounted batches of one slice.
@@ -174,23 +196,26 @@ class Changefeed:
     def _of_table(self) -> dict[str, str]:
         return {} if self._options.table is None else {"table": self._options.table}
 
-    def _action(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _action(
+        self, name: str, body: dict[str, Any], *, timeout_s: float = _ACTION_TIMEOUT_S, retry_s: float | None = None
+    ) -> dict[str, Any]:
         document = json.dumps({"changefeed": self._options.changefeed} | body).encode()
         credentials = self._options.credentials
 
         def asked(uri: str) -> dict[str, Any]:
-            options = call_options(credentials, _ACTION_TIMEOUT_S)
+            options = call_options(credentials, timeout_s)
             results = list(client(uri, credentials).do_action(fl.Action(name, document), options))
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             return answer
 
-        return last_good_first(self._options.endpoints, asked)
+        return last_good_first(self._options.endpoints, asked, retry_s)
 
 
 def _table(item: dict[str, Any]) -> TableMeta:
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"])))
     key, schema_ts = tuple(item["key"]), int(item.get("schema_ts", 0))
-    return TableMeta(item["table"], key, without_defaults(schema), schema_ts, defaults_of(schema))
+    plain, table_id = without_metadata(schema), int(item.get("table_id", 0))
+    return TableMeta(item["table"], key, plain, schema_ts, defaults_of(schema), table_id, column_ids(schema))
 
 
 def _ddl(item: dict[str, Any]) -> Ddl:

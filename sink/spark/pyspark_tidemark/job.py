@@ -1,10 +1,13 @@
 """The lake job: `python -m pyspark_tidemark.job …`, one Structured Streaming query over the cuts of a changefeed.
 
-Exit codes: 0 ended by SIGTERM or at --until-ts, 1 an error that starting again cannot mend, 2 bad usage,
+Exit codes: 0 ended by SIGTERM, at --until-ts or at the changefeed's target_ts, 1 an error that starting again cannot
+mend, 2 bad usage,
 75 (EX_TEMPFAIL) an error after which the same command may succeed: whoever supervises the job starts it again.
-Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut.
+Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut. Whatever ends the job by an
+error has a code: the last line on standard error is `[TM:ErrName] …`, and the captures are told (`lake.reporter`).
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -12,12 +15,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -25,12 +27,14 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
 from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.kept import Keeper
-from pyspark_tidemark.lake.manifest import Manifest, check_mode
+from pyspark_tidemark.lake.manifest import check_mode
 from pyspark_tidemark.lake.offset_log import logged_range
 from pyspark_tidemark.lake.progress import BatchListener
+from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
@@ -45,10 +49,13 @@ class _StoppedError(Exception):
 class Job:
     """The query, from the first cut to the stop."""
 
-    def __init__(self, arguments: Arguments, applier: CutApplier, keeper: Keeper, out: IO[str]) -> None:
+    def __init__(
+        self, arguments: Arguments, applier: CutApplier, keeper: Keeper, reporter: Reporter, out: IO[str]
+    ) -> None:
         self._arguments = arguments
         self._applier = applier
         self._keeper = keeper
+        self._reporter = reporter
         self._out = out
         self._stop = threading.Event()
         self._in_batch = threading.Lock()
@@ -80,7 +87,7 @@ class Job:
         if self._failure is not None:
             raise self._failure
         if not asked:
-            raise SourceError("ErrQueryFailed", f"the query ended by itself: {failed}", retryable=True)
+            raise _query_failure(failed)
 
     def _started(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
         arguments = self._arguments
@@ -107,11 +114,8 @@ class Job:
             try:
                 for start_ts, end_ts in cuts.collect() if logged is None else [logged]:
                     self._apply_one(Cut(batch, start_ts, end_ts))
-            except SourceError as err:
-                self._failure = err
-                raise
-            except (PySparkException, Py4JError, OSError) as err:
-                self._failure = _disk_full(err)
+            except Exception as err:
+                self._failure = named(err)
                 raise
 
     def _apply_one(self, cut: Cut) -> None:
@@ -119,7 +123,10 @@ class Job:
         replayed = cut.end_ts <= self._applier.applied_ts
         record = self._applier.apply(cut)
         rows = {} if replayed else {item.table: item.rows for item in record.tables}
+        if not replayed and (again := {item.table: item.replaced for item in record.tables if item.replaced}):
+            self._say({"replaced": again})
         checkpoint_ts = self._applier.acknowledge()
+        self._reporter.applied(record.end_ts)
         self._report(record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts)
         if (found := self._keeper.maintain()) is not None:
             self._say({"maintenance": found})
@@ -147,12 +154,13 @@ class Job:
             self._out.flush()
 
 
-def _disk_full(err: Exception) -> SourceError | None:
-    if "No space left on device" not in str(err):
-        return None
-    return SourceError(
-        "ErrTargetFull", "the target's disk is full; make room: the job goes on by itself", retryable=True
-    )
+def _query_failure(failed: BaseException | None) -> SourceError:
+    """What ended the query outside of our own code: its source, by a code in Spark's text, or Spark itself."""
+    if failed is not None:
+        error = named(failed)
+        if "[TM:" in str(failed) or error.code == "ErrTargetFull":
+            return error
+    return SourceError("ErrQueryFailed", f"the query ended by itself: {failed}", retryable=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -162,14 +170,29 @@ def main(argv: Sequence[str]) -> int:
         check_java()
         if arguments.follow_parent:
             threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
-        return _run(arguments, _own_output())
-    except SourceError as err:
-        sys.stderr.write(f"{err}\n")
-        return EXIT_AGAIN if err.retryable else EXIT_ERROR
+        return _reported(arguments, _own_output())
+    except Exception as err:  # noqa: BLE001 - whatever it is, the job ends with a code
+        if not isinstance(err, SourceError) or err.__cause__ is not None:
+            traceback.print_exc()
+        error = named(err)
+        sys.stderr.write(f"{error}\n")
+        return EXIT_AGAIN if error.retryable else EXIT_ERROR
 
 
-def _run(arguments: Arguments, out: IO[str]) -> int:
+def _reported(arguments: Arguments, out: IO[str]) -> int:
+    """Run the job, and tell the captures how it ended."""
     changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
+    reporter = Reporter(changefeed)
+    try:
+        status = _run(arguments, changefeed, reporter, out)
+    except Exception as err:
+        reporter.failed(named(err))
+        raise
+    reporter.stopped()
+    return status
+
+
+def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: IO[str]) -> int:
     session = functools.cache(
         lambda: open_session(
             master=arguments.master,
@@ -183,8 +206,16 @@ def _run(arguments: Arguments, out: IO[str]) -> int:
         changefeed.describe()  # who cannot read it must not stop a job that can
     with opened_manifest(arguments, session) as manifest:
         check_mode(manifest.last, arguments.mode)
-        start_ts = _start_ts(changefeed, manifest)
+        described = changefeed.describe()
+        skipped = skip(manifest, described, arguments.mode)
+        if skipped is not None:
+            _show_skipped(skipped, out)
+        start_ts = described.checkpoint_ts if manifest.last is None else manifest.last.end_ts
+        arguments = _ending(arguments, described.target_ts)
         if arguments.until_ts is not None and start_ts >= arguments.until_ts:
+            if start_ts > described.checkpoint_ts:
+                changefeed.ack(start_ts)  # a job that died before it could say so
+            _show_finished(start_ts, out)
             return EXIT_OK
         spark = session()
         target = open_target(arguments, spark)
@@ -195,30 +226,50 @@ def _run(arguments: Arguments, out: IO[str]) -> int:
             manifest,
             policy=arguments.policy,
             source_options=arguments.source_options,
+            spark=spark,
             parallel=arguments.parallel,
         )
         keeper = Keeper(target, manifest, arguments.keep_hours)
-        job = Job(arguments, applier, keeper, out)
+        job = Job(_of_query(arguments, manifest.last), applier, keeper, reporter, out)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
+        reporter.start()
         job.run(spark, start_ts)
         keeper.close()
         spark.stop()
+        if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
+            _show_finished(applier.applied_ts, out)
     return EXIT_OK
 
 
-def _start_ts(changefeed: Changefeed, manifest: Manifest) -> int:
-    """Where the first cut starts: after the last one in the lake, else at the changefeed's checkpoint."""
-    checkpoint_ts = changefeed.describe().checkpoint_ts
-    if manifest.last is None:
-        return checkpoint_ts
-    if checkpoint_ts > manifest.last.end_ts:
-        raise SourceError(
-            "ErrCutGap",
-            f"the lake ends at {manifest.last.end_ts}, but the changefeed's checkpoint is already {checkpoint_ts}: "
-            "the changes between were given to somebody else; start with a new changefeed and target",
-        )
-    return manifest.last.end_ts
+def _ending(arguments: Arguments, target_ts: int | None) -> Arguments:
+    """The job ends where its changefeed does, if not before."""
+    if target_ts is None or (arguments.until_ts is not None and arguments.until_ts <= target_ts):
+        return arguments
+    return dataclasses.replace(arguments, until_ts=target_ts)
+
+
+def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
+    """A query goes on from its own checkpoint, so one begins anew above what was skipped."""
+    if last is None or not last.skipped:
+        return arguments
+    return dataclasses.replace(arguments, checkpoint_dir=arguments.checkpoint_dir / f"after-{last.skipped[-1][1]}")
+
+
+def _show_finished(ts: int, out: IO[str]) -> None:
+    """The lake is where the job was to end: at --until-ts, or at the changefeed's target_ts."""
+    out.write(json.dumps({"finished": {"at_ts": ts}}) + "\n")
+    out.flush()
+
+
+def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
+    """Nobody should overlook it: it stands in the job's log, its lines, and the manifest."""
+    out.write(json.dumps({"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}}) + "\n")
+    out.flush()
+    sys.stderr.write(
+        f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, {cut.end_ts}]: this "
+        "lake does not have them. `tidemark verify` shows the rows that differ, and --repair mends them\n"
+    )
 
 
 def _own_output() -> IO[str]:

@@ -77,7 +77,8 @@ class LagListener(StreamingQueryListener):
 
 def _offset(text: str | None) -> dict[str, Any] | None:
     """A position, if the source is ours: Spark names the classes of sources, not their formats."""
-    found = json.loads(text) if text else None
+    # PySpark makes the text "None" of an offset that Spark does not have: the newest one, in the batch after a restart
+    found = json.loads(text) if text and text != "None" else None
     return found if isinstance(found, dict) and found.keys() >= {"ts", "changefeed"} else None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from storage.defect import request_error
 from storage.kv import KV, WriteBatch
 from storage.meta.errors import MetaUnavailableError, TooManyRequestsError
 from storage.model.errors import TidemarkError
@@ -113,10 +114,15 @@ class GroupCommit:
 
 
 def _attempt(change: Change, batch: WriteBatch) -> Any:
+    size = len(batch)
     try:
         return change(batch)
     except TidemarkError as err:
         return err
+    except Exception as err:
+        if len(batch) != size:
+            raise  # half of the change is in memory: only reading it all again from disk is safe
+        return request_error(err, "metadata request")
 
 
 def _refuse(group: Iterable[_Request], reason: str) -> None:

@@ -88,6 +88,46 @@ async def test_what_is_only_strange_is_kept_as_it_is(
         assert_answer(await asked.ask(STATE), state(50, 0, barriers))
 
 
+SERVICE_FIELDS = {
+    "the first design: service_id = 3, TTL = 4": b"\x1a\x05ticdc\x20\xe8\x07",
+    "a service id alone": b"\x1a\x05ticdc",
+    "a TTL alone": b"\x20\xe8\x07",
+    "a TTL below zero": b"\x20" + b"\xff" * 9 + b"\x01",
+    "an UpdateServiceGCSafePointRequest": b"\x12\x05ticdc\x18\xe8\x07\x20\x50",
+}
+
+
+@pytest.mark.parametrize("compat", list(Compat))
+@pytest.mark.parametrize("fields", SERVICE_FIELDS.values(), ids=list(SERVICE_FIELDS))
+async def test_a_service_s_fields_do_not_move_the_safe_point_of_gc_itself(
+    tmp_path: Path, compat: Compat, fields: bytes
+) -> None:
+    async with ours(tmp_path, compat) as asked:
+        await asked.take(worker(100))
+        request = pdpb_pb2.UpdateGCSafePointRequest(safe_point=80)
+        request.header.cluster_id = asked.cluster_id
+        raw = request.SerializeToString()
+
+        refused = await asked.raw("UpdateGCSafePoint", raw + fields)
+        assert refused.code == "UNKNOWN"
+        assert refused.text.startswith("[TM:ErrGcSafePointOfService] UpdateGCSafePoint moves GC's own safe point")
+        assert "UpdateServiceGCSafePoint" in refused.text
+        assert_answer(await asked.ask(STATE), state(100, 0, []))
+
+        for harmless in (b"\x1a\x00\x20\x00", b"\xf8\x07\x01"):  # empty id and TTL 0; a field of a later kvproto
+            assert (await asked.raw("UpdateGCSafePoint", raw + harmless)).code == "OK"
+        assert_answer(await asked.ask(STATE), state(100, 80, []))
+
+
+async def test_a_service_s_fields_do_not_move_the_safe_point_of_a_keyspace_s_gc(tmp_path: Path) -> None:
+    async with ours(tmp_path, Compat.CLASSIC) as asked:
+        request = pdpb_pb2.UpdateServiceSafePointV2Request(keyspace_id=0, service_id=b"ticdc", safe_point=60, ttl=100)
+        request.header.cluster_id = asked.cluster_id
+        refused = await asked.raw("UpdateGCSafePointV2", request.SerializeToString())
+        assert refused.text.startswith("[TM:ErrGcSafePointOfService] UpdateGCSafePointV2 moves GC's own safe point")
+        assert "UpdateServiceSafePointV2" in refused.text
+
+
 async def test_what_is_no_message_is_refused_and_the_next_call_is_answered(tmp_path: Path) -> None:
     async with ours(tmp_path, Compat.CLASSIC) as asked:
         header = pdpb_pb2.RequestHeader(cluster_id=asked.cluster_id)

@@ -59,6 +59,16 @@ async def test_nothing_else_of_the_metadata_can_be_reached_as_settings(tmp_path:
             assert refused.value.details() == f'global config path "{path}" is not allowed'
 
 
+async def test_resource_control_reads_its_settings_here_and_writes_them_elsewhere(tmp_path: Path) -> None:
+    async with coordinator(tmp_path) as pd:
+        with pytest.raises(grpc.aio.AioRpcError, match="is not allowed"):
+            await store(pd, Item(name="degraded", value="1"), path="resource_group/ru_config")
+        (missing,) = (await load(pd, "degraded", path="resource_group/ru_config")).items
+        assert missing.error.type == pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND
+        await rpc_pb2_grpc.KVStub(pd.channel).Put(rpc_pb2.PutRequest(key=b"resource_group/ru_config/a", value=b"1"))
+        assert [item.payload for item in (await load(pd, path="resource_group/ru_config")).items] == [b"1"]
+
+
 @pytest.mark.parametrize("items", [[Item(name="a")] * 2, [Item(name=f"k{number}") for number in range(200)]])
 async def test_settings_are_stored_all_or_none(tmp_path: Path, items: list[Item]) -> None:
     async with coordinator(tmp_path) as pd:

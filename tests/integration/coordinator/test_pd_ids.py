@@ -5,10 +5,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from etcdpb import rpc_pb2, rpc_pb2_grpc
 from kvproto import metapb_pb2
 
-from tests.integration.coordinator.in_process import Pd, coordinator, refusal, region
+from storage.meta.client import EtcdMeta
+from storage.meta.embedded import EmbeddedEtcd
+from tests.integration.coordinator.in_process import coordinator, refusal, region
 
 LAST = (1 << 64) - 1
 
@@ -27,14 +28,16 @@ async def test_ids_are_given_once_whoever_asks_and_however_many(tmp_path: Path) 
     assert all(before.stop <= after.start for before, after in pairwise(given))
 
 
-async def set_last_id(pd: Pd, last: int) -> None:
-    key = f"/pd/{pd.cluster_id}/alloc_id".encode()
-    await rpc_pb2_grpc.KVStub(pd.channel).Put(rpc_pb2.PutRequest(key=key, value=last.to_bytes(8)))
+async def set_last_id(directory: Path, cluster_id: int, last: int) -> None:
+    """Write the record while no coordinator runs."""
+    async with EmbeddedEtcd.open(directory / "meta") as etcd:
+        await EtcdMeta(etcd).put(f"/pd/{cluster_id}/alloc_id".encode(), last.to_bytes(8))
 
 
 async def test_when_ids_run_out_nobody_gets_one_twice(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as pd:
-        await set_last_id(pd, LAST - 10)
+        cluster_id = pd.cluster_id
+    await set_last_id(tmp_path, cluster_id, LAST - 10)
     async with coordinator(tmp_path) as pd:
         assert await refusal(pd.ask("AllocID", count=11)) == ("UNKNOWN", "11 ids are asked for, 10 are left")
         assert (await pd.ask("AllocID", count=10)).id == LAST

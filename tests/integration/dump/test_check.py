@@ -8,7 +8,7 @@ import pytest
 
 from server.dump.mysql.check import Check
 from server.dump.mysql.check_value import canonical
-from server.dump.mysql.chunk import ChunkQuery, last_row, quoted
+from server.dump.mysql.chunk import ChunkQuery, last_row, stored
 from server.dump.mysql.reader import keys_of
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
@@ -65,9 +65,7 @@ def test_the_text_of_every_column_type_is_the_servers(mariadb: MariaDb, session:
     query = everything(session, mariadb.database())
     columns = query.table.columns
     decoded = arrow_columns(query.table, chunk(session, query, Range()))
-    both = [
-        (column, array, canonical(column, quoted(column.name))) for column, array in zip(columns, decoded, strict=True)
-    ]
+    both = [(column, array, canonical(column, stored(column))) for column, array in zip(columns, decoded, strict=True)]
     assert [column.name for column, _, found in both if found is None] == ["kr"]
     for column, array, found in both:
         if found is None:

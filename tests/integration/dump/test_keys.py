@@ -5,7 +5,7 @@ from pymysql.cursors import Cursor
 
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
-from tests.integration.dump.dumping import dumped_while, start, until
+from tests.integration.dump.dumping import dumped_while, over, start, until
 from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb
 
@@ -81,3 +81,60 @@ async def test_a_key_in_another_order_leaves_out_no_row_that_was_still_to_be_rea
         await until(meta, feed, lambda found: found[name].state is TableState.DONE)
         span = next(iter(feed.target.versions))
         assert {str(row["id"]) for row in feed.target.changes_of(span)} == set(map(str, ids))
+
+
+SHOWN_AS_TEXT = {
+    "uuid": (
+        "UUID",
+        "CONCAT(LPAD(HEX(seq), 8, '0'), '-0000-', seq % 8, '000-8000-0000000000', LPAD(HEX(seq % 256), 2, '0'))",
+    ),
+    "odd_uuid": ("UUID", "CAST(UNHEX(MD5(seq)) AS UUID)"),
+    "inet6": ("INET6", "CAST(UNHEX(MD5(seq)) AS INET6)"),
+    "inet4": ("INET4", "CAST(UNHEX(LEFT(MD5(seq), 8)) AS INET4)"),
+}
+
+
+async def test_uuids_and_addresses_have_one_key_from_the_dump_and_from_the_log(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    database, rows = mariadb.database(), 1500
+    for name, (kind, value) in SHOWN_AS_TEXT.items():
+        mariadb.execute(
+            f"USE {database}",
+            f"CREATE TABLE {name} (id {kind} PRIMARY KEY, other {kind}, v INT)",
+            f"INSERT INTO {name} SELECT {value}, {value}, seq FROM seq_1_to_{rows}",
+        )
+    mariadb.execute(
+        f"CREATE TABLE {database}.pair (a INET4, b UUID, v INT, PRIMARY KEY (a, b))",
+        f"INSERT INTO {database}.pair SELECT CAST(UNHEX('0A00000A') AS INET4), id, v FROM {database}.uuid",
+    )
+    spans = {}
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        await start(meta, verify=True)
+        found = await until(meta, feed, over)
+        assert {each.state for each in found.values()} == {TableState.DONE}, found
+        spans = {versions[-1][1].name.split(".")[1]: span for span, versions in feed.target.versions.items()}
+
+        def stored(name: str) -> set[tuple[object, ...]]:
+            columns = "CAST(a AS BINARY(4)), CAST(b AS BINARY(16)), v"
+            if name != "pair":
+                size = 4 if name == "inet4" else 16
+                columns = f"CAST(id AS BINARY({size})), CAST(other AS BINARY({size})), v"
+            return set(mariadb.execute(f"SELECT {columns} FROM {database}.{name}"))
+
+        def present(name: str) -> set[tuple[object, ...]]:
+            key = ("a", "b") if name == "pair" else ("id",)
+            rows: dict[tuple[object, ...], dict[str, object]] = {}
+            for change in feed.target.changes_of(spans[name]):
+                rows.pop(tuple(change[column] for column in key), None)
+                if change["_op"] != "delete":
+                    rows[tuple(change[column] for column in key)] = change
+            return {tuple(value for column, value in row.items() if column[0] != "_") for row in rows.values()}
+
+        for name in spans:
+            assert len(stored(name)) == rows
+            assert present(name) == stored(name), name
+        for name in spans:
+            mariadb.execute(f"UPDATE {database}.{name} SET v = v + 10000 WHERE v % 3 = 0")
+            mariadb.execute(f"DELETE FROM {database}.{name} WHERE v % 3 = 1")
+            await feed.until(lambda name=name: present(name) == stored(name))

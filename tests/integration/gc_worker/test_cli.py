@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tidemarkpb.v1 import gc_pb2
 from tidemarkpb.v1.store_pb2 import GetStoreStatusRequest
 from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 
+from gcsafepoint.worker.delete_ranges import DeleteRangeError
 from gcsafepoint.worker.variables import GCConfigError
 from server.cli.cli import _parser
 from server.cli.gc_leader import GCLeaderUnavailableError
@@ -18,6 +20,8 @@ from server.cli.gc_run import GCRoundFailedError
 from server.cli.remote import Remote, RemoteError
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from storage.codec import encode_i64
+from tests.integration.store.stubs import row_key
 
 
 async def cli(cluster: Any, *words: str) -> Any:
@@ -81,6 +85,53 @@ async def test_a_dry_run_says_what_a_round_would_do_and_does_nothing(cluster: An
     assert (done["attempts"], done["redo_time"] > done["done_time"] > "2020") == (1, True)
     nothing = await cli(cluster, "run", "--dry-run")
     assert (nothing["locks"], nothing["ranges"]) == (0, [])
+
+
+async def test_a_row_of_gc_delete_range_is_registered_and_destroyed(cluster: Any, gc: Any, tmp_path: Path) -> None:
+    del gc  # it runs
+    start, end = (b"t" + encode_i64(table) for table in (90, 91))
+    keys = [row_key(90, handle) for handle in range(3)]
+    await cluster.put(*((key, b"v") for key in keys))
+    drop_ts = await cluster.now()
+    rows = tmp_path / "rows.tsv"
+    rows.write_text(f"112\t90\t{start.hex()}\t{end.hex()}\t{drop_ts}\n")
+    [shown] = await cli(cluster, "ranges", "add", "--rows", str(rows), "--dry-run")
+    assert (shown["job_id"], shown["element_id"], shown["state"], shown["dry_run"]) == (112, 90, "waiting", True)
+    assert await cli(cluster, "ranges", "list") == []
+    for _ in range(2):  # the same row again is no error
+        await cli(cluster, "ranges", "add", "--rows", str(rows))
+    [waiting] = await cli(cluster, "ranges")
+    assert (waiting["start_key"], waiting["end_key"], waiting["ts"]) == (start.hex(), end.hex(), drop_ts)
+    await cli(cluster, "run", "--wait")
+    [done] = await cli(cluster, "ranges", "--state", "done")
+    assert done["element_id"] == 90
+    now_ts = await cluster.now()
+    assert [await cluster.client.kv.get(key, now_ts) for key in keys] == [None, None, None]
+    flags = ["--job", "112", "--element", "90", "--start-key", start.hex(), "--end-key", start.hex() + "ff"]
+    with pytest.raises(DeleteRangeError, match="job 112 element 90 has another range already"):
+        await cli(cluster, "ranges", "add", *flags, "--ts", str(drop_ts))
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--job", "1"], "a range needs --job, --element, --start-key"),
+        (["--rows", "/nowhere"], "cannot read /nowhere"),
+        (["--rows", "-", "--job", "1"], "give --rows alone"),
+        (["--job", "1", "--element", "2", "--start-key", "6d", "--end-key", "6e", "--ts", "5"], "no range of a table"),
+        (["--job", "1", "--element", "2", "--start-key", "xx", "--end-key", "6e", "--ts", "5"], "no row of mysql"),
+        (["--job", "1", "--element", "2", "--start-key", "74", "--end-key", "75", "--ts", "5"], "no range of a table"),
+        (
+            ["--job", "1", "--element", "2", "--start-key", "75", "--end-key", "74", "--ts", "5"],
+            "is empty or has no end",
+        ),
+        (["--job", "1", "--element", "2", "--start-key", "74", "--end-key", "75", "--ts", "0"], "needs the timestamp"),
+    ],
+)
+async def test_what_is_no_range_of_a_table_is_refused(cluster: Any, flags: list[str], text: str) -> None:
+    with pytest.raises(DeleteRangeError, match=text):
+        await cli(cluster, "ranges", "add", *flags)
+    assert await cli(cluster, "ranges") == []
 
 
 async def test_the_history_tells_of_every_round(cluster: Any, gc: Any, until: Any) -> None:

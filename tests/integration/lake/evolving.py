@@ -1,5 +1,6 @@
 """A changefeed with a history of schemas, in memory: what captures would hand out, and the replay at any ts."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,23 +12,31 @@ from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, Slice, TableMeta
 from sink.defaults import plain, with_default
 
 _ENVELOPE = [("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())]
-END = 1000
+END = 1_000_000
 
 
 @dataclass
 class Version:
-    """A table between two DDLs; `key` is its first column."""
+    """A table between two DDLs; its key is its first column, unless `key` says another."""
 
     name: str
     columns: dict[str, Any]
     from_ts: int
     to_ts: int = END
     defaults: dict[str, Any] = field(default_factory=dict)
+    table_id: int = 0
+    key: str = ""
+    column_ids: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.column_ids:
+            self.column_ids = {column: number for number, column in enumerate(self.columns, 1)}
 
     @property
     def meta(self) -> TableMeta:
         schema = pa.schema([*_ENVELOPE, *self.columns.items()])
-        return TableMeta(self.name, (next(iter(self.columns)),), schema, self.from_ts, self.defaults)
+        key = (self.key or next(iter(self.columns)),)
+        return TableMeta(self.name, key, schema, self.from_ts, self.defaults, self.table_id, self.column_ids)
 
 
 @dataclass
@@ -41,7 +50,7 @@ class EvolvingFeed:
 
     def create(self, ts: int, name: str, /, **columns: Any) -> None:
         """CREATE TABLE; at 0 it was there before the changefeed."""
-        self.versions.append(Version(name, columns, ts))
+        self.versions.append(Version(name, columns, ts, table_id=len(self.versions) + 1))
         if ts:
             self.ddls.append(Ddl(ts, f"CREATE TABLE {name} …", tables=(name,)))
         self._state(ts)[name] = {}
@@ -67,18 +76,30 @@ class EvolvingFeed:
         query: str,
         renamed: dict[str, str] | None = None,
         defaults: dict[str, Any] | None = None,
+        dropped: tuple[str, ...] = (),
         /,
         **columns: Any,
     ) -> None:
-        """ALTER TABLE to these columns."""
-        self._end(ts, name)
+        """ALTER TABLE to these columns; those that are `dropped` may come again, as other columns."""
+        before = self._end(ts, name)
         held = defaults or {}
         told = {column: plain(value) for column, value in held.items()}
-        self.versions.append(Version(name, columns, ts, defaults=told))
+        old_names = {new: old for old, new in (renamed or {}).items()}
+        gone = {*dropped, *(renamed or {})}
+        sources = {column: old_names.get(column, column) for column in columns}
+        sources = {
+            column: source
+            for column, source in sources.items()
+            if source in before.columns and (column in old_names or source not in gone)
+        }
+        unused = itertools.count(1 + max(number for found in self.versions for number in found.column_ids.values()))
+        ids = {column: before.column_ids[sources[column]] if column in sources else next(unused) for column in columns}
+        self.versions.append(Version(name, columns, ts, defaults=told, table_id=before.table_id, column_ids=ids))
         self.ddls.append(Ddl(ts, query, tables=(name,)))
-        state, names = self._state(ts), {new: old for old, new in (renamed or {}).items()}
+        state = self._state(ts)
         state[name] = {
-            key: {column: row.get(names.get(column, column), held.get(column)) for column in (*columns, "_commit_ts")}
+            key: {column: row[sources[column]] if column in sources else held.get(column) for column in columns}
+            | {"_commit_ts": row["_commit_ts"]}
             for key, row in state[name].items()
         }
 
@@ -86,6 +107,11 @@ class EvolvingFeed:
         """TRUNCATE TABLE."""
         self.ddls.append(Ddl(ts, f"TRUNCATE TABLE {name}", truncated=(name,)))
         self._state(ts)[name] = {}
+
+    def create_or_replace(self, ts: int, name: str, /, **columns: Any) -> None:
+        """CREATE OR REPLACE TABLE: the name is another table's, in one statement."""
+        self._end(ts, name)
+        self.create(ts, name, **columns)
 
     def drop(self, ts: int, name: str) -> None:
         """DROP TABLE."""
@@ -95,15 +121,37 @@ class EvolvingFeed:
 
     def rename(self, ts: int, old: str, new: str) -> None:
         """RENAME TABLE."""
-        columns = self._end(ts, old).columns
-        self.versions.append(Version(new, columns, ts))
-        self.ddls.append(Ddl(ts, f"RENAME TABLE {old} TO {new}", tables=(new,), renamed=((old, new),)))
+        self.rename_all(ts, (old, new))
+
+    def rename_all(self, ts: int, *pairs: tuple[str, str]) -> None:
+        """RENAME TABLE of several tables; a name may be taken that another one of them had."""
+        ended = [self._end(ts, old) for old, _ in pairs]
+        self.versions += [
+            Version(new, found.columns, ts, table_id=found.table_id, column_ids=found.column_ids)
+            for found, (_, new) in zip(ended, pairs, strict=True)
+        ]
+        query = "RENAME TABLE " + ", ".join(f"{old} TO {new}" for old, new in pairs)
+        self.ddls.append(Ddl(ts, query, tables=tuple(new for _, new in pairs), renamed=pairs))
         state = self._state(ts)
-        state[new] = state.pop(old)
+        rows = [state.pop(old) for old, _ in pairs]
+        state |= {new: held for held, (_, new) in zip(rows, pairs, strict=True)}
 
     def state(self, ts: int) -> dict[str, dict[Any, dict[str, Any]]]:
         """The replay: each table's rows by key, as of `ts`."""
         return next(state for at, state in reversed(self.states) if at <= ts)
+
+    def tables_at(self, ts: int) -> list[str]:
+        """The tables whose rows have commit_ts `ts`: those below a DDL that has this ts."""
+        return [found.name for found in self.versions if found.from_ts < ts <= found.to_ts]
+
+    def history(self, name: str, ts: int) -> list[dict[str, Any]]:
+        """All changes up to `ts` of the table that is called `name` at `ts`, under whatever names it had."""
+        table_id = self._version(name, ts).table_id
+        return [
+            row
+            for name, row in self.changes
+            if (at := row["_commit_ts"]) <= ts and self._version(name, at).table_id == table_id
+        ]
 
     def cut_ends(self, *wanted: int) -> list[int]:
         """Ends of cuts that never cross a DDL: those wanted, and each DDL's ts."""
@@ -146,6 +194,10 @@ class EvolvingFeed:
     def _change(self, name: str, op: str, ts: int, seq: int, row: dict[str, Any]) -> None:
         envelope = {"_op": op, "_commit_ts": ts, "_start_ts": ts - 1, "_seq": seq}
         self.changes.append((name, envelope | row))
+
+    def _version(self, name: str, ts: int) -> Version:
+        """The table that rows with commit_ts `ts` belong to."""
+        return next(found for found in self.versions if found.name == name and found.from_ts < ts <= found.to_ts)
 
     def _end(self, ts: int, name: str) -> Version:
         ended = next(found for found in self.versions if found.name == name and found.to_ts == END)

@@ -10,8 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from pyspark_tidemark import job
-from pyspark_tidemark.lake import target
+from pyspark_tidemark import job, sink_uri
 from pyspark_tidemark.lake.cut import CutApplier
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -49,8 +48,8 @@ class Stop:
 
 def allow_local_files() -> None:
     """Take `FORMAT+file:///path` for a lake behind Hadoop, in this process."""
-    target.SYSTEMS = (*target.SYSTEMS, "file")
-    target.RENAMING = (*target.RENAMING, "file")
+    sink_uri.SYSTEMS = (*sink_uri.SYSTEMS, "file")
+    sink_uri.RENAMING = (*sink_uri.RENAMING, "file")
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(chan
         target = ChangelogTarget(None, str(disk))
         with FileManifest.opened(str(disk), "bank") as manifest:
             cuts = CutApplier(
-                changefeed, "bank", target, manifest, policy=Policy("append"), source_options={}, parallel=1
+                changefeed, "bank", target, manifest, policy=Policy("append"), source_options={}, spark=None, parallel=1
             )
             for end_ts in ends:
                 cuts.apply(Cut(0, 0 if manifest.last is None else manifest.last.end_ts, end_ts))

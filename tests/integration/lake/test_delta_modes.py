@@ -1,5 +1,8 @@
 """Delta's other modes, its maintenance, and the view of all tables at one cut."""
 
+import os
+import re
+
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.flight import TableMeta
@@ -21,7 +24,9 @@ def keep(spark, changefeed, captures, root, mode, ends=CUTS, *, compact_every=0,
     target = DeltaTarget(spark, str(root), "bank", mode=mode, compact_every=compact_every)
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with FileManifest.opened(str(root), "bank") as manifest:
-        cuts = CutApplier(changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, parallel=2)
+        cuts = CutApplier(
+            changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, spark=spark, parallel=2
+        )
         found = []
         for number, end_ts in enumerate(ends):
             cuts.apply(Cut(number, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
@@ -89,6 +94,36 @@ def test_maintenance_compacts_and_leaves_what_a_kept_cut_needs(
     for ts in ends:
         rows = as_of_cut(spark, f"delta://{tmp_path}", ts)["bank.accounts"].collect()
         assert len(rows) == len(upstream.accounts.between(0, ts))
+
+
+def make_older(spark, root, hours):
+    """All that is on disk, and what the log says of when, is so many hours older."""
+    moved_ms = round(hours * 3_600_000)
+    for path in (root / "bank" / "accounts").rglob("*.crc"):
+        path.unlink()
+    for path in (root / "bank" / "accounts").rglob("*.*"):
+        at = path.stat().st_mtime - moved_ms / 1000
+        if path.suffix == ".json":
+            text = path.read_text()
+            path.write_text(re.sub(r"(?<=Timestamp\":)\d+", lambda found: str(int(found[0]) - moved_ms), text))
+        os.utime(path, (at, at))
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def test_files_that_the_newest_cut_shows_outlive_a_compaction_and_an_idle_day(spark, changefeed, captures, tmp_path):
+    _, found, _ = keep(spark, changefeed, captures, tmp_path, "upsert", CUTS, compact_every=3)
+    assert len(found) == 1, "it was compacted behind its last cut"
+    uri, files = f"delta://{tmp_path}", tmp_path / "bank" / "accounts"
+    rows = sorted(as_of_cut(spark, uri)["bank.accounts"].collect())
+    make_older(spark, tmp_path, 24)
+    before = len(list(files.glob("*.parquet")))
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        DeltaTarget(spark, str(tmp_path), "bank", compact_every=3)._maintenance.vacuum(
+            "bank.accounts", KeptCuts(manifest, 1.0)
+        )
+        assert len(list(files.glob("*.parquet"))) == before
+        assert sorted(as_of_cut(spark, uri)["bank.accounts"].collect()) == rows
+    keep(spark, changefeed, captures, tmp_path, "upsert", (2000,))
 
 
 @pytest.mark.parametrize("ways", [["SET TBLPROPERTIES", "COMPACT"], ["OPTIMIZE"]], ids=["joined again", "by Spark"])

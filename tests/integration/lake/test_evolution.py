@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
@@ -15,9 +16,10 @@ from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.reading import as_of_cut
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.sink_uri import SinkUri
 
+from tests.integration.lake.aged import read_changelog
 from tests.integration.lake.evolving import EvolvingFeed
 from tests.integration.lake.test_databases import rows
 
@@ -33,14 +35,16 @@ class Killed(BaseException):
 class Database:
     """A target in a database, opened as often as one likes."""
 
+    spark = None
+
     def __init__(self, uri):
         self._uri = uri
 
     def opened(self, feed):
-        return DatabaseManifest.opened(database_of(TargetUri.parse(self._uri)), "evolving")
+        return DatabaseManifest.opened(database_of(SinkUri.parse(self._uri)), "evolving")
 
     def target(self):
-        return JdbcTarget(database_of(TargetUri.parse(self._uri)), "evolving")
+        return JdbcTarget(database_of(SinkUri.parse(self._uri)), "evolving")
 
     def rows(self, table, ts):
         return rows(self._uri, table)
@@ -50,26 +54,26 @@ class Directory:
     """A target in a directory."""
 
     def __init__(self, spark, kind, path):
-        self._spark, self._kind, self._path = spark, kind, path
+        self.spark, self._kind, self._path = spark, kind, path
 
     def opened(self, feed):
         return FileManifest.opened(str(self._path), "evolving")
 
     def target(self):
-        return {"delta": DeltaTarget, "iceberg": IcebergTarget}[self._kind](self._spark, str(self._path), "evolving")
+        return {"delta": DeltaTarget, "iceberg": IcebergTarget}[self._kind](self.spark, str(self._path), "evolving")
 
     def compact(self, table, held):
         """Join files from before and after columns changed; the newest version still shows these rows."""
         if self._kind == "delta":
             self.target()._maintenance.compact(table)
-            history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._path}/{table.replace('.', '/')}`").collect()
+            history = self.spark.sql(f"DESCRIBE HISTORY delta.`{self._path}/{table.replace('.', '/')}`").collect()
             assert max(history, key=lambda row: row.version).operation == "COMPACT"
-            newest = self._spark.read.format("delta").load(f"{self._path}/{table.replace('.', '/')}").collect()
+            newest = self.spark.read.format("delta").load(f"{self._path}/{table.replace('.', '/')}").collect()
             assert len(newest) == len(held)
             assert {row["id"]: row.asDict() for row in newest} == held
 
     def rows(self, table, ts):
-        return [row.asDict() for row in as_of_cut(self._spark, f"{self._kind}://{self._path}", ts)[table].collect()]
+        return [row.asDict() for row in as_of_cut(self.spark, f"{self._kind}://{self._path}", ts)[table].collect()]
 
 
 @pytest.fixture(params=["postgresql", "mysql"])
@@ -98,7 +102,14 @@ def keep(place, feed, ends, *, die_at=(), policy=Policy("upsert")):  # noqa: B00
     while True:
         with place.opened(feed) as manifest:
             applier = CutApplier(
-                feed, "evolving", place.target(), manifest, policy=policy, source_options={}, parallel=1
+                feed,
+                "evolving",
+                place.target(),
+                manifest,
+                policy=policy,
+                source_options={},
+                spark=place.spark,
+                parallel=1,
             )
             commit = manifest.commit
             try:
@@ -156,6 +167,73 @@ def test_columns_are_added_renamed_widened_and_dropped_and_a_truncated_table_is_
     assert place.rows("bank.t", 65) == []
     keep(place, feed, (70,))
     assert_equal(place, feed, "bank.t", 70)
+
+
+def identity_feed():
+    """Names that change hands: what SQL text and names alone cannot tell apart."""
+    feed = EvolvingFeed()
+    first = {"id": pa.int32(), "a": pa.string(), "b": pa.string(), "v": pa.int32()}
+    feed.create(0, "bank.t", **first)
+    feed.put(10, "bank.t", *({"id": n, "a": f"a{n}", "b": f"b{n}", "v": n} for n in range(4)))
+    swap = "/* app:1 */ ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN b TO a"
+    feed.alter(20, "bank.t", swap, {"a": "b", "b": "a"}, **first)
+    feed.put(25, "bank.t", {"id": 1, "a": "x", "b": "y", "v": 1})
+    shifted = {"id": pa.int32(), "b": pa.string(), "c": pa.string(), "v": pa.int32()}
+    shift = "ALTER TABLE t CHANGE a b TEXT, CHANGE b c TEXT"
+    feed.alter(30, "bank.t", shift, {"a": "b", "b": "c"}, **shifted)
+    feed.put(35, "bank.t", {"id": 2, "b": "x", "c": "y", "v": 2})
+    again = "ALTER TABLE t DROP v, ADD v INT DEFAULT 5 COMMENT 'rename column b to v'"
+    feed.alter(40, "bank.t", again, None, {"v": 5}, ("v",), **shifted)
+    feed.put(45, "bank.t", {"id": 3, "b": "x", "c": "y", "v": 9})
+    taken = {"id": pa.int32(), "B": pa.string(), "w": pa.int64(), "c": pa.string(), "v": pa.int32()}
+    query = "ALTER TABLE t RENAME COLUMN v TO w, MODIFY w BIGINT, ADD v INT, RENAME COLUMN b TO B"
+    feed.alter(50, "bank.t", query, {"v": "w", "b": "B"}, **taken)
+    feed.put(55, "bank.t", {"id": 0, "B": "x", "w": 1 << 40, "c": "y", "v": 9})
+    return feed
+
+
+def test_values_stay_with_their_column_whatever_becomes_of_its_name(place):
+    feed = identity_feed()
+    ends = feed.cut_ends(10, 25, 35, 45, 55)
+    for ts in ends:  # a life a cut; each dies once behind its barrier and its rows, before the manifest
+        keep(place, feed, (ts,), die_at=() if ts == 10 else (ts,))
+        if all(ddl.ts != ts for ddl in feed.ddls):  # the cut that ends at a DDL is still on its near side
+            assert_equal(place, feed, "bank.t", ts)
+    if isinstance(place, Directory):
+        place.compact("bank.t", feed.state(55)["bank.t"])
+
+
+def test_a_target_without_recorded_identities_takes_those_from_before_the_ddl(place):
+    feed = identity_feed()
+    identities = {id(version): version.column_ids for version in feed.versions}
+    for version in feed.versions:
+        version.column_ids = {}
+    keep(place, feed, (10,))
+    for version in feed.versions:
+        version.column_ids = identities[id(version)]
+    keep(place, feed, (20, 25, 30, 35), die_at=(25, 35))
+    assert_equal(place, feed, "bank.t", 35)
+
+
+def test_columns_have_any_name_that_the_upstream_allows(place):
+    names = ("a b", "c,d;{}()=", "x.y", 'it\'s `"quoted"`', "Größe", "order", "n" * 60)
+    feed = EvolvingFeed()
+    columns = {"the id": pa.int32(), **{name: pa.string() for name in names}}
+    feed.create(0, "bank.t", **columns)
+    feed.put(10, "bank.t", *({"the id": n, **{name: f"{name}{n}" for name in names}} for n in range(3)))
+    feed.put(15, "bank.t", {"the id": 1, **dict.fromkeys(names, "new")})
+    feed.alter(
+        20,
+        "bank.t",
+        "ALTER …",
+        {"a b": "b a"},
+        **{"b a" if name == "a b" else name: kind for name, kind in columns.items()},
+        **{"e f": pa.int64()},
+    )
+    feed.put(25, "bank.t", {"the id": 2, **{"b a" if name == "a b" else name: "z" for name in names}, "e f": 7})
+    keep(place, feed, feed.cut_ends(10, 15, 25))
+    found = {row["the id"]: row for row in place.rows("bank.t", 25)}
+    assert found == feed.state(25)["bank.t"]
 
 
 ADDED = {
@@ -237,6 +315,200 @@ def test_tables_come_go_and_come_again(place, on_drop):
     keep(place, feed, feed.cut_ends(40, 60), die_at=(40, 60), policy=policy)
     for table in ("bank.a", "bank.b", "bank.c"):
         assert_equal(place, feed, table, 60)
+
+
+def recreated_feed():
+    """What stopped all tables of a changefeed: each table of the name has other types, keys and columns."""
+    feed = EvolvingFeed()
+    for name in ("bank.a", "bank.b"):
+        feed.create(0, name, id=pa.int32(), v=pa.string())
+        feed.put(10, name, {"id": 1, "v": "old"}, {"id": 2, "v": "old"})
+    feed.drop(20, "bank.a")
+    second = {"id": pa.decimal128(20, 0), "y": pa.decimal128(38, 10), "at": pa.timestamp("us"), "V": pa.int64()}
+    feed.create(30, "bank.a", **second)
+    at = datetime(2026, 1, 2, 3, 4, 5, 60)  # noqa: DTZ001 - a DATETIME has none
+    feed.put(40, "bank.a", {"id": Decimal(1 << 63), "y": Decimal("1.5000000000"), "at": at, "V": 7})
+    feed.put(40, "bank.b", {"id": 3, "v": "on"})
+    feed.drop(45, "bank.a")
+    feed.create(50, "bank.a", code=pa.string(), id=pa.int64())
+    feed.put(55, "bank.a", {"code": "k", "id": 1}, {"code": "l", "id": 1})
+    feed.create_or_replace(60, "bank.a", id=pa.int32(), v=pa.string())
+    feed.put(70, "bank.a", {"id": 9, "v": "new"})
+    feed.put(70, "bank.b", {"id": 4, "v": "on"})
+    feed.create_or_replace(80, "bank.a", id=pa.int32(), v=pa.string())
+    feed.put(90, "bank.a", {"id": 8, "v": "again"})
+    return feed
+
+
+def dying_after_replace(place, ends):
+    """Lives that die right after a table of the target was replaced; the last one does not."""
+    original, deaths = place.target, set(ends)
+
+    def target():
+        found = original()
+        replace = found.replace
+
+        def replaced(table, ts, change):
+            replace(table, ts, change)
+            if ts in deaths:
+                deaths.discard(ts)
+                raise Killed
+
+        found.replace = replaced
+        return found
+
+    place.target = target
+    return deaths
+
+
+def test_a_table_dropped_and_made_again_is_a_new_one_whatever_its_columns_and_the_others_go_on(place):
+    feed = recreated_feed()
+    deaths = dying_after_replace(place, (30, 60))
+    for end_ts, part in ((10, (10,)), (40, (20, 30, 40)), (55, (45, 50, 55)), (70, (60, 70)), (90, (80, 90))):
+        keep(place, feed, part, die_at=part[-1:])
+        for table in ("bank.a", "bank.b"):
+            assert_equal(place, feed, table, end_ts)
+    assert not deaths, "each death was died"
+    if isinstance(place, Directory):
+        for end_ts in (10, 40, 55, 70, 90):  # cuts before show the tables of their time
+            assert_equal(place, feed, "bank.a", end_ts)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
+def test_a_changelog_keeps_what_it_had_of_the_earlier_table_and_each_cut_can_be_read(spark, tmp_path, kind):
+    feed = recreated_feed()
+    targets = {
+        "delta": lambda: DeltaTarget(spark, str(tmp_path), "evolving", mode="append"),
+        "iceberg": lambda: IcebergTarget(spark, str(tmp_path), "evolving", mode="append"),
+        "parquet": lambda: ChangelogTarget(spark, str(tmp_path)),
+    }
+    place = Directory(spark, kind, tmp_path)
+    place.target = targets[kind]
+    deaths = dying_after_replace(place, (30, 60))
+    keep(place, feed, feed.cut_ends(10, 40, 55, 70, 90), die_at=(40, 70), policy=Policy("append"))
+    assert not deaths
+    for end_ts, codes in ((10, [1, 2]), (40, [Decimal(1 << 63)]), (55, [1, 1]), (70, [9]), (90, [8])):
+        found = [row for row in place.rows("bank.a", end_ts) if row["_commit_ts"] == end_ts]
+        assert sorted(row["id"] for row in found) == codes
+    newest = place.rows("bank.a", 90)
+    assert len(newest) == (1 if kind == "parquet" else 7)
+    for end_ts in (10, 40, 55, 70, 90) if kind == "parquet" else ():
+        for name in feed.tables_at(end_ts):
+            found = [(row["_commit_ts"], row["_seq"]) for row in read_changelog(tmp_path, name, end_ts)]
+            assert sorted(found) == [(row["_commit_ts"], row["_seq"]) for row in feed.history(name, end_ts)]
+
+
+def test_versions_of_the_earlier_table_end_and_stay(spark, tmp_path):
+    feed, policy = recreated_feed(), Policy("scd2")
+    place = Directory(spark, "delta", tmp_path)
+    place.target = lambda: DeltaTarget(spark, str(tmp_path), "evolving", mode="scd2")
+    keep(place, feed, feed.cut_ends(10, 40, 55, 70, 90), die_at=(40,), policy=policy)
+    current = [row for row in place.rows("bank.a", 90) if row["is_current"]]
+    assert [(row["id"], row["v"]) for row in current] == [(8, "again")]
+    assert len(place.rows("bank.a", 90)) == 7
+
+
+@pytest.mark.parametrize("mode", ["append", "scd2"])
+def test_history_in_a_database_stays_under_another_name_where_columns_cannot_become_the_new_ones(database_place, mode):
+    place, feed = database_place, recreated_feed()
+    place.target = lambda: JdbcTarget(database_of(SinkUri.parse(place._uri)), "evolving", mode=mode)
+    keep(place, feed, feed.cut_ends(10, 40, 55, 70, 90), die_at=(40, 70), policy=Policy(mode))
+    assert [row["id"] for row in place.rows("bank.a", 90) if row.get("is_current", row.get("_commit_ts") == 90)] == [8]
+    assert sorted(row["id"] for row in place.rows("bank.a__until_30", 0)) == [1, 2]
+    assert [row["id"] for row in place.rows("bank.a__until_50", 0)] == [Decimal(1 << 63)]
+    assert sorted(row["code"] for row in place.rows("bank.a__until_60", 0)) == ["k", "l"]
+
+
+def odd_names_feed():
+    """Names that stopped a target, or that its job took for something else."""
+    feed = EvolvingFeed()
+    first = {"id": pa.int32(), "a b": pa.string(), "x.y": pa.int32(), "p,q;{r}(s)=t": pa.string()}
+    feed.create(0, "bank.odd", **first)
+    feed.put(10, "bank.odd", *({"id": n, "a b": "a", "x.y": n, "p,q;{r}(s)=t": "p"} for n in range(3)))
+    plain = {"id": pa.int32(), "v": pa.string()}
+    feed.create(0, "bank.t", **plain)
+    feed.put(10, "bank.t", {"id": 1, "v": "a"}, {"id": 2, "v": "b"})
+    feed.alter(20, "bank.t", "ALTER TABLE t RENAME COLUMN v TO V", {"v": "V"}, id=pa.int32(), V=pa.string())
+    feed.put(25, "bank.t", {"id": 2, "V": "c"}, {"id": 3, "V": "d"})
+    second = {"id": pa.int32(), "V": pa.string(), "m n.o": pa.int32()}
+    feed.alter(30, "bank.t", "ALTER TABLE t ADD `m n.o` INT DEFAULT 7", None, {"m n.o": 7}, **second)
+    third = {"ID": pa.int32(), "A b": pa.string(), "x z.w": pa.int64(), "p,q;{r}(s)=t": pa.string(), "=": pa.int32()}
+    query = "ALTER TABLE odd CHANGE id ID INT, RENAME COLUMN `a b` TO `A b`, CHANGE `x.y` `x z.w` BIGINT, ADD `=` INT"
+    feed.alter(40, "bank.odd", query, {"id": "ID", "a b": "A b", "x.y": "x z.w"}, **third)
+    feed.put(50, "bank.odd", {"ID": 1, "A b": "b", "x z.w": 1 << 40, "p,q;{r}(s)=t": None, "=": 5})
+    feed.put(50, "bank.t", {"id": 1, "V": "e", "m n.o": 8})
+    feed.delete(55, "bank.odd", 2)
+    feed.create_or_replace(60, "bank.t", **{"id": pa.int32(), "e f": pa.string(), "g.h": pa.string()})
+    feed.put(70, "bank.t", {"id": 5, "e f": "e", "g.h": "g"})
+    feed.put(80, "bank.t", {"id": 5, "e f": "E", "g.h": "G"})
+    return feed
+
+
+def test_columns_of_odd_names_and_names_that_differ_in_case_only_are_followed(place):
+    feed = odd_names_feed()
+    for part in ((10,), (20, 25), (30, 40, 50, 55), (60, 70), (80,)):
+        keep(place, feed, part, die_at=part[-1:])
+        for table in ("bank.odd", "bank.t"):
+            assert_equal(place, feed, table, part[-1])
+    if isinstance(place, Directory):
+        for end_ts in (10, 25, 55):
+            assert_equal(place, feed, "bank.t", end_ts)
+
+
+def rekeyed_feed():
+    """A table whose key is about to become another one."""
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int32(), name=pa.string())
+    feed.put(10, "bank.t", {"id": 1, "name": "one"}, {"id": 2, "name": "two"})
+    return feed
+
+
+def test_a_new_key_on_a_new_column_whose_values_nobody_tells_is_an_error_with_its_name(place):
+    feed = rekeyed_feed()
+    columns = {"uid": pa.int32(), "id": pa.int32(), "name": pa.string()}
+    query = "ALTER TABLE t ADD uid INT AUTO_INCREMENT, DROP PRIMARY KEY, ADD PRIMARY KEY (uid)"
+    feed.alter(20, "bank.t", query, **columns)
+    keep(place, feed, (10, 20))
+    for evolution in ("evolve", "ignore"):
+        with pytest.raises(SourceError, match=r"ErrKeyUnknown.*bank\.t: its key is uid now.*new changefeed") as caught:
+            keep(place, feed, (30,), policy=Policy("upsert", evolution))
+        assert not caught.value.retryable
+    assert sorted(row["id"] for row in place.rows("bank.t", 20)) == [1, 2]
+
+
+def test_a_new_key_on_a_new_column_of_an_empty_table_is_followed(place):
+    feed = rekeyed_feed()
+    feed.truncate(15, "bank.t")
+    feed.alter(20, "bank.t", "ALTER TABLE t …", uid=pa.int32(), id=pa.int32(), name=pa.string())
+    feed.put(30, "bank.t", {"uid": 7, "id": 1, "name": "one"}, {"uid": 8, "id": 1, "name": "one"})
+    feed.put(40, "bank.t", {"uid": 7, "id": 2, "name": "x"})
+    keep(place, feed, (10, 15, 20, 30, 40), die_at=(30, 40))
+    assert_equal(place, feed, "bank.t", 40)
+
+
+def test_a_new_key_on_columns_that_were_there_is_followed(place):
+    """A database has the key as an index: upserts by the old one would be refused, or hit other rows."""
+    feed = rekeyed_feed()
+    feed.alter(20, "bank.t", "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (name)", id=pa.int32(), name=pa.string())
+    feed.versions[-1].key = "name"
+    state = feed._state(20)
+    state["bank.t"] = {row["name"]: row for row in state["bank.t"].values()}
+    feed._change("bank.t", "update", 30, 0, {"id": 2, "name": "one"})
+    feed._change("bank.t", "insert", 30, 1, {"id": 2, "name": "three"})
+    rows = feed._state(30)["bank.t"]
+    rows["one"] = {"id": 2, "name": "one", "_commit_ts": 30}
+    rows["three"] = {"id": 2, "name": "three", "_commit_ts": 30}
+    keep(place, feed, (10, 20, 30), die_at=(30,))
+    assert_equal(place, feed, "bank.t", 30)
+
+
+def test_names_that_postgresql_would_cut_off_are_refused_before_anything_is_written(postgres):
+    place = Database(postgres.create(f"evolving{next(_numbers)}"))
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", **{"id": pa.int32(), "é" * 32: pa.string()})
+    feed.put(10, "bank.t", {"id": 1, "é" * 32: "x"})
+    with pytest.raises(SourceError, match=r"ErrNameUnsupported.*bank\.t: .*at most 63 bytes, not éé"):
+        keep(place, feed, (10,))
 
 
 def test_a_renamed_table_goes_on_under_its_new_name(place):

@@ -22,7 +22,9 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_ever
     target = IcebergTarget(spark, str(root), "bank", mode=mode, compact_every=compact_every)
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with FileManifest.opened(str(root), "bank") as manifest:
-        cuts = CutApplier(changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, parallel=2)
+        cuts = CutApplier(
+            changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, spark=spark, parallel=2
+        )
         for number, end_ts in enumerate(ends):
             start_ts = 0 if manifest.last is None else manifest.last.end_ts
             cuts.apply(Cut(number, start_ts, end_ts))

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake import target
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import check_reachable
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.files import lake as verified
 from server.verify.lake.files.lake import FileLake
@@ -30,7 +30,7 @@ EX_TEMPFAIL = 75
 def local_files(monkeypatch):
     """See `remote_job.allow_local_files`."""
     for name in ("SYSTEMS", "RENAMING"):
-        monkeypatch.setattr(target, name, (*getattr(target, name), "file"))
+        monkeypatch.setattr(sink_uri, name, (*getattr(sink_uri, name), "file"))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_hadoop_throws_is_told(spark, tmp_path, monkeypatch):
     assert caught.value.retryable
     with pytest.raises(SourceError, match=r"ErrTargetUnusable.*jars"):
         HadoopFiles(spark, "s3a://bucket/lake")
-    monkeypatch.setattr(target, "RENAMING", ())
+    monkeypatch.setattr(sink_uri, "RENAMING", ())
     with pytest.raises(SourceError, match=r"ErrTargetUnusable.*only if there is none"):
         HadoopFiles(spark, f"file://{tmp_path}")
 
@@ -157,9 +157,9 @@ def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstr
     assert version_at(uri, "bank.accounts") == version_at(uri, "bank.accounts", upstream.end_ts)
 
     monkeypatch.setattr(verified, "_IDLE_S", 0.1)
-    with FileLake.open(TargetUri.parse(uri), "bank", tmp_path / "verify", locked=True) as lake:
+    with FileLake.open(SinkUri.parse(uri), "bank", tmp_path / "verify", locked=True) as lake:
         assert lake.cut(None)["cut"] == upstream.end_ts
-    with FileLake.open(TargetUri.parse(uri), "bank", tmp_path / "verify", locked=False) as lake:
+    with FileLake.open(SinkUri.parse(uri), "bank", tmp_path / "verify", locked=False) as lake:
         assert lake.cut(upstream.end_ts - 1)["cut"] == cuts[-2].end_ts
 
 

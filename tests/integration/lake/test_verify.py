@@ -17,7 +17,7 @@ from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.files import repair
 from server.verify.lake.files.lake import FileLake
@@ -45,7 +45,14 @@ class Kept:
         with FileManifest.opened(self.root, "bank") as manifest:
             policy = Policy(self.mode)
             cuts = CutApplier(
-                self.changefeed, "bank", target, manifest, policy=policy, source_options=options, parallel=2
+                self.changefeed,
+                "bank",
+                target,
+                manifest,
+                policy=policy,
+                source_options=options,
+                spark=self.spark,
+                parallel=2,
             )
             for number, end_ts in enumerate(ends):
                 cuts.apply(Cut(number, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
@@ -66,7 +73,7 @@ class Kept:
             yield manifest, self._side(manifest)
 
     def _side(self, manifest=None):
-        uri = TargetUri.parse(f"{self.format}://{self.root}")
+        uri = SinkUri.parse(f"{self.format}://{self.root}")
         return FileLake(uri, "bank", self.root, manifest=manifest, session=self.spark)
 
 

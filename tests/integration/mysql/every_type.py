@@ -13,6 +13,7 @@ COLUMNS = """
   va VARCHAR(9) CHARACTER SET ascii,
   bi BINARY(5), vb VARBINARY(300), tt TINYTEXT, tx TEXT, mt MEDIUMTEXT, lt LONGTEXT, tb TINYBLOB, bl BLOB, lb LONGBLOB,
   e ENUM('new', 'paid', 'straße'), el ENUM('ä', 'b') CHARACTER SET latin1, s SET('a', 'b', 'c'), s64 SET({s64}),
+  uu UUID, in6 INET6, in4 INET4, b16 BINARY(16), b4 BINARY(4),
   g GEOMETRY, p POINT, j JSON, ve BIGINT AS (i64 + 1) VIRTUAL, st BIGINT AS (i64 + 2) STORED
 """.format(s64=", ".join(f"'m{number}'" for number in range(64)))
 ROWS = [
@@ -74,6 +75,11 @@ ROWS = [
         "el": "ä",
         "s": "a,c",
         "s64": "m0,m63",
+        "uu": "018f0000-0000-7000-8000-000000000000",
+        "in6": "fe80::1",
+        "in4": "10.0.0.0",
+        "b16": b"018f0000-0000-70",
+        "b4": b"a\0",
         "j": '{"a": [1, null, "ü"]}',
     },
     {
@@ -106,6 +112,11 @@ ROWS = [
         "bi": b"abcde",
         "e": "",
         "s": "",
+        "uu": "11223344-5566-1788-99aa-bbccddeeff00",
+        "in6": "::",
+        "in4": "255.255.255.255",
+        "b16": b"",
+        "b4": b"1.2.",
         "i64": 5,
     },
 ]

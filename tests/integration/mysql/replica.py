@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -18,9 +18,12 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.source import MySqlSource
 from server.puller.source import TableChange
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.uri import SourceUri
+from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 WAIT_S = 200.0
@@ -41,9 +44,11 @@ class Target:
     source: MySqlSource
     rules: tuple[str, ...]
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+    open_transactions: OpenTransactions = field(default_factory=OpenTransactions)
     batches: list[tuple[Span, pa.RecordBatch]] = field(default_factory=list)
     resolved: dict[Span, int] = field(default_factory=dict)
     barrier_ts: int = 0
+    holds: Holds = field(default_factory=Holds)
     changes: list[TableChange] = field(default_factory=list)
     versions: dict[Span, list[tuple[int, SourceTable]]] = field(default_factory=lambda: defaultdict(list))
     moved: threading.Condition = field(default_factory=threading.Condition)
@@ -58,6 +63,10 @@ class Target:
             return self.source.table(record)
         except TableIneligibleError:
             return None  # as with --ignore-ineligible-table
+
+    async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        del ts
+        raise error
 
     async def change(self, change: TableChange) -> None:
         for _, batch in self.batches:

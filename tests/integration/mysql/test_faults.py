@@ -1,16 +1,20 @@
 """What servers do wrong: die, lose their log, refuse us, hand over to a replica. Rows and commit_ts stay the same."""
 
 import asyncio
+import itertools
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pymysql
 import pytest
 
-from server.puller.mysql.connection import log_in
+from server.puller.mysql import puller
+from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.errors import (
+    BarrierInterruptedError,
     LogBehindError,
     LogPurgedError,
     MySqlLoginError,
@@ -223,6 +227,32 @@ async def test_two_readers_with_one_server_id_find_another(mariadb: MariaDb, met
     ):
         mariadb.execute("INSERT INTO t VALUES (1)", database=name)
         assert len(await one.seen(f"{name}.t", 1)) == len(await two.seen(f"{name}.t", 1)) == 1
+
+
+async def test_a_server_lost_while_a_schema_change_is_looked_at_costs_no_row(
+    mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position is behind what was read with the statement: going on from there would leave the rest of it out."""
+    name, looks, look = mariadb.database(), itertools.count(), puller.read_collations
+
+    def lost_once(session: Session) -> Any:
+        if next(looks) == 0:
+            raise MySqlUnavailableError("the server is gone")
+        return look(session)
+
+    monkeypatch.setattr(puller, "read_collations", lost_once)
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database=name)
+    statements = ("INSERT INTO t VALUES (1)", "ALTER TABLE t ADD x INT", "INSERT INTO t VALUES (2, 2)")
+    feed = None
+    with pytest.RaisesGroup(BarrierInterruptedError, flatten_subgroups=True):
+        async with following(mariadb.uri, meta, f"{name}.*") as feed:
+            tables = all_tables(feed)
+            await asyncio.to_thread(mariadb.execute, *statements, database=name)
+            await ended(feed)
+    assert feed is not None
+    async with following(mariadb.uri, meta, f"{name}.*", start_ts=feed.start_ts, tables=tables) as again:
+        rows = await again.seen(f"{name}.t", 2)
+    assert [(row["id"], row.get("x")) for row in rows] == [(1, None), (2, 2)]
 
 
 def all_tables(feed: Feed) -> list[SourceTable]:

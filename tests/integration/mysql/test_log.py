@@ -197,4 +197,4 @@ async def test_what_is_prepared_for_long_before_the_start_is_told_when_it_commit
 
     with pytest.raises(ExceptionGroup) as raised:
         await follow()
-    assert raised.group_contains(XaUnknownError, match="dump the tables")
+    assert raised.group_contains(XaUnknownError, match="copy the tables by")

@@ -54,6 +54,6 @@ def test_a_password_that_goes_by_tls_only_is_refused_with_the_option_that_helps(
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
     uri = f"mysql://cdc@127.0.0.1:{server}?password-file={secret}"
-    with pytest.raises(MySqlLoginError, match="tls=require") as refused:
+    with pytest.raises(MySqlLoginError, match="tls=verify and ca=") as refused:
         log_in(MySqlOptions.of(SourceUri.parse(uri)))
     assert "s3cret" not in str(refused.value)

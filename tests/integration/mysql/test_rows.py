@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from server.dump.mysql.chunk import selected as as_dumped
 from server.dump.mysql.statement import Statement
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.options import MySqlOptions
@@ -25,7 +26,6 @@ from storage.mysql.errors import RowImageError
 from storage.mysql.event import Events, EventType, check_events, split_events
 from storage.mysql.rows import TableMaps, find_images
 from storage.mysql.schema import Table
-from storage.mysql.types import Type
 from tests.integration.mysql.every_type import COLUMNS, ROWS
 from tests.mariadb import MariaDb, running_mariadb
 
@@ -78,10 +78,7 @@ def changes_of(events: Events, name: str, *, one_commit: bool = False) -> tuple[
 
 
 def selected(session: Session, name: str, table: Table, order: str) -> pa.Array:
-    columns = ", ".join(
-        f"`{column.name}` | 0" if column.type in {Type.ENUM, Type.SET} else f"`{column.name}`"
-        for column in table.columns
-    )
+    columns = ", ".join(map(as_dumped, table.columns))
     return Statement(session, f"SELECT {columns} FROM {name} ORDER BY {order}").rows()
 
 
@@ -133,6 +130,8 @@ def printing(name: str) -> str:
         return f"CAST({name} AS DOUBLE)"
     if name in {"g", "p"}:
         return f"ST_AsBinary({name})"
+    if size := {"uu": 16, "in6": 16, "b16": 16, "in4": 4, "b4": 4}.get(name):
+        return f"CAST({name} AS BINARY({size}))"
     if name in {"bit1", "bit12", "bit64", "bi", "vb", "tb", "bl", "lb"}:
         return f"CAST({name} AS BINARY)"
     return f"CONVERT(CAST({name} AS CHAR) USING utf8mb4)"

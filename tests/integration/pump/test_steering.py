@@ -69,7 +69,14 @@ async def test_status_binlogs_and_gc_are_on_the_http_port(coordinator: str, tmp_
         assert await asked(pump, "GET", "/debug/binlog/15") == (200, "tp: Commit start_ts: 10 commit_ts: 15\n")
         assert "PrewriteValue: \nschema_version: 7" in (await asked(pump, "GET", "/debug/binlog/10"))[1]
         assert (await asked(pump, "GET", "/debug/binlog/11"))[0] == 404
-        assert (await asked(pump, "GET", "/debug/binlog/x"))[0] == 400
+        for tail in ("x", "-1", "9223372036854775808", "9" * 5000, "%FF", ""):
+            assert (await asked(pump, "GET", f"/debug/binlog/{tail}"))[0] == 400, tail
+        assert (await asked(pump, "GET", "/debug/binlog/9223372036854775807"))[0] == 404
+        await client.write(binlog_pb2.Binlog(tp=0, start_ts=20, prewrite_value=b"\xff\xffrows").SerializeToString())
+        await client.write(binlog_pb2.Binlog(tp=1, start_ts=20, commit_ts=25).SerializeToString())
+        await anext(client.pull(24))
+        status, text = await asked(pump, "GET", "/debug/binlog/20")
+        assert (status, text.splitlines()[-1]) == (200, "not a binlog.PrewriteValue, 6 bytes: ffff726f7773")
         assert json.loads((await asked(pump, "POST", "/debug/gc/trigger"))[1])["overtaken"] == 0
 
 

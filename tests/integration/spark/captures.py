@@ -50,6 +50,7 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
         self.acks: list[int] = []
         self.reads: list[tuple[str, int, int]] = []
         self.ddls: list[dict[str, Any]] = []
+        self.skipped: list[tuple[int, int]] = []
         self.slice_rows = 0
         self.token = ""
         self.die_after = 0
@@ -117,6 +118,7 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
             "sink_uri": "",
             "tables": tables,
             "ddls": ddls,
+            "skipped": self.skipped,
         } | progress
 
     def _latest(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.puller.tikv.feed import EventFeeds
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import PdClient
 from server.rpc.region_bounds import region_end
@@ -60,10 +62,16 @@ async def write(client: KvClient, pd: PdClient, rng: random.Random, written: set
         written |= {(commit_ts, key, value) for key, value in values.items()}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_the_puller_gets_every_change_whatever_regions_and_store_go_through(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "memory_bytes"), [(1, 1 << 30), (2, 0)])
+async def test_the_puller_gets_every_change_whatever_regions_and_store_go_through(
+    tmp_path: Path, seed: int, memory_bytes: int
+) -> None:
     rng, recorder, written = random.Random(seed), Recorder(), set[Change]()
-    with running_cluster(tmp_path, *QUICK, "--resolved-ts-interval", "0.05") as cluster, ThreadPoolExecutor(1) as pool:
+    with (
+        running_cluster(tmp_path, *QUICK, "--resolved-ts-interval", "0.05") as cluster,
+        closing(OpenTransactions(tmp_path / "open", memory_bytes)) as shared,
+        ThreadPoolExecutor(1) as pool,
+    ):
         async with (
             PdClient.open(cluster.coordinator.addr) as pd,
             KvClient.open(pd) as client,
@@ -71,7 +79,7 @@ async def test_the_puller_gets_every_change_whatever_regions_and_store_go_throug
             asyncio.TaskGroup() as tasks,
         ):
             span = Span(1, TABLE, b"t" + encode_i64(102))
-            puller = TablePuller(span, await pd.tso(), Upstream(pd, feeds, pool), recorder)
+            puller = TablePuller(span, await pd.tso(), Upstream(pd, feeds, pool, shared), recorder)
             pulling = tasks.create_task(puller.run())
             writers = [tasks.create_task(write(client, pd, random.Random(seed * 10 + at), written)) for at in range(3)]
             for _ in range(2):
@@ -93,9 +101,50 @@ async def test_the_puller_gets_every_change_whatever_regions_and_store_go_throug
                     await resolve_locks(client, end_ts, written)
                     await asyncio.sleep(0.05)
             pulling.cancel()
+        pool.shutdown()
+        assert (shared.spilled, shared.used_bytes, (tmp_path / "open").exists()) == (0, 0, False)
     assert written <= {change for change in recorder.changes if change[0] <= end_ts}
     unknown = {change for change in recorder.changes - written if change[0] <= end_ts}
     assert len(unknown) <= 2 * 3, "only the writers' last transactions may be unknown to them"
+
+
+async def test_a_large_open_transaction_waits_on_disk_and_comes_whole(tmp_path: Path) -> None:
+    recorder, limit = Recorder(), 1 << 20
+    values = {row_key(101, handle): random.Random(handle).randbytes(50_000) for handle in range(400)}
+    with (
+        running_cluster(tmp_path, "--resolved-ts-interval", "0.05") as cluster,
+        closing(OpenTransactions(tmp_path / "open", limit)) as shared,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        async with (
+            PdClient.open(cluster.coordinator.addr) as pd,
+            KvClient.open(pd) as client,
+            EventFeeds.open(pd.cluster_id) as feeds,
+            asyncio.TaskGroup() as tasks,
+        ):
+            span = Span(1, TABLE, b"t" + encode_i64(102))
+            pulling = tasks.create_task(
+                TablePuller(span, await pd.tso(), Upstream(pd, feeds, pool, shared), recorder).run()
+            )
+            start_ts = await pd.tso()
+            keys = list(values)
+            for first in range(0, 400, 20):
+                mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=values[key]) for key in keys[first:][:20]]
+                await client.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=60_000)
+            async with asyncio.timeout(60):
+                while shared.spilled < 380:  # noqa: ASYNC110 - it spills in a thread
+                    await asyncio.sleep(0.01)
+            assert not recorder.changes
+            commit_ts = await pd.tso()
+            await client.commit(keys[:1], start_ts, commit_ts)
+            await client.commit(keys[1:], start_ts, commit_ts)
+            async with asyncio.timeout(60):
+                while recorder.resolved_ts < commit_ts:  # noqa: ASYNC110 - the recorder tells no events
+                    await asyncio.sleep(0.01)
+            assert recorder.changes == {(commit_ts, key, value) for key, value in values.items()}
+            pulling.cancel()
+        pool.shutdown()
+        assert (shared.spilled, shared.used_bytes, (tmp_path / "open").exists()) == (0, 0, False)
 
 
 async def resolve_locks(client: KvClient, end_ts: int, written: set[Change]) -> None:

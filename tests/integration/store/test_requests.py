@@ -5,8 +5,10 @@ import asyncio
 import grpc.aio
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
+from kvproto import tikvpb_pb2 as tikvpb
 
 from storage.codec import encode_bytes
+from storage.tidb.varint import decode_uvarint, encode_uvarint
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
@@ -151,3 +153,42 @@ async def test_commands_over_ranges_end_though_they_give_way_every_1024_keys(clu
         span = {"context": of["context"], "start_key": b"k-many-", "end_key": b"k-many-z"}
         await stubs.tikv.RawDeleteRange(kvrpcpb.RawDeleteRangeRequest(**span))
         assert not (await stubs.tikv.RawScan(kvrpcpb.RawScanRequest(**span, limit=1))).kvs
+
+
+UNSUPPORTED = {  # field number -> name, and where its error text stands in its response
+    5: ("Import", (2,)),
+    22: ("Coprocessor", (4,)),
+    34: ("RawCoprocessor", (2,)),
+    35: ("FlashbackToVersion", (2,)),
+    36: ("PrepareFlashbackToVersion", (2,)),
+    37: ("Flush", (2, 3)),
+    38: ("BufferBatchGet", (2, 3)),
+    39: ("RequestHealthFeedback", (1, 1)),
+}
+
+
+async def test_an_unsupported_command_names_itself_and_leaves_the_stream_to_the_others(cluster: Cluster) -> None:
+    """client-go reads these texts; of an empty response it only says "Unknown command response"."""
+    asked = tikvpb.BatchCommandsRequest()
+    for number in (*UNSUPPORTED, 200):
+        asked.request_ids.append(number)
+        asked.requests.add().MergeFromString(encode_uvarint(number << 3 | 2) + b"\0")
+    asked.request_ids.append(1000)
+    asked.requests.add().Empty.test_id = 7
+
+    answers: dict[int, tikvpb.BatchCommandsResponse.Response] = {}
+    async with stubs_of(cluster) as stubs:
+        call = stubs.tikv.BatchCommands(iter([asked]), timeout=60)
+        async for response in call:
+            answers |= dict(zip(response.request_ids, response.responses, strict=True))
+
+    assert answers[1000].Empty.test_id == 7
+    assert answers[200] == tikvpb.BatchCommandsResponse.Response()
+    for number, (name, path) in UNSUPPORTED.items():
+        value = answers[number].SerializeToString()
+        for inner in (number, *path):
+            tag = encode_uvarint(inner << 3 | 2)
+            assert value.startswith(tag), (name, value)
+            size, at = decode_uvarint(value, len(tag))
+            value = value[at : at + size]
+        assert value.decode().startswith(f"[TM:ErrCommandUnsupported] this store has no {name}"), name

@@ -10,13 +10,15 @@ import random
 from collections import defaultdict
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from server.puller.source import Merging, Peer, Puller, Source, TableChange
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.tikv.open_transactions import OpenTransactions
 from sink.mounter import Mounter
+from storage.model.errors import TidemarkError
 from storage.model.event import DELETE
 from storage.model.span import Span
 from storage.tidb.cell import parse_default
@@ -42,6 +44,7 @@ class Taken:
 
     def __init__(self) -> None:
         self.executor: Executor = ThreadPoolExecutor(4)
+        self.open_transactions = OpenTransactions()
         self.resolved: dict[Span, int] = {}
         self._batches: dict[Span, list[pa.RecordBatch]] = defaultdict(list)
         self._sorted: dict[Span, list[dict[str, Any]]] = {}
@@ -141,6 +144,11 @@ class Replica:
     def tables_of(self, commit_ts: int) -> tuple[SourceTable, ...]:
         """The tables that one change brought."""
         return next(change.tables for change in self.changes if change.commit_ts == commit_ts)
+
+    async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        """See `Catalog.refuse`."""
+        del ts
+        raise error
 
     def resolve(self, ts: int) -> None:
         """See `Catalog.resolve`."""

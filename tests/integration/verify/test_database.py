@@ -11,10 +11,11 @@ from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.options import parse
+from pyspark_tidemark.sink_uri import SinkUri
 
+from server.verify.spans import KeySpans
 from tests.integration.capture.processes import COMMAND, Reader, running_cluster
 from tests.integration.spark.cluster import flight
 from tests.integration.verify.writer import Writer, created
@@ -32,7 +33,7 @@ class Lake:
     """A lake in a database, kept by the lake job's own steps."""
 
     def __init__(self, cluster, name, uri, mode):
-        self._database = database_of(TargetUri.parse(uri))
+        self._database = database_of(SinkUri.parse(uri))
         self._options = parse({"endpoint": flight(cluster), "changefeed": name, "cuts": "true"})
         self._name = name
         self._mode = mode
@@ -50,6 +51,7 @@ class Lake:
                 manifest,
                 policy=Policy(self._mode),
                 source_options={},
+                spark=None,
                 parallel=1,
             )
             end = start_ts
@@ -141,6 +143,19 @@ def test_a_database_under_a_writer_is_compared_exactly_and_repaired(cluster, mar
             f"INSERT INTO {name}.t (id, _commit_ts) VALUES (-5, 1)",
         )
         wanted = {ids[0]: ("only upstream", []), ids[1]: ("differs", ["amount"]), -5: ("only in the lake", [])}
+        status, document, told = verify(cluster, "-c", feed, "--sample", "100%", "--seed", "7")
+        assert (status, kinds(document), document["seed"]) == (1, wanted, 7), told
+        everything = document["tables"][0]["sample"]["spans"]
+        differing = [tuple(span) for span in document["tables"][0]["differing_spans"]]
+        assert {KeySpans("id", tuple(map(tuple, everything))).of(key) for key in wanted} == set(differing)
+        status, document, told = verify(cluster, "-c", feed, "--sample", "3")
+        [table] = document["tables"]
+        again = verify(cluster, "-c", feed, "--sample", "3", "--seed", str(document["seed"]))[1]["tables"][0]
+        assert len(table["sample"]["spans"]) == 3, told
+        assert table["sample"] == again["sample"]
+        assert all(span in everything for span in table["sample"]["spans"])
+        chosen = KeySpans("id", tuple(map(tuple, table["sample"]["spans"])))
+        assert kinds(document) == {key: kind for key, kind in wanted.items() if chosen.of(key)}
         status, document, told = verify(cluster, "-c", feed, "--repair", "--dry-run")
         assert (status, kinds(document)) == (1, wanted), told
         assert document["tables"][0]["repaired"] == {"removed": 2, "written": 2, "version": None}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,18 @@ def test_what_cannot_be_compared_ends_with_status_two_and_says_why(cluster, lake
     assert (status, document["equal"]) == (2, None)
     assert f"[TM:{code}]" in told
     assert f"[TM:{code}]" in document["error"]
+
+
+def test_a_lake_that_never_answers_ends_it_at_the_deadline_with_the_stage(cluster):
+    """Found by strangers: no answer in 120 s, no progress. This lake is a server that says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sink = f"mysql://me@127.0.0.1:{silent.getsockname()[1]}/db"
+        with changefeed(cluster, "silent", [("bank", ACCOUNTS)], sink):
+            status, document, said = verify(cluster, "-c", "silent", "--timeout", "8")
+    stage = "the lake's reader is started and finds the cut"
+    assert status == 2
+    assert "[TM:ErrVerifyTimeout] no result within 8 s" in document["error"]
+    assert stage in document["error"]
+    assert document["progress"]["waiting_for"] == ["the lake's reader"]
+    (told, *_) = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert told["progress"]["stage"] == stage

@@ -2,13 +2,15 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -46,9 +48,10 @@ sys.exit(run_daemon(sys.argv[1:], "store", Example, opened))
 
 
 @contextmanager
-def daemon(*arguments: str, **environ: str) -> Iterator["subprocess.Popen[str]"]:
+def daemon(*arguments: str, prefix: Sequence[str] = (), **environ: str) -> Iterator["subprocess.Popen[str]"]:
+    """`prefix` is a command that becomes the daemon."""
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DAEMON), *arguments],
+        [*prefix, sys.executable, "-c", textwrap.dedent(DAEMON), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,3 +119,14 @@ def test_a_daemon_whose_parent_is_gone_ends_at_once() -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(timeout=120) == 1
+
+
+def test_it_may_open_as_many_files_as_the_hard_limit_allows() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with daemon(prefix=["prlimit", f"--nofile={min(256, hard)}:{hard}"]) as process:
+        ready(process)
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    [files] = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]
+    assert files[3:5] == [str(hard), str(hard)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.http import MAX_BODY_BYTES, MAX_CONNECTIONS, listen
+from server.http import MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS, listen
 from server.routes import Answer, Request, Routes, json_answer
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from storage.model.errors import ConflictError, UnavailableError
@@ -103,13 +103,31 @@ def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
 
 def test_more_connections_than_the_port_holds_are_turned_away(bound: str) -> None:
     host, _, port = bound.rpartition(":")
-    held = [socket.create_connection((host, int(port)), timeout=60) for _ in range(MAX_CONNECTIONS)]
+    half = MAX_CONNECTIONS_PER_ADDRESS
+    held = connections(bound, "127.0.0.2", half) + connections(bound, "127.0.0.3", MAX_CONNECTIONS - half)
     try:
         with socket.create_connection((host, int(port)), timeout=60) as one_more:
             assert one_more.recv(100).startswith(b"HTTP/1.0 503")
     finally:
         for connection in held:
             connection.close()
+
+
+def test_one_address_has_half_of_the_ports_connections(bound: str) -> None:
+    held = connections(bound, "127.0.0.2", MAX_CONNECTIONS_PER_ADDRESS)
+    try:
+        (one_more,) = connections(bound, "127.0.0.2", 1)
+        with one_more:
+            assert one_more.recv(100).startswith(b"HTTP/1.0 503")
+        assert plain(bound, "GET", "/healthz")[0] == 200
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def connections(bound: str, source: str, count: int) -> list[socket.socket]:
+    host, _, port = bound.rpartition(":")
+    return [socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0)) for _ in range(count)]
 
 
 def test_endless_headers_are_cut_off(bound: str) -> None:

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from pyspark_tidemark.defaults import defaults_of, scalar, without_defaults
+from pyspark_tidemark.defaults import defaults_of, scalar, without_metadata
 
 from sink.before import schema_of
 from sink.defaults import DEFAULT, plain, with_default
@@ -40,7 +40,7 @@ def test_a_value_of_each_type_comes_back(name: str) -> None:
     told = defaults_of(schema)
     assert told.keys() == {name}
     assert scalar(told[name], found) == pa.scalar(value, found)
-    assert all(field.metadata is None for field in without_defaults(schema))
+    assert all(field.metadata is None for field in without_metadata(schema))
 
 
 def test_a_column_of_tidb_tells_what_rows_from_before_it_are_mounted_with() -> None:

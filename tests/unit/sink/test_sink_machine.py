@@ -191,7 +191,13 @@ class SinkMachine(RuleBasedStateMachine):
         """Who asks about all tables is told of each that has rows."""
         start_ts, end_ts = self.manager.checkpoint_ts(), self.manager.resolved_ts()
         began = max(model.began for model in self.model.values())
-        if start_ts >= end_ts or any(start_ts < ts < end_ts for model in self.model.values() for ts in model.changes):
+        borders = [ts for model in self.model.values() for ts in (*model.changes, model.end or 0)]
+        if start_ts >= end_ts or any(start_ts < ts < end_ts for ts in borders):
+            return
+        cleaned = [table.cleaned_ts for span in SPANS if (table := self.manager._tables.get(span)) is not None]
+        if start_ts < max(
+            cleaned, default=0
+        ):  # a table whose rows were acknowledged by themselves, ahead of the others
             return
         planned = {part.span for part in self.manager.plan_tables(None, start_ts, end_ts)}
         expected = {

@@ -30,6 +30,10 @@ class _ChangefeedStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Chang
     CHANGEFEED_STATE_STOPPED: _ChangefeedState.ValueType  # 2
     CHANGEFEED_STATE_WARNING: _ChangefeedState.ValueType  # 3
     CHANGEFEED_STATE_FAILED: _ChangefeedState.ValueType  # 4
+    CHANGEFEED_STATE_FINISHED: _ChangefeedState.ValueType  # 5
+    """everything up to target_ts is at the target"""
+    CHANGEFEED_STATE_REMOVED: _ChangefeedState.ValueType  # 6
+    """its removal has begun, and is brought to its end by whoever owns the changefeeds"""
 
 class ChangefeedState(_ChangefeedState, metaclass=_ChangefeedStateEnumTypeWrapper): ...
 
@@ -38,6 +42,10 @@ CHANGEFEED_STATE_NORMAL: ChangefeedState.ValueType  # 1
 CHANGEFEED_STATE_STOPPED: ChangefeedState.ValueType  # 2
 CHANGEFEED_STATE_WARNING: ChangefeedState.ValueType  # 3
 CHANGEFEED_STATE_FAILED: ChangefeedState.ValueType  # 4
+CHANGEFEED_STATE_FINISHED: ChangefeedState.ValueType  # 5
+"""everything up to target_ts is at the target"""
+CHANGEFEED_STATE_REMOVED: ChangefeedState.ValueType  # 6
+"""its removal has begun, and is brought to its end by whoever owns the changefeeds"""
 Global___ChangefeedState: _TypeAlias = ChangefeedState  # noqa: Y015
 
 class _TableState:
@@ -208,6 +216,57 @@ class Holding(_message.Message):
 Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
+class Rereads(_message.Message):
+    """Tables that are read again by themselves, as a DDL changed their rows beside the log: no cut is offered meanwhile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_TS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    since_ts: _builtins.int
+    """the first of the DDLs, up to which cuts go"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reread]: ...
+    def __init__(
+        self,
+        *,
+        since_ts: _builtins.int = ...,
+        tables: _abc.Iterable[Global___Reread] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_ts", b"since_ts", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rereads: _TypeAlias = Rereads  # noqa: Y015
+
+@_typing.final
+class Reread(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    SINCE_TS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    since_ts: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        since_ts: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "since_ts", b"since_ts", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reread: _TypeAlias = Reread  # noqa: Y015
+
+@_typing.final
 class RunningError(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -233,6 +292,72 @@ class RunningError(_message.Message):
 Global___RunningError: _TypeAlias = RunningError  # noqa: Y015
 
 @_typing.final
+class LakeJob(_message.Message):
+    """What the job that keeps the changefeed's lake last reported (docs/format/flight.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    CUT_TS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    FAILED_CHANGEFEED_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """ready, retrying, failed, or silent if it has not reported for too long."""
+    cut_ts: _builtins.int
+    """The end of the newest cut in the lake; 0: not known."""
+    time: _builtins.str
+    """When the report came, RFC 3339."""
+    failed_changefeed: _builtins.bool
+    """The changefeed's rows are pulled, but it shows FAILED as its job has given up: resume lets a job try again."""
+    @_builtins.property
+    def error(self) -> Global___RunningError: ...
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        cut_ts: _builtins.int = ...,
+        time: _builtins.str = ...,
+        error: Global___RunningError | None = ...,
+        failed_changefeed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut_ts", b"cut_ts", "error", b"error", "failed_changefeed", b"failed_changefeed", "state", b"state", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LakeJob: _TypeAlias = LakeJob  # noqa: Y015
+
+@_typing.final
+class SkippedRange(_message.Message):
+    """Changes with start_ts < commit_ts <= end_ts that `resume --overwrite-checkpoint-ts` gave up: no target has them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_TS_FIELD_NUMBER: _builtins.int
+    END_TS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    start_ts: _builtins.int
+    end_ts: _builtins.int
+    time: _builtins.str
+    """When that was asked for, RFC 3339."""
+    def __init__(
+        self,
+        *,
+        start_ts: _builtins.int = ...,
+        end_ts: _builtins.int = ...,
+        time: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_ts", b"end_ts", "start_ts", b"start_ts", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkippedRange: _TypeAlias = SkippedRange  # noqa: Y015
+
+@_typing.final
 class Changefeed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -252,6 +377,11 @@ class Changefeed(_message.Message):
     SCHEMA_CHANGES_FIELD_NUMBER: _builtins.int
     HOLDING_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    LAKE_JOB_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    REREADS_FIELD_NUMBER: _builtins.int
+    ZERO_DATES_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -262,6 +392,8 @@ class Changefeed(_message.Message):
     create_time: _builtins.str
     source_uri: _builtins.str
     """Empty: the change feed of the cluster."""
+    zero_dates: _builtins.str
+    """As in CreateChangefeedRequest."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
@@ -282,6 +414,16 @@ class Changefeed(_message.Message):
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is taken of the tables, where it is not all."""
 
+    @_builtins.property
+    def lake_job(self) -> Global___LakeJob: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is odd about the upstream, though the changefeed goes on."""
+
+    @_builtins.property
+    def rereads(self) -> Global___Rereads: ...
+    @_builtins.property
+    def skipped(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkippedRange]: ...
     def __init__(
         self,
         *,
@@ -301,10 +443,15 @@ class Changefeed(_message.Message):
         schema_changes: _abc.Iterable[Global___SchemaChange] | None = ...,
         holding: Global___Holding | None = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
+        lake_job: Global___LakeJob | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        rereads: Global___Rereads | None = ...,
+        zero_dates: _builtins.str = ...,
+        skipped: _abc.Iterable[Global___SkippedRange] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding", "lake_job", b"lake_job", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,12 +470,20 @@ class CreateChangefeedRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     IGNORE_INELIGIBLE_TABLE_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    ON_UNCLEAR_DDL_FIELD_NUMBER: _builtins.int
+    ZERO_DATES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
     target_ts: _builtins.int
     source_uri: _builtins.str
     ignore_ineligible_table: _builtins.bool
+    on_unclear_ddl: _builtins.str
+    """Of a mysql:// source, instead of this option in its URI: reread or stop."""
+    zero_dates: _builtins.str
+    """How dates that no calendar has (0000-00-00) are shown: `null` (also if empty), where a key with one stops the
+    changefeed; `key-text`: DATE, DATETIME and TIMESTAMP columns of keys are text; `text`: all such columns are.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -351,10 +506,12 @@ class CreateChangefeedRequest(_message.Message):
         filter: _abc.Iterable[_builtins.str] | None = ...,
         ignore_ineligible_table: _builtins.bool = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
+        on_unclear_ddl: _builtins.str = ...,
+        zero_dates: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,17 +656,21 @@ class ResumeChangefeedRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     OVERWRITE_CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    OVERWRITE_WITH_NOW_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     overwrite_checkpoint_ts: _builtins.int
+    overwrite_with_now: _builtins.bool
+    """Overwrite it with what its source calls now, whose clock may be another than the coordinator's."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         overwrite_checkpoint_ts: _builtins.int = ...,
+        overwrite_with_now: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "overwrite_checkpoint_ts", b"overwrite_checkpoint_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "overwrite_checkpoint_ts", b"overwrite_checkpoint_ts", "overwrite_with_now", b"overwrite_with_now"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,3 +734,50 @@ class RemoveChangefeedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveChangefeedResponse: _TypeAlias = RemoveChangefeedResponse  # noqa: Y015
+
+@_typing.final
+class UpdateChangefeedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SINK_URI_FIELD_NUMBER: _builtins.int
+    ON_UNCLEAR_DDL_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    sink_uri: _builtins.str
+    """How to log in at the sink, which stays where it is; empty: as before."""
+    on_unclear_ddl: _builtins.str
+    """Of a mysql:// source, instead of this option in its URI: reread or stop; empty: as before."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        sink_uri: _builtins.str = ...,
+        on_unclear_ddl: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateChangefeedRequest: _TypeAlias = UpdateChangefeedRequest  # noqa: Y015
+
+@_typing.final
+class UpdateChangefeedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changefeed(self) -> Global___Changefeed: ...
+    def __init__(
+        self,
+        *,
+        changefeed: Global___Changefeed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateChangefeedResponse: _TypeAlias = UpdateChangefeedResponse  # noqa: Y015

@@ -64,6 +64,11 @@ class ChangefeedServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveChangefeedRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveChangefeedResponse.FromString,
                 _registered_method=True)
+        self.UpdateChangefeed = channel.unary_unary(
+                '/tidemarkpb.v1.ChangefeedService/UpdateChangefeed',
+                request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.FromString,
+                _registered_method=True)
 
 
 class ChangefeedServiceServicer:
@@ -105,6 +110,12 @@ class ChangefeedServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateChangefeed(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ChangefeedServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -137,6 +148,11 @@ def add_ChangefeedServiceServicer_to_server(servicer, server):
                     servicer.RemoveChangefeed,
                     request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveChangefeedRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveChangefeedResponse.SerializeToString,
+            ),
+            'UpdateChangefeed': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateChangefeed,
+                    request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -301,6 +317,33 @@ class ChangefeedService:
             '/tidemarkpb.v1.ChangefeedService/RemoveChangefeed',
             tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveChangefeedRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveChangefeedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateChangefeed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.ChangefeedService/UpdateChangefeed',
+            tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.FromString,
             options,
             channel_credentials,
             insecure,

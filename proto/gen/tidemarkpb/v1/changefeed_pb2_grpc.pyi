@@ -37,6 +37,7 @@ class ChangefeedServiceStub:
     PauseChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.PauseChangefeedRequest, _changefeed_pb2.PauseChangefeedResponse]
     ResumeChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.ResumeChangefeedRequest, _changefeed_pb2.ResumeChangefeedResponse]
     RemoveChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveChangefeedRequest, _changefeed_pb2.RemoveChangefeedResponse]
+    UpdateChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.UpdateChangefeedRequest, _changefeed_pb2.UpdateChangefeedResponse]
 
 @_typing.type_check_only
 class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
@@ -47,6 +48,7 @@ class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
     PauseChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.PauseChangefeedRequest, _changefeed_pb2.PauseChangefeedResponse]  # type: ignore[assignment]
     ResumeChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.ResumeChangefeedRequest, _changefeed_pb2.ResumeChangefeedResponse]  # type: ignore[assignment]
     RemoveChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveChangefeedRequest, _changefeed_pb2.RemoveChangefeedResponse]  # type: ignore[assignment]
+    UpdateChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.UpdateChangefeedRequest, _changefeed_pb2.UpdateChangefeedResponse]  # type: ignore[assignment]
 
 class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,5 +92,12 @@ class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _changefeed_pb2.RemoveChangefeedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_changefeed_pb2.RemoveChangefeedResponse, _abc.Awaitable[_changefeed_pb2.RemoveChangefeedResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateChangefeed(
+        self,
+        request: _changefeed_pb2.UpdateChangefeedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_changefeed_pb2.UpdateChangefeedResponse, _abc.Awaitable[_changefeed_pb2.UpdateChangefeedResponse]]: ...
 
 def add_ChangefeedServiceServicer_to_server(servicer: ChangefeedServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

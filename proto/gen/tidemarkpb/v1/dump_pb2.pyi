@@ -40,6 +40,8 @@ class DumpStatus(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CHUNKS_VERIFIED_FIELD_NUMBER: _builtins.int
     CHUNKS_REPAIRED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_TS_FIELD_NUMBER: _builtins.int
     changefeed_id: _builtins.str
     state: _builtins.str
     """waiting, dumping, done, failed, dropped"""
@@ -65,6 +67,10 @@ class DumpStatus(_message.Message):
     """of chunks_done: their sums were those of the server"""
     chunks_repaired: _builtins.int
     """read again, as their sums were not"""
+    reason: _builtins.str
+    """why it is, or was, read again by itself: the DDL that changed rows beside the log"""
+    since_ts: _builtins.int
+    """the commit_ts of that DDL, above which no cut is offered until the table is complete"""
     def __init__(
         self,
         *,
@@ -84,10 +90,12 @@ class DumpStatus(_message.Message):
         priority: _builtins.int = ...,
         chunks_verified: _builtins.int = ...,
         chunks_repaired: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        since_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "chunks_repaired", b"chunks_repaired", "chunks_verified", b"chunks_verified", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "priority", b"priority", "progress_percent", b"progress_percent", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "state", b"state", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "changefeed_id", b"changefeed_id", "chunks_done", b"chunks_done", "chunks_repaired", b"chunks_repaired", "chunks_verified", b"chunks_verified", "error", b"error", "eta_seconds", b"eta_seconds", "high_ts", b"high_ts", "priority", b"priority", "progress_percent", b"progress_percent", "reason", b"reason", "rows_done", b"rows_done", "rows_estimated", b"rows_estimated", "rows_per_second", b"rows_per_second", "rows_read", b"rows_read", "since_ts", b"since_ts", "state", b"state", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 """Lakes in databases: the newest cut, manifest, fences and rows in one snapshot; no Spark."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Protocol
@@ -10,18 +11,22 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.database import repair
-from server.verify.lake.question import Question
+from server.verify.lake.question import Question, key_schema, whole_extent
+from server.verify.spans import Extent
 
 
 class Reader(Protocol):
     """One database in one snapshot."""
 
     def quoted(self, name: str) -> str:
-        """An identifier; `database.table` is two."""
+        """One identifier, dots included."""
+
+    def quoted_table(self, name: str) -> str:
+        """The two identifiers of `database.table`: the first dot is between them."""
 
     def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
         """The newest record, and the fence of each table."""
@@ -33,25 +38,25 @@ class Reader(Protocol):
         """End the snapshot."""
 
 
-def _postgres(uri: TargetUri) -> Reader:
+def _postgres(uri: SinkUri) -> Reader:
     from server.verify.lake.database.postgres import PostgresReader
 
     return PostgresReader(uri)
 
 
-def _mysql(uri: TargetUri) -> Reader:
+def _mysql(uri: SinkUri) -> Reader:
     from server.verify.lake.database.mysql import MySqlReader
 
     return MySqlReader(uri)
 
 
-_READERS: Final[Mapping[str, Callable[[TargetUri], Reader]]] = {"postgresql": _postgres, "mysql": _mysql}
+_READERS: Final[Mapping[str, Callable[[SinkUri], Reader]]] = {"postgresql": _postgres, "mysql": _mysql}
 
 
 class DatabaseLake:
     """Implements `server.verify.lake.job.LakeSide`."""
 
-    def __init__(self, uri: TargetUri, changefeed: str, reader: Reader) -> None:
+    def __init__(self, uri: SinkUri, changefeed: str, reader: Reader) -> None:
         self._uri = uri
         self._changefeed = changefeed
         self._reader = reader
@@ -60,7 +65,7 @@ class DatabaseLake:
 
     @classmethod
     @contextmanager
-    def open(cls, uri: TargetUri, changefeed: str, *, locked: bool) -> Iterator["DatabaseLake"]:
+    def open(cls, uri: SinkUri, changefeed: str, *, locked: bool) -> Iterator["DatabaseLake"]:
         """The lake for the block.
 
         Raises:
@@ -86,6 +91,11 @@ class DatabaseLake:
             )
         beyond = {name: ts for name, ts in self._fences.items() if ts > newest.end_ts}
         return {"cut": newest.end_ts, "mode": self._mode, "beyond": beyond, "newest_only": True}
+
+    def extent(self, question: Question) -> Extent:
+        """See `LakeSide.extent`."""
+        asked = dataclasses.replace(question, schema=key_schema(question))
+        return whole_extent(tuple(found.to_pylist()[0].values()) for found in asked.extent(self._batches(asked)))
 
     def leaves(self, question: Question) -> bytes:
         """See `LakeSide.leaves`."""
@@ -125,19 +135,23 @@ class DatabaseLake:
     def _batches(self, question: Question) -> Iterator[Any]:
         if self._fences.get(question.name, -1) < 0:
             return iter(())
-        query = current_rows(self._reader.quoted, question, self._mode)
+        query = current_rows(self._reader.quoted, self._reader.quoted_table(question.name), question, self._mode)
         return self._reader.batches(question.name, query, question.schema)
 
 
-def current_rows(quoted: Callable[[str], str], asked: Question, mode: str) -> str:
-    """The query of the rows as of the cut, whatever the mode keeps; its columns are called `{columns}`. Pure."""
-    name, ts = quoted(asked.name), asked.ts
+def current_rows(quoted: Callable[[str], str], name: str, asked: Question, mode: str) -> str:
+    """The query of a table's rows as of the cut, whatever the mode keeps; its columns are called `{columns}`. Pure.
+
+    `name` is the table's, quoted; `quoted` quotes a column.
+    """
+    ts, inside = asked.ts, "" if asked.spans is None else f"({asked.spans.condition(quoted)})"
+    also = f" AND {inside}" if inside else ""
     if mode == SCD2:
-        valid = f"{VALID_FROM} <= {ts} AND ({VALID_TO} IS NULL OR {VALID_TO} > {ts})"
+        valid = f"{VALID_FROM} <= {ts} AND ({VALID_TO} IS NULL OR {VALID_TO} > {ts}){also}"
         return f"SELECT {{columns}} FROM {name} WHERE {valid}"  # noqa: S608 - quoted
     if mode == APPEND:
         last = f"PARTITION BY {', '.join(map(quoted, asked.key))} ORDER BY _commit_ts DESC, _seq DESC"
-        changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {asked.since}"
+        changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {asked.since}{also}"
         numbered = f"SELECT t.*, row_number() OVER ({last}) AS _place FROM {changes}"  # noqa: S608 - quoted
         return f"SELECT {{columns}} FROM ({numbered}) s WHERE _place = 1 AND _op <> 'delete'"  # noqa: S608 - quoted
-    return f"SELECT {{columns}} FROM {name}"  # noqa: S608 - quoted
+    return f"SELECT {{columns}} FROM {name}{f' WHERE {inside}' if inside else ''}"  # noqa: S608 - quoted

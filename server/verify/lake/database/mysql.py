@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.dump.mysql.chunk import quoted, selected
 from server.puller.mysql.catalogue import read_definitions
@@ -21,7 +21,7 @@ from storage.mysql.schema import Table
 class MySqlReader:
     """Implements `server.verify.lake.database.lake.Reader`."""
 
-    def __init__(self, uri: TargetUri) -> None:
+    def __init__(self, uri: SinkUri) -> None:
         ca = uri.option("ca-path")
         self._database = uri.path
         self._session = log_in(
@@ -29,6 +29,7 @@ class MySqlReader:
                 addresses=(Address(uri.host, uri.port),),
                 user=uri.user,
                 password_file=uri.option("password-file"),
+                password_env=uri.option("password-env"),
                 tls="verify" if ca else "off",
                 ca=ca,
             )
@@ -37,7 +38,11 @@ class MySqlReader:
 
     def quoted(self, name: str) -> str:
         """See `Reader`."""
-        return ".".join(quoted(part) for part in name.split(".", 1))
+        return quoted(name)
+
+    def quoted_table(self, name: str) -> str:
+        """See `Reader`."""
+        return ".".join(map(quoted, name.split(".", 1)))
 
     def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
         """See `Reader`."""

@@ -13,7 +13,7 @@ from pyarrow import csv
 from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.jdbc.database import explained
 from pyspark_tidemark.lake.jdbc.postgres import Postgres
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 _PIECE_BYTES = 4 << 20
 _HEX_MARK = 2
@@ -22,7 +22,7 @@ _HEX_MARK = 2
 class PostgresReader:
     """Implements `server.verify.lake.database.lake.Reader`."""
 
-    def __init__(self, uri: TargetUri) -> None:
+    def __init__(self, uri: SinkUri) -> None:
         self._database = Postgres(uri)
         with explained(self._database):
             self._connection = self._database.connect()
@@ -32,6 +32,10 @@ class PostgresReader:
     def quoted(self, name: str) -> str:
         """See `Reader`."""
         return self._database.quoted(name)
+
+    def quoted_table(self, name: str) -> str:
+        """See `Reader`."""
+        return self._database.quoted_table(name)
 
     def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
         """See `Reader`."""

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.jdbc.database import STAGED, Database, explained
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question
 
@@ -26,7 +26,7 @@ _UNSTAGE: Final = {
 }
 
 
-def repair(uri: TargetUri, changefeed: str, asked: Question, gone: Any, live: Any) -> int:
+def repair(uri: SinkUri, changefeed: str, asked: Question, gone: Any, live: Any) -> int:
     """Remove keys, add rows (pyarrow.Tables); returns the cut.
 
     Raises:
@@ -41,7 +41,7 @@ def repair(uri: TargetUri, changefeed: str, asked: Question, gone: Any, live: An
                 known = tables.known(cursor, changefeed, asked.name, lock=True)
                 if known is None or known.end_ts > asked.ts:
                     raise SourceError("ErrTargetBusy", f"a job has applied a cut to {asked.name}; verify again")
-                name = database.quoted(asked.name)
+                name = database.quoted_table(asked.name)
                 same = " AND ".join(f"t.{database.quoted(each)} = s.{database.quoted(each)}" for each in asked.key)
                 _stage(cursor, database, gone, asked.key)
                 cursor.execute(_REMOVE[uri.format].format(table=name, staged=STAGED, same=same))

@@ -1,23 +1,28 @@
 """Lakes of files, in Spark: Delta, Iceberg and Parquet tables at the version that the manifest names for a cut."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import Leaves
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import map_in_arrow
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
+from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import cut_files, opened_files
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.files import repair
 from server.verify.lake.files.table import LakeTable
-from server.verify.lake.question import Question
+from server.verify.lake.question import Question, key_schema, whole_extent
+from server.verify.spans import Extent
 
 _IDLE_S = 10.0
 """A job that runs claims a cut every three seconds, also while nothing changes."""
@@ -28,7 +33,7 @@ class FileLake:
 
     def __init__(
         self,
-        uri: TargetUri,
+        uri: SinkUri,
         changefeed: str,
         directory: Path,
         *,
@@ -45,7 +50,7 @@ class FileLake:
 
     @classmethod
     @contextmanager
-    def open(cls, uri: TargetUri, changefeed: str, directory: Path, *, locked: bool) -> Iterator["FileLake"]:
+    def open(cls, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool) -> Iterator["FileLake"]:
         """The lake for the block.
 
         Raises:
@@ -67,13 +72,22 @@ class FileLake:
         mode = found[-1].mode or self._uri.mode("")
         return {"cut": found[-1].end_ts, "mode": mode, "beyond": {}, "newest_only": False}
 
+    def extent(self, question: Question) -> Extent:
+        """See `LakeSide.extent`; reads the column only."""
+        frame = self._table(dataclasses.replace(question, schema=key_schema(question))).frame(self._spark)
+        if frame is None:
+            return Extent(0)
+        column = F.col(quoted(question.key[0]))
+        rows, least, greatest = frame.agg(F.count("*"), F.min(column), F.max(column)).collect()[0]
+        return whole_extent([(rows, least, greatest)])
+
     def leaves(self, question: Question) -> bytes:
         """See `LakeSide.leaves`; as many tasks as cores, since each of them holds sums of all ranges."""
         leaves = Leaves(question.ranges)
         frame = self._table(question).frame(self._spark)
         if frame is not None:
             few = frame.coalesce(self._spark.sparkContext.defaultParallelism)
-            for row in few.mapInArrow(question.summed, "leaves binary").toLocalIterator():
+            for row in map_in_arrow(few, question.summed, "leaves binary").toLocalIterator():
                 leaves.merge(bytes(row.leaves))
         return leaves.to_bytes()
 
@@ -82,7 +96,7 @@ class FileLake:
         frame = self._table(question).frame(self._spark)
         if frame is None:
             return question.answer_schema.empty_table()
-        chosen = frame.mapInArrow(question.chosen_rows, from_arrow_schema(question.answer_schema))
+        chosen = map_in_arrow(frame, question.chosen_rows, from_arrow_schema(question.answer_schema))
         return chosen.toArrow().cast(question.answer_schema)
 
     def check_repair(self, question: Question) -> None:

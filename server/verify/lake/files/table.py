@@ -8,7 +8,8 @@ from pyspark_tidemark.lake.fold import fold_frame
 from pyspark_tidemark.lake.mode import APPEND, SCD2, VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.reading import table_frame
-from pyspark_tidemark.lake.target import TargetUri, table_path
+from pyspark_tidemark.lake.target import table_path
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question, check_columns
 
@@ -17,7 +18,7 @@ from server.verify.lake.question import Question, check_columns
 class LakeTable:
     """One table of the lake, at a cut."""
 
-    uri: TargetUri
+    uri: SinkUri
     changefeed: str
     cuts: tuple[CutRecord, ...]
     asked: Question
@@ -44,11 +45,12 @@ class LakeTable:
         Raises:
             SourceError: ErrVerifyColumns, the lake lacks columns; ErrCutExpired, its version is gone.
         """
-        version = self.version
-        if version is None:
+        if self.version is None:
             return None
-        found = self._current(table_frame(spark, self.uri, self.cuts, self.asked.name, version))
+        found = self._current(table_frame(spark, self.uri, self.cuts, self.asked.name, self.asked.ts))
         check_columns(self.asked.name, self.asked.schema.names, found.columns)
+        if self.asked.spans is not None:
+            found = found.where(self.asked.spans.condition(quoted))
         return found.select(*[quoted(name) for name in self.asked.schema.names])
 
     def _current(self, stored: DataFrame) -> DataFrame:

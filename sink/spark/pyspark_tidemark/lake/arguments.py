@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import DROP, EVOLUTIONS, KEEP, Policy
-from pyspark_tidemark.lake.target import TARGETS, TargetUri
+from pyspark_tidemark.sink_uri import FORMS, SinkUri
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Arguments:
 
     endpoint: str
     changefeed: str
-    target: TargetUri
+    target: SinkUri
     checkpoint_dir: Path
     master: str
     driver_memory: str
@@ -47,7 +47,7 @@ class Arguments:
             SystemExit: bad usage.
         """
         given = _parser().parse_args(list(argv))
-        target = TargetUri.parse(given.target)
+        target = SinkUri.parse(given.target)
         mode = target.mode(given.mode)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         tls["tokenFile"] = given.token_file
@@ -72,7 +72,7 @@ class Arguments:
         )
 
 
-def _default_checkpoint(target: TargetUri, changefeed: str) -> Path:
+def _default_checkpoint(target: SinkUri, changefeed: str) -> Path:
     if target.is_database or target.is_remote:
         raise SourceError(
             "ErrTargetInvalid",
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--endpoint", required=True, help="Flight addresses of captures, grpc://host:port, separated by commas")
     add("--changefeed", required=True, help="the changefeed's id")
-    add("--target", required=True, help=TARGETS)
+    add("--target", required=True, help=FORMS)
     add("--mode", default="", help="upsert, append or scd2 (default: upsert; of parquet: append)")
     add("--schema-evolution", default=EVOLUTIONS[0], choices=EVOLUTIONS, help="at a DDL (default: %(default)s)")
     add("--on-drop", default=KEEP, choices=(KEEP, DROP), help="what happens to a dropped table (default: %(default)s)")

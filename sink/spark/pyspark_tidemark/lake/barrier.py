@@ -4,6 +4,8 @@ Invariants:
 1. No cut crosses a DDL, so at its ts everything before it is committed and nothing after it is.
 2. A step is made only to a table that is not ahead of the DDL, and can be made again: a crash repeats the barrier.
 3. A table is written to only with the schema that the target has for it.
+4. A table is told by the upstream's id: one of a name that an earlier, dropped table had begins empty, whatever columns
+   the earlier one had.
 """
 
 import dataclasses
@@ -12,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidemark.defaults import scalar
+from pyspark_tidemark.defaults import column_ids, scalar, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
-from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, lake_schema
+from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, OWN_COLUMNS, UPSERT, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange, difference
 from pyspark_tidemark.lake.target import Target
 
@@ -40,16 +43,21 @@ class Crossed:
     tables: dict[str, TableMeta]
     dropped: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    recreated: tuple[str, ...] = ()
+    """Names that another table had before."""
     changed: frozenset[str] = frozenset()
     """Tables that the barrier made, emptied, altered or renamed: the next cut names them, also without rows."""
+    emptied: frozenset[str] = frozenset()
+    """Tables that are empty at the barrier, and whose rows go in the step that applies the next cut."""
 
 
 class Barrier:
     """Brings a target over the DDLs of its changefeed."""
 
-    def __init__(self, changefeed: Changefeed, target: Target, policy: Policy) -> None:
+    def __init__(self, changefeed: Changefeed, target: Target, manifest: Manifest, policy: Policy) -> None:
         self._changefeed = changefeed
         self._target = target
+        self._manifest = manifest
         self._policy = policy
         self._known: Known | None = None
 
@@ -68,30 +76,64 @@ class Barrier:
         self._require_allowed(ddls, before)
         dropped: list[str] = []
         renamed: list[tuple[str, str]] = []
+        recreated: list[str] = []
+        emptied: list[str] = []
         for ddl in ddls:
             renamed += self._rename(ddl, before, now)
             dropped += [name for name in ddl.dropped if self._drop(name, before, ts)]
-            self._empty(ddl, before, now)
+            emptied += self._empty(ddl, before, now)
+            recreated += self._recreate(ddl, before, now)
         changed = {name for ddl in ddls for name in (*ddl.tables, *ddl.truncated)} & now.tables.keys()
+        old_names = {new: old for old, new in renamed}
         for name in sorted(changed):
-            self.fitting(now.tables[name], tuple(ddl.query for ddl in ddls))
-        return Crossed(now.tables, tuple(dropped), tuple(renamed), frozenset(changed))
+            earlier = before.tables.get(old_names.get(name, name))
+            gone = any(name in ddl.truncated for ddl in ddls)
+            self.fitting(now.tables[name], None if name in recreated else earlier, emptied=gone)
+            self._rekey(before.tables.get(name), now.tables[name], ts)
+        return Crossed(
+            now.tables,
+            tuple(dropped),
+            tuple(renamed),
+            tuple(recreated),
+            frozenset(changed),
+            frozenset(emptied) - {*recreated},
+        )
 
-    def fitting(self, table: TableMeta, queries: tuple[str, ...] = ()) -> TableMeta:
-        """`table` as the target can be written to; altered before, where it has not yet the table's newest schema.
+    def catch_up(self, ts: int) -> Crossed:
+        """Follow whatever happened to the tables in a stretch that was skipped, and that ends at `ts`.
+
+        Its DDLs are not known, so each table is compared with what the changefeed has now. Tables that it has no more
+        stay as they are.
 
         Raises:
-            SourceError: ErrTargetSchema, the target has another schema than the changefeed gave it.
+            SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrKeyUnknown.
+        """
+        now = self._changefeed.describe(ts)
+        self._known = Known(ts, now.tables)
+        for table in now.tables.values():
+            self.fitting(table)
+            if self._behind(table, ts):
+                self._target.rekey(table)
+        return Crossed(now.tables, changed=frozenset(now.tables))
+
+    def fitting(self, table: TableMeta, before: TableMeta | None = None, *, emptied: bool = False) -> TableMeta:
+        """`table` as the target can be written to; altered before, where it has not yet the table's newest schema.
+
+        `before` is the table right below the DDL that is crossed, which may have `emptied` it.
+
+        Raises:
+            SourceError: ErrTargetSchema, the target has another schema than the changefeed gave it; ErrSchemaUnclear.
         """
         position = self._target.position(table)
         if position is None:
             return table
-        actual = self._target.schema(table)
+        actual = self._identified(self._target.schema(table), before)
         wanted = self._target.storable(lake_schema(table, self._policy.mode))
-        change = difference(actual, wanted, queries)
+        change = difference(actual, with_column_ids(wanted, table.column_ids))
         if not change:
             return table
         if self._policy.evolution == IGNORE:
+            self._check_key(table, [name for name in table.key if name not in actual.names])
             return _frozen(table, actual)
         if position > table.schema_ts:
             raise SourceError(
@@ -99,8 +141,23 @@ class Barrier:
                 f"{table.name} exists with another schema than the changefeed's ({change}); somebody else changed it: "
                 "undo that, choose another --target, or use --schema-evolution ignore",
             )
+        if emptied and change.incompatible and self._policy.mode == UPSERT:
+            self._target.truncate(table, table.schema_ts)
+            change = change.replacing
         self._alter(table, change)
         return table
+
+    def _identified(self, actual: Any, before: TableMeta | None) -> Any:
+        """The target's schema with the identities of its columns.
+
+        A target that an older version wrote has recorded none: its columns are those that the table had before the DDL,
+        if they have the same names.
+        """
+        if column_ids(actual) or before is None:
+            return actual
+        own = {name for name in actual.names if name not in OWN_COLUMNS}
+        same = own == set(before.schema.names) - {*OWN_COLUMNS}
+        return with_column_ids(actual, before.column_ids) if same else actual
 
     def _alter(self, table: TableMeta, change: SchemaChange) -> None:
         if self._policy.evolution == EXCEPTION:
@@ -109,8 +166,30 @@ class Barrier:
                 f"{table.name} has changed: {change}; everything before it is committed; start again with "
                 "--schema-evolution evolve or ignore",
             )
+        if change.dropped and change.added and not change.ids:
+            raise SourceError(
+                "ErrSchemaUnclear",
+                f"{table.name}: {change}, and the capture does not say whether a column was renamed, since it is older "
+                "than this job: upgrade the captures first",
+            )
         change.require_possible(table.name)
+        added = {field.name for field in change.added} - table.defaults.keys()
+        self._check_key(table, [name for name in table.key if name in added])
         self._target.alter(table, self._filling(table, change))
+
+    def _check_key(self, table: TableMeta, unknown: Sequence[str]) -> None:
+        """See that rows that are there already can be told by the table's key.
+
+        Raises:
+            SourceError: ErrKeyUnknown.
+        """
+        if not unknown or self._policy.mode == APPEND or self._target.is_empty(table):
+            return
+        raise SourceError(
+            "ErrKeyUnknown",
+            f"{table.name}: its key is {', '.join(table.key)} now, and what {', '.join(unknown)} holds in older rows "
+            "is in no event, so changes of them cannot be applied: start a new changefeed and target",
+        )
 
     def _filling(self, table: TableMeta, change: SchemaChange) -> SchemaChange:
         """With the values of rows that are older than the added columns; a changelog's rows are of their own time."""
@@ -133,17 +212,36 @@ class Barrier:
                     "again with --schema-evolution evolve or ignore",
                 )
 
-    def _rename(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> Sequence[tuple[str, str]]:
-        olds, news = {old for old, _ in ddl.renamed}, [new for _, new in ddl.renamed]
-        for new in news:
-            if new in olds and new not in {old for old, _ in ddl.renamed[: news.index(new)]}:
-                raise SourceError(
-                    "ErrRenameUnsupported", f"{ddl.query!r} swaps names; start a new changefeed and target"
-                )
-        for old, new in ddl.renamed:
-            if old in before.tables and new in now.tables and self._behind(before.tables[old], ddl.ts):
-                self._target.rename(before.tables[old], now.tables[new])
-        return ddl.renamed
+    def _rename(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[tuple[str, str]]:
+        """Give tables their new names, one after the other, and go on behind the last step that is done already.
+
+        A name may come free by one step and be taken by the next. So what is there under the old name of a step may be
+        another table already, and only the newest step that is done tells that those before it are done, too. Where
+        tables change places, one of them has a name of its own for a while. When all others are where they belong, the
+        manifest notes it: else nobody could tell the names of afterwards from those of before.
+
+        Returns the (old, new) names of all steps, in order.
+        """
+        chosen = [(old, new) for old, new in ddl.renamed if old in before.tables and new in now.tables]
+        names = _in_order(chosen, ddl.ts)
+        metas = {**now.tables, **before.tables}
+        metas |= {new: dataclasses.replace(metas[old], name=new) for old, new in names if new not in metas}
+        last = next((number for number, (old, _) in enumerate(names) if old not in before.tables), len(names))
+        noted = last < len(names) and self._manifest.moved_at(ddl.ts)
+
+        steps = [(metas[old], metas[new]) for old, new in names]
+        certain = steps if noted else steps[:last]
+        made = [number for number, (old, new) in enumerate(certain, 1) if not self._has(old) and self._has(new)]
+        for number, (old, new) in list(enumerate(steps))[max(made, default=0) :]:
+            if number == last:
+                self._manifest.note_moved(ddl.ts)
+            if self._behind(old, ddl.ts):
+                self._target.rename(old, now.tables.get(new.name, new))
+        return names
+
+    def _rekey(self, before: TableMeta | None, table: TableMeta, ts: int) -> None:
+        if before is not None and before.key != table.key and self._behind(table, ts):
+            self._target.rekey(table)
 
     def _drop(self, name: str, before: ChangefeedMeta, ts: int) -> bool:
         if name not in before.tables:
@@ -152,22 +250,82 @@ class Barrier:
             self._target.drop(before.tables[name])
         return True
 
-    def _empty(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> None:
-        """Truncated tables, and new ones whose name an earlier, dropped one had."""
-        new = {new for _, new in ddl.renamed}
-        again = [name for name in ddl.tables if name not in before.tables and name not in new]
-        for name in (*ddl.truncated, *again):
-            if name in now.tables and self._behind(now.tables[name], ddl.ts):
+    def _empty(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[str]:
+        """Empty truncated tables; returns those whose rows go with the next cut, so that nobody sees them in part."""
+        later = []
+        for name in ddl.truncated:
+            if name not in now.tables or not self._behind(now.tables[name], ddl.ts):
+                continue
+            same = name in before.tables and before.tables[name].key == now.tables[name].key
+            if same and self._target.empties_with_cut:
+                later.append(name)
+            else:
                 self._target.truncate(now.tables[name], ddl.ts)
+        return later
+
+    def _recreate(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[str]:
+        """Let new tables begin empty whose names earlier ones had; returns these names."""
+        renamed = {new for _, new in ddl.renamed}
+        names = [name for name in ddl.tables if name in now.tables and name not in renamed]
+        again = [name for name in names if _is_another(before.tables.get(name), now.tables[name], ddl)]
+        for name in again:
+            table = now.tables[name]
+            if self._behind(table, ddl.ts):
+                wanted = self._target.storable(lake_schema(table, self._policy.mode))
+                # Identities are those of one table: columns of another one are the same only by name.
+                actual = without_metadata(self._target.schema(table))
+                change = difference(actual, with_column_ids(wanted, table.column_ids))
+                self._target.replace(table, ddl.ts, change.replacing)
+        return again
+
+    def _has(self, table: TableMeta) -> bool:
+        """Whether the target has a table of that name by this changefeed."""
+        try:
+            return self._target.position(table) is not None
+        except SourceError as err:
+            if err.code != "ErrTargetForeign":
+                raise
+            return False  # a database whose table has its new name, while the table's row has yet to get it
 
     def _behind(self, table: TableMeta, ts: int) -> bool:
         position = self._target.position(table)
         return position is not None and position <= ts
 
 
+def _is_another(before: TableMeta | None, table: TableMeta, ddl: Ddl) -> bool:
+    """Whether a DDL made `table` anew; `before` is the table of that name right below it."""
+    if before is None:
+        return True
+    if 0 in (before.table_id, table.table_id) or before.table_id == table.table_id:
+        return False
+    # TRUNCATE gives a table of TiDB another id, and keeps its columns; CREATE OR REPLACE brings columns of its own.
+    new_columns = before.column_ids and set(before.column_ids.values()).isdisjoint(table.column_ids.values())
+    return bool(new_columns) or table.name not in ddl.truncated
+
+
+def _in_order(renamed: Sequence[tuple[str, str]], ts: int) -> list[tuple[str, str]]:
+    """The (old, new) names of a DDL at `ts`, so that each new name is free when its turn comes.
+
+    Of tables that change places one gets its new name by way of another; such steps come last.
+    """
+    left, ordered, last = list(renamed), list[tuple[str, str]](), list[tuple[str, str]]()
+    while left:
+        olds = {old for old, _ in left}
+        step = next((pair for pair in left if pair[1] not in olds), None)
+        if step is not None:
+            left.remove(step)
+            ordered.append(step)
+            continue
+        old, new = left.pop(0)
+        between = f"{old.partition('.')[0]}.tidemark_moved_{len(last)}_{ts}"
+        ordered.append((old, between))
+        last.append((between, new))
+    return ordered + last
+
+
 def _frozen(table: TableMeta, actual: Any) -> TableMeta:
     """The table with the columns and types that the target has of it."""
     envelope = [table.schema.field(name) for name in ENVELOPE]
-    own = [field for field in actual if field.name not in (*ENVELOPE, "valid_from_ts", "valid_to_ts", "is_current")]
+    own = [field for field in actual if field.name not in OWN_COLUMNS]
     plain = [pa.field(field.name, field.type) for field in own]
     return dataclasses.replace(table, schema=pa.schema([*envelope, *plain]))

@@ -5,25 +5,37 @@ synced and renamed; a repeated cut finds its directory and does nothing. A local
 renames are atomic.
 """
 
+import base64
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes, Counted
-from pyspark_tidemark.lake.files import sync
-from pyspark_tidemark.lake.part import PART, write_part
+from pyspark_tidemark.lake.files import Files, LocalFiles, sync
+from pyspark_tidemark.lake.mode import APPEND
+from pyspark_tidemark.lake.part import PART, read_columns, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
+from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
 
 CUT = "cut="
+SINCE = "_since-"
+"""Begins the name of a file that marks a ts: cuts up to it are those of an earlier table of the same name.
+
+It holds the new table's schema, as base64 of one IPC schema message: no cut may have it yet.
+"""
 
 
 class ChangelogTarget:
     """The changelogs under one directory; each cut has the schema that the table had then."""
+
+    empties_with_cut = False
+    """A reader of cuts asks for the versions that they name."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
@@ -38,9 +50,12 @@ class ChangelogTarget:
         return self.position(table) or 0
 
     def schema(self, table: TableMeta) -> Any:
-        """That of the newest cut."""
+        """That of the newest cut, or of the table that has taken the name since."""
+        replaced = marked_schema(LocalFiles(self._directory(table)), self.version(table))
+        if replaced is not None:
+            return replaced
         newest = self._directory(table) / f"{CUT}{self.version(table)}"
-        return pq.read_schema(next(iter(sorted(newest.glob("*.parquet"))))).remove_metadata()
+        return read_columns(next(iter(sorted(newest.glob("*.parquet")))))
 
     def storable(self, schema: Any) -> Any:
         """The format keeps all types of the captures."""
@@ -60,8 +75,20 @@ class ChangelogTarget:
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Nothing: the next cut is written with the new schema."""
 
+    def rekey(self, table: TableMeta) -> None:
+        """Nothing: a changelog has no key."""
+
+    def is_empty(self, table: TableMeta) -> bool:
+        """Never: a changelog tells changes, and not which rows are left."""
+        del table
+        return False
+
     def truncate(self, table: TableMeta, ts: int) -> None:
         """Nothing: a changelog keeps what was."""
+
+    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
+        """A mark from where the name is another table's: readers at a cut leave out what is below it."""
+        mark(LocalFiles(self._directory(table)), ts, with_column_ids(table.schema, table.column_ids))
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -70,9 +97,13 @@ class ChangelogTarget:
     def rename(self, old: TableMeta, new: TableMeta) -> None:
         """Rename the table's directory."""
         source, target = self._directory(old), self._directory(new)
-        if source.exists() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.rename(target)
+        if not source.exists():
+            return
+        if target.exists():
+            check_replaceable(APPEND, new.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        sync(target.parent)
 
     def maintain(self, kept: Kept) -> Health | None:
         """Nothing: a changelog is kept as it is."""
@@ -101,3 +132,21 @@ class ChangelogTarget:
     def _cuts(self, table: TableMeta) -> list[int]:
         found = self._directory(table).glob(f"{CUT}*")
         return [int(entry.name.removeprefix(CUT)) for entry in found]
+
+
+def mark(files: Files, ts: int, schema: Any) -> None:
+    """Note that the name is another table's above `ts`, with `schema`; durable when it returns, harmless repeated."""
+    files.create(f"{SINCE}{ts}", base64.b64encode(schema.serialize().to_pybytes()).decode())
+
+
+def timestamps(names: Iterable[str], prefix: str) -> list[int]:
+    """The ts in the names that begin with `prefix`, ascending."""
+    return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+
+
+def marked_schema(files: Files, newest_cut: int) -> Any:
+    """The schema of the table that has taken the name at or above `newest_cut`; None if there is none."""
+    marks = timestamps(files.names(), SINCE)
+    if not marks or marks[-1] < newest_cut:
+        return None
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(files.read(f"{SINCE}{marks[-1]}"))))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.predicate import quoted
@@ -52,6 +53,8 @@ class Changes:
     source_options: dict[str, str]
     read_schema: Any = None
     """What the captures send, where it is not the schema of `table`: rows are then fitted to the latter."""
+    emptied: bool = False
+    """The target's rows from before the cut go with it (`Target.empties_with_cut`)."""
 
     @property
     def planned_rows(self) -> int:
@@ -89,9 +92,14 @@ class Changes:
         return pa.Table.from_batches(list(self.batches()), schema=self.table.schema)
 
     def batches(self) -> Iterator[Any]:
-        """All of them in commit order, batch by batch, in this process."""
+        """All of them in commit order, batch by batch, in this process.
+
+        Raises:
+            SourceError: ErrKeyValueUnsupported, a key is null, as of captures that know no better.
+        """
         for part in sorted(self.slices, key=_start_ts):
             for batch in self.changefeed.read(part):
+                _check_keys(self.table, batch)
                 if self.read_schema is None:
                     yield batch
                 else:
@@ -111,9 +119,31 @@ class Changes:
         if self.here or "arrow" in self.__dict__:
             rows, total = checksum([self.arrow])
             return Counted(rows, hexadecimal(total))
-        parts = self.frame(session).mapInArrow(_counted, from_arrow_schema(_COUNTED)).collect()
+        parts = map_in_arrow(self.frame(session), _counted, from_arrow_schema(_COUNTED)).collect()
         total = sum(int(part.checksum, 16) for part in parts)
         return Counted(sum(part.rows for part in parts), hexadecimal(total))
+
+
+def map_in_arrow(frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:
+    """`frame.mapInArrow(task, schema)`, for columns with a dot in their names, too: Spark takes those for fields."""
+    names = list(frame.columns)
+    if not any("." in name or "`" in name for name in names):
+        return frame.mapInArrow(task, schema)
+
+    def named(batches: Iterator[Any]) -> Iterator[Any]:
+        return task(batch.rename_columns(names) for batch in batches)
+
+    return frame.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(named, schema)
+
+
+def _check_keys(table: TableMeta, batch: Any) -> None:
+    """Nothing would find a row again whose key is null: it could not be changed, and would come twice."""
+    for name in table.key:
+        if name in batch.schema.names and batch.column(name).null_count:
+            raise SourceError(
+                "ErrKeyValueUnsupported",
+                f"{table.name}: a row's key column {name} is null: create the changefeed with --zero-dates key-text",
+            )
 
 
 def _counted(batches: Iterator[Any]) -> Iterator[Any]:

@@ -107,8 +107,10 @@ class Claims:
         mine = self._held()
         self._unpublished = mine.end_ts is not None and (newest_ts is None or newest_ts < mine.end_ts)
 
-    def announce(self, start_ts: int, end_ts: int) -> int:
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """Claim the cut that starts at `start_ts`; returns where it has to end: there, or where it was claimed before.
+
+        A cut that is `moved` ends at `end_ts`, wherever that was: the tables' own fences keep out who still writes it.
 
         Raises:
             SourceError: ErrTargetBusy, somebody has taken the lake over; ErrCutGap.
@@ -122,7 +124,7 @@ class Claims:
                     "the changefeed's checkpoint was moved; start with a new changefeed and target",
                 )
             assert last.end_ts is not None
-            end_ts = last.end_ts
+            end_ts = end_ts if moved else last.end_ts
         number = last.number + 1
         claim = dataclasses.replace(last, number=number, start_ts=start_ts, end_ts=end_ts, cut=number)
         if not self._made(claim):

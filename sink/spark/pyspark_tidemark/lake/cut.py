@@ -5,18 +5,28 @@ a cut that stands in the manifest is only acknowledged again.
 """
 
 import dataclasses
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
+from pyspark.sql import SparkSession
+
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Slice, TableMeta
 from pyspark_tidemark.lake.barrier import Barrier, Crossed, Policy
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut, covered, versions_at
+from pyspark_tidemark.lake.failure import in_table, named
 from pyspark_tidemark.lake.manifest import Manifest
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.session import SparkThreads
+from pyspark_tidemark.lake.target import Target, path_part
+
+_logger = logging.getLogger(__name__)
+_OFFER_WAIT_MS = 10_000
+NO_BATCH = -1
+"""In the record of a stretch that was skipped: no batch of Spark's has brought it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +50,18 @@ class CutApplier:
         *,
         policy: Policy,
         source_options: dict[str, str],
+        spark: SparkSession | None,
         parallel: int,
     ) -> None:
+        """`parallel` tables are written at a time; `spark` is None only for a target that needs no Spark."""
         self._changefeed = changefeed
         self._name = name
         self._target = target
         self._manifest = manifest
         self._policy = policy
-        self._barrier = Barrier(changefeed, target, policy)
+        self._barrier = Barrier(changefeed, target, manifest, policy)
         self._source_options = source_options
-        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="table")
+        self._pool = ThreadPoolExecutor(parallel, "table") if spark is None else SparkThreads(spark, parallel, "table")
         self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}
         self._positions: dict[str, int] = {}
 
@@ -68,10 +80,10 @@ class CutApplier:
         if last is not None and cut.end_ts <= last.end_ts:
             return last
         start_ts = self._start_ts(cut, last)
-        end_ts = self._manifest.announce(start_ts, cut.end_ts)
-        crossed = self._barrier.cross(start_ts, first=last is None)
+        end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
+        crossed = self._crossed(start_ts, last)
         self._forget(crossed)
-        applied = tuple(self._apply_tables(crossed, start_ts, end_ts))
+        applied = tuple(self._apply_tables(crossed, start_ts, end_ts, planned))
         record = CutRecord(
             changefeed=self._name,
             start_ts=start_ts,
@@ -82,6 +94,7 @@ class CutApplier:
             mode=self._policy.mode,
             dropped=crossed.dropped,
             renamed=crossed.renamed,
+            skipped=() if last is None else last.skipped,
         )
         self._manifest.commit(record)
         return record if end_ts >= cut.end_ts else self.apply(cut)  # another job began a shorter one
@@ -103,38 +116,91 @@ class CutApplier:
             raise SourceError("ErrCutGap", f"the lake ends at {start_ts}, Spark's checkpoint at {cut.start_ts}")
         return start_ts
 
+    def _crossed(self, start_ts: int, last: CutRecord | None) -> Crossed:
+        if last is not None and last.is_skipped:
+            return self._barrier.catch_up(start_ts)
+        return self._barrier.cross(start_ts, first=last is None)
+
     def _forget(self, crossed: Crossed) -> None:
         """Names that mean another table from here on."""
-        for name in (*crossed.dropped, *(name for pair in crossed.renamed for name in pair)):
+        for name in (*crossed.dropped, *crossed.recreated, *(name for pair in crossed.renamed for name in pair)):
             self._positions.pop(name, None)
             self._fitted.pop(name, None)
 
-    def _apply_tables(self, crossed: Crossed, start_ts: int, end_ts: int) -> Sequence[TableCut]:
+    def _planned(self, start_ts: int, end_ts: int) -> tuple[int, Sequence[Slice]]:
+        """Where the cut ends, and what is in it; before anything is changed for it.
+
+        Where a table is read again and the captures had to begin that anew, the cut that they once offered is none
+        any more: it goes on to where the table is complete.
+        """
+        try:
+            return end_ts, self._changefeed.plan(start_ts, end_ts)
+        except SourceError as err:
+            if err.code != "ErrRangeHeld":
+                raise
+            offered_ts = self._changefeed.latest(start_ts, wait_ms=_OFFER_WAIT_MS)
+            if offered_ts <= start_ts:
+                raise SourceError("ErrRangeHeld", err.message, retryable=True) from None
+        end_ts = self._manifest.announce(start_ts, offered_ts, moved=True)
+        return end_ts, self._changefeed.plan(start_ts, end_ts)
+
+    def _apply_tables(
+        self, crossed: Crossed, start_ts: int, end_ts: int, planned: Sequence[Slice]
+    ) -> Sequence[TableCut]:
         slices: dict[str, list[Slice]] = defaultdict(list)
-        for part in self._changefeed.plan(start_ts, end_ts):
+        for part in planned:
             slices[part.table].append(part)
         tables = crossed.tables
         first = self._manifest.last is None
         names = sorted(tables if first else slices.keys() | crossed.changed)
-        work = [(tables[name], start_ts, end_ts, slices.get(name, [])) for name in names]
+        work = [(tables[name], (start_ts, end_ts), slices.get(name, []), name in crossed.emptied) for name in names]
         writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]
         wait(writing)  # when one has failed, too: nobody else may write before all have ended
-        return [table.result() for table in writing]
+        return [_result(name, table) for name, table in zip(names, writing, strict=True)]
 
-    def _apply_table(self, table: TableMeta, start_ts: int, end_ts: int, slices: list[Slice]) -> TableCut:
+    def _apply_table(
+        self,
+        table: TableMeta,
+        cut: tuple[int, int],
+        slices: Sequence[Slice],
+        emptied: bool,  # noqa: FBT001 - a pool's
+    ) -> TableCut:
+        start_ts, end_ts = cut
         position = self._positions.get(table.name)
         if position is None:
             position = self._target.position(table)
+        if position is None:
+            self._check_moved(table.name)
         if position is not None and position >= end_ts:
             self._positions[table.name] = position
             changes = self._changes(table, table, start_ts, end_ts, slices)
             return TableCut(table.name, changes.planned_rows, self._target.version(table))
         if position is not None and position > start_ts:
-            start_ts, slices = position, self._changefeed.plan(position, end_ts, [table.name])
+            start_ts, slices, emptied = position, self._changefeed.plan(position, end_ts, [table.name]), False
         changes = self._changes(self._fitting(table, position), table, start_ts, end_ts, slices)
+        changes = dataclasses.replace(changes, emptied=emptied)
         applied = self._target.create(changes) if position is None else self._target.apply(changes)
         self._positions[table.name] = end_ts
-        return TableCut(table.name, applied.rows, applied.version, applied.checksum)
+        if applied.replaced:
+            _logger.warning(
+                "%s: %s of the keys that the cut (%s, %s] inserts were in the table already: their rows were replaced. "
+                "Compare the table with its source: tidemark cli verify --table %s",
+                *(table.name, applied.replaced, start_ts, end_ts, table.name),
+            )
+        return TableCut(table.name, applied.rows, applied.version, applied.checksum, applied.replaced or None)
+
+    def _check_moved(self, name: str) -> None:
+        """A table whose name is escaped in paths, and that an earlier version wrote without, must not begin anew."""
+        parts = name.partition(".")[::2]
+        if tuple(map(path_part, parts)) == parts or self._manifest.last is None:
+            return
+        if name not in versions_at(self._manifest.cuts(), self.applied_ts):
+            return
+        raise SourceError(
+            "ErrTableMoved",
+            f"the lake has the table {name}, but not at {'/'.join(map(path_part, parts))}, where names like this lie "
+            "since this version: move its directory there, or start a new changefeed and target",
+        )
 
     def _fitting(self, table: TableMeta, position: int | None) -> TableMeta:
         """The table as the target is written to; compared once for each of its schemas."""
@@ -145,6 +211,66 @@ class CutApplier:
             known = self._fitted[table.name] = (table, self._barrier.fitting(table))
         return known[1]
 
-    def _changes(self, table: TableMeta, read: TableMeta, start_ts: int, end_ts: int, slices: list[Slice]) -> Changes:
+    def _changes(
+        self, table: TableMeta, read: TableMeta, start_ts: int, end_ts: int, slices: Sequence[Slice]
+    ) -> Changes:
         schema = None if table is read else read.schema
         return Changes(table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options, schema)
+
+
+def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord | None:
+    """Bring a lake over what its changefeed was told to skip, up to the checkpoint; None: there is nothing to skip.
+
+    The stretch is committed as a cut without changes that says so, and every later cut says it, too. Needs no table, so
+    a crash before it repeats it, and after it there is nothing left to do.
+
+    Raises:
+        SourceError: ErrCutGap, changes after the lake's end were neither delivered to it nor given up by an operator.
+    """
+    last, checkpoint_ts = manifest.last, described.checkpoint_ts
+    if last is None or checkpoint_ts <= last.end_ts:
+        return None
+    if not covered(described.skipped, last.end_ts, checkpoint_ts):
+        raise SourceError(
+            "ErrCutGap",
+            f"the lake ends at {last.end_ts}, but the changefeed's checkpoint is already {checkpoint_ts}: the changes "
+            "between were given to somebody else. Pause the changefeed, and resume it with --overwrite-checkpoint-ts "
+            f"{last.end_ts} to have them delivered again; where that is refused, because they are no longer kept, "
+            "create a new changefeed with a new target",
+        )
+    ended = _ended_tables(manifest, last, described)
+    while last.end_ts < checkpoint_ts:
+        start_ts, end_ts = last.end_ts, manifest.announce(last.end_ts, checkpoint_ts)
+        if end_ts > checkpoint_ts:
+            raise SourceError(
+                "ErrCutGap",
+                f"a job has begun a cut that ends at {end_ts}, above {checkpoint_ts}, where the changefeed was told to "
+                f"go on: pause it, and resume it with --overwrite-checkpoint-ts {end_ts}",
+            )
+        last = CutRecord(
+            changefeed=last.changefeed,
+            start_ts=start_ts,
+            end_ts=end_ts,
+            batch=NO_BATCH,
+            applied_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            tables=(),
+            mode=mode,
+            dropped=ended,
+            skipped=(*last.skipped, (start_ts, end_ts)),
+        )
+        manifest.commit(last)
+        ended = ()
+    return last
+
+
+def _ended_tables(manifest: Manifest, last: CutRecord, described: ChangefeedMeta) -> tuple[str, ...]:
+    """Tables of the lake that the changefeed does not have any more; what happened to them was skipped."""
+    return tuple(sorted(versions_at(manifest.cuts(), last.end_ts).keys() - described.tables.keys()))
+
+
+def _result(name: str, writing: "Future[TableCut]") -> TableCut:
+    """What came of one table; its error names it, as one table holds the cuts of all up."""
+    try:
+        return writing.result()
+    except Exception as err:
+        raise in_table(named(err), name) from err

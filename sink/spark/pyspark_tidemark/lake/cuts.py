@@ -23,6 +23,8 @@ class TableCut:
     version: int
     checksum: str | None = None
     """Of the changes in this cut (`lake.checksum`); None in a record that only carries the version on."""
+    replaced: int | None = None
+    """Keys that the cut inserts and that the table had already: their rows were replaced; None for none."""
 
     def to_document(self) -> dict[str, Any]:
         """Members for JSON."""
@@ -44,12 +46,19 @@ class CutRecord:
     """Tables that end with the DDL at start_ts, and are not part of this cut or later ones."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Tables' (old, new) names, from the DDL at start_ts on."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """All ranges `(start_ts, end_ts]` up to this cut that were never delivered, ascending; see `is_skipped`."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether this cut itself is such a range: it brings no changes, and tables are as they were before it."""
+        return (self.start_ts, self.end_ts) in self.skipped
 
     def to_json(self) -> str:
         """The document, in one line."""
         fields = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         fields["tables"] = [item.to_document() for item in self.tables]
-        for name in ("dropped", "renamed"):
+        for name in ("dropped", "renamed", "skipped"):
             if not fields[name]:
                 del fields[name]
         return json.dumps({"format": FORMAT} | fields)
@@ -68,7 +77,8 @@ class CutRecord:
             tables = tuple(TableCut(**item) for item in fields.pop("tables"))
             dropped = tuple(fields.pop("dropped", ()))
             renamed = tuple((old, new) for old, new in fields.pop("renamed", ()))
-            return cls(tables=tables, dropped=dropped, renamed=renamed, **fields)
+            skipped = tuple((start_ts, end_ts) for start_ts, end_ts in fields.pop("skipped", ()))
+            return cls(tables=tables, dropped=dropped, renamed=renamed, skipped=skipped, **fields)
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise SourceError("ErrManifestCorrupt", f"the manifest cannot be read: {err} in {text[:80]!r}") from None
 
@@ -79,6 +89,14 @@ def records(lines: Iterable[str]) -> list[CutRecord]:
     return [found[ts] for ts in sorted(found)]
 
 
+def covered(ranges: Sequence[tuple[int, int]], start_ts: int, end_ts: int) -> bool:
+    """Whether ascending ranges `(start_ts, end_ts]` leave nothing out of that one."""
+    for begin, end in ranges:
+        if begin <= start_ts < end:
+            start_ts = end
+    return start_ts >= end_ts
+
+
 def versions_at(cuts: Sequence[CutRecord], ts: int) -> dict[str, int]:
     """The version of each table that shows it at the newest cut with end_ts <= ts.
 
@@ -86,6 +104,23 @@ def versions_at(cuts: Sequence[CutRecord], ts: int) -> dict[str, int]:
         SourceError: ErrCutNotFound, the lake begins later.
     """
     return {name: item.version for name, item in _tables_at(cuts, ts).items()}
+
+
+def renamed_since(cuts: Sequence[CutRecord], name: str, ts: int) -> str:
+    """The name that the table `name` of the newest cut with end_ts <= `ts` has now.
+
+    Raises:
+        SourceError: ErrCutExpired, another table was given that name, after this one had been dropped.
+    """
+    for cut in cuts:
+        for old, new in cut.renamed if cut.end_ts > ts else ():
+            if old == name:
+                name = new
+            elif new == name:
+                raise SourceError(
+                    "ErrCutExpired", f"{old} took the place of {name} above {cut.start_ts}; choose a ts above that"
+                )
+    return name
 
 
 def rolled(before: Sequence[CutRecord], cuts: Sequence[CutRecord]) -> list[CutRecord]:

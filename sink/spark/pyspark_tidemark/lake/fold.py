@@ -26,6 +26,8 @@ class Folded:
     """The last change of each key (pyarrow.Table with the envelope), in commit order."""
     known: Any
     """The part of `last` whose keys were there before the cut: their first change is no insert."""
+    new: Any
+    """The part of `last` whose keys were not there before the cut, as far as the upstream says."""
 
     @property
     def live(self) -> Any:
@@ -36,12 +38,16 @@ class Folded:
 def fold(changes: Any, key: Sequence[str]) -> Folded:
     """Fold a pyarrow.Table of changes by `key`."""
     ordered = changes.sort_by(_ORDER)
-    numbered = ordered.append_column("_row", pa.array(range(len(ordered)), pa.int64()))
-    grouped = numbered.group_by(list(key), use_threads=False).aggregate([("_row", "max"), ("_row", "min")])
-    grouped = grouped.sort_by("_row_max")
-    last = ordered.take(grouped["_row_max"])
-    first_op = ordered["_op"].take(grouped["_row_min"])
-    return Folded(last, last.filter(pc.not_equal(first_op, INSERT)))
+    keys = ordered.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))])
+    numbered = keys.append_column(
+        "row", pa.array(range(len(ordered)), pa.int64())
+    )  # no name of the table's is among them
+    grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate([("row", "max"), ("row", "min")])
+    grouped = grouped.sort_by("row_max")
+    last = ordered.take(grouped["row_max"])
+    first_op = ordered["_op"].take(grouped["row_min"])
+    is_new = pc.equal(first_op, INSERT)
+    return Folded(last, last.filter(pc.invert(is_new)), last.filter(is_new))
 
 
 def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
@@ -52,3 +58,10 @@ def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
         F.min_by("_op", order).alias("_first_op"),
     )
     return last.select("_last.*", "_first_op")
+
+
+def met_keys(table: DataFrame, inserted: DataFrame, key: Sequence[str]) -> int:
+    """How many keys of `table` are among those of `inserted`; both have the key's columns only."""
+    there, new = table.alias("t"), inserted.alias("s")
+    same = [F.col(f"t.{quoted(name)}") == F.col(f"s.{quoted(name)}") for name in key]
+    return int(there.join(new, same, "left_semi").distinct().count())

@@ -14,8 +14,8 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake import target
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What file systems say who can create an object if there is none; S3A can from Hadoop 3.4.2 on."""
@@ -43,7 +43,7 @@ class HadoopFiles:
             self._system = self._directory.getFileSystem(self._conf)
             self._conditional = bool(self._system.hasPathCapability(self._directory, CONDITIONAL))
             scheme = self._directory.toUri().getScheme()
-        if not self._conditional and scheme not in target.RENAMING:
+        if not self._conditional and scheme not in sink_uri.RENAMING:
             raise SourceError(
                 "ErrTargetUnusable",
                 f"this {scheme} file system cannot create a file only if there is none, so two jobs could write one "

@@ -27,15 +27,18 @@ class KeptCuts:
 
 
 def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> frozenset[int]:
-    """The versions of a table at any cut that was applied at or after `horizon`, or was the newest then. Pure."""
-    found: list[int] = []
+    """The versions of a table at any cut that was applied at or after `horizon`, or was the newest then. Pure.
+
+    `table` is its newest name: cuts from before a rename name it otherwise.
+    """
+    found: dict[str, list[int]] = {}
     for cut in cuts:
-        own = [item.version for item in cut.tables if item.table == table]
-        if datetime.fromisoformat(cut.applied_at) < horizon:
-            found = own or found
-        else:
-            found += own
-    return frozenset(found)
+        for old, new in cut.renamed:
+            found[new] = found.pop(old, [])
+        is_kept = datetime.fromisoformat(cut.applied_at) >= horizon
+        for item in cut.tables:
+            found[item.table] = [*(found.get(item.table, []) if is_kept else []), item.version]
+    return frozenset(found.get(table, []))
 
 
 class Keeper:

@@ -41,7 +41,7 @@ class Lock:
         finally:
             os.close(descriptor)
 
-    def announce(self, start_ts: int, end_ts: int) -> int:  # noqa: ARG002 - nobody else can begin a cut
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:  # noqa: ARG002 - nobody else begins
         """See `Right`."""
         return end_ts
 

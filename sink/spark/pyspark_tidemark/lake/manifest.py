@@ -35,10 +35,11 @@ class Manifest(Protocol):
 
     last: CutRecord | None
 
-    def announce(self, start_ts: int, end_ts: int) -> int:
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """Say which cut comes next, before anything of it is written; returns where it has to end.
 
-        That is elsewhere than `end_ts` where another job has begun the cut and not committed it.
+        That is elsewhere than `end_ts` where another job has begun the cut and not committed it; not if it is `moved`,
+        as the captures offer the other one no more.
 
         Raises:
             SourceError: ErrTargetBusy, somebody else has the right to write.
@@ -51,6 +52,12 @@ class Manifest(Protocol):
             SourceError: ErrCutGap, the cut does not start where the last one ended; ErrTargetBusy.
         """
 
+    def note_moved(self, ts: int) -> None:
+        """Note that of the tables which change places at the DDL at `ts`, only the last steps are left to do."""
+
+    def moved_at(self, ts: int) -> bool:
+        """Whether that was noted."""
+
     def cuts(self) -> list[CutRecord]:
         """All kept cuts."""
 
@@ -61,7 +68,7 @@ class Manifest(Protocol):
 class Right(Protocol):
     """The right to write a lake in files."""
 
-    def announce(self, start_ts: int, end_ts: int) -> int:
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """See `Manifest`."""
 
     def publish(self, end_ts: int, text: str) -> None:
@@ -112,15 +119,26 @@ class FileManifest:
         right.inherit(None if last is None else last.end_ts)
         return cls(files, right, last)
 
-    def announce(self, start_ts: int, end_ts: int) -> int:
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """See `Manifest`."""
-        return self._right.announce(start_ts, end_ts)
+        return self._right.announce(start_ts, end_ts, moved=moved)
 
     def commit(self, record: CutRecord) -> None:
         """See `Manifest`."""
         check_follows(self.last, record)
         self._right.publish(record.end_ts, _text([record]))
         self.last = record
+
+    def note_moved(self, ts: int) -> None:
+        """See `Manifest`."""
+        self._files.create(_moved(ts), "")
+
+    def moved_at(self, ts: int) -> bool:
+        """See `Manifest`."""
+        with suppress(FileNotFoundError):
+            self._files.read(_moved(ts))
+            return True
+        return False
 
     def replace(self, record: CutRecord) -> None:
         """Write the newest cut anew, its tables repaired; durable when it returns."""
@@ -236,6 +254,11 @@ def _listed(files: Files) -> list[CutFile]:
 
 def _read(files: Files, listed: Sequence[CutFile]) -> list[CutRecord]:
     return records(line for file in listed for line in files.read(file.name).splitlines())
+
+
+def _moved(ts: int) -> str:
+    """The file of a note, hidden from readers; there are as few as there are tables that change places."""
+    return f".moved-{ts:020d}"
 
 
 def _text(cuts: Sequence[CutRecord]) -> str:

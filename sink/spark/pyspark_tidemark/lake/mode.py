@@ -6,11 +6,13 @@ import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.sink_uri import APPEND, MODES, SCD2, UPSERT
 
-UPSERT, APPEND, SCD2 = "upsert", "append", "scd2"
-MODES = (UPSERT, APPEND, SCD2)
+__all__ = ["APPEND", "ENVELOPE", "IS_CURRENT", "MODES", "SCD2", "UPSERT", "VALID_FROM", "VALID_TO"]
 ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 VALID_FROM, VALID_TO, IS_CURRENT = "valid_from_ts", "valid_to_ts", "is_current"
+OWN_COLUMNS = (*ENVELOPE, VALID_FROM, VALID_TO, IS_CURRENT)
+"""The columns of a target's table that are ours, in any mode; all others are the upstream's."""
 _VERSIONED = (pa.field(VALID_FROM, pa.int64()), pa.field(VALID_TO, pa.int64()), pa.field(IS_CURRENT, pa.bool_()))
 
 

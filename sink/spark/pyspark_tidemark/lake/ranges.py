@@ -5,6 +5,7 @@ with it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import reduce
 from typing import Any
 
@@ -17,7 +18,15 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 def may_meet(keys: Any, bounds: Bounds) -> bool:
     """Whether one of `keys` (pyarrow.Table of the key's columns) may be in the file."""
-    return near(_extent(keys), bounds) and bool(pc.any(_inside(keys, bounds), min_count=0).as_py())
+    return met(keys, [bounds]) == [True]
+
+
+def met(keys: Any, files: Sequence[Bounds]) -> list[bool]:
+    """For each of the files whether it may hold one of `keys` (pyarrow.Table of the key's columns)."""
+    if not len(keys):
+        return [False] * len(files)
+    ends = _extent(keys)
+    return [near(ends, bounds) and bool(pc.any(_inside(keys, bounds), min_count=0).as_py()) for bounds in files]
 
 
 def possible(keys: Any, files: Iterable[Bounds], most: int) -> Any:
@@ -33,6 +42,11 @@ def near(extent: Bounds, bounds: Bounds) -> bool:
     """Whether a key within `extent` may be in the file."""
     shared = [(*extent[name], *bounds[name]) for name in bounds if name in extent]
     return not any(low > high_there or low_there > high for low, high, low_there, high_there in shared)
+
+
+def is_bound(value: Any) -> bool:
+    """Whether files' bounds may be compared with this value of a key."""
+    return isinstance(value, int | Decimal | str)
 
 
 def extent(rows: Any, key: Sequence[str]) -> Bounds:

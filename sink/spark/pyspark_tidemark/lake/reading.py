@@ -9,16 +9,29 @@ their newest cut and cannot be read like this.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyarrow.fs import FileSelector
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord, versions_at
+from pyspark_tidemark.lake.changelog import CUT, SINCE, timestamps
+from pyspark_tidemark.lake.cuts import CutRecord, renamed_since, versions_at
+from pyspark_tidemark.lake.files import LocalFiles
+from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.manifest import cuts_in
-from pyspark_tidemark.lake.target import TargetUri, table_path
+from pyspark_tidemark.lake.target import table_path
 from pyspark_tidemark.lake.targets import cut_files
+from pyspark_tidemark.sink_uri import SinkUri
 
 
 def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[str, DataFrame]:
@@ -31,7 +44,8 @@ def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[s
     """
     uri = _directory(target)
     cuts = cuts_in(cut_files(uri, lambda: spark))
-    tables = {name: table_frame(spark, uri, cuts, name, version) for name, version in _versions(cuts, ts).items()}
+    at_ts = _newest_ts(cuts, ts)
+    tables = {name: table_frame(spark, uri, cuts, name, at_ts) for name in versions_at(cuts, at_ts)}
     for name, frame in tables.items():
         frame.createOrReplaceTempView(name.replace(".", "_", 1))
     return tables
@@ -45,45 +59,40 @@ def version_at(target: str, table: str, ts: int | None = None) -> int:
     Raises:
         SourceError: ErrCutNotFound, ErrTableNotFound.
     """
-    versions = _versions(cuts_in(cut_files(_directory(target), SparkSession.active)), ts)
+    cuts = cuts_in(cut_files(_directory(target), SparkSession.active))
+    versions = versions_at(cuts, _newest_ts(cuts, ts))
     if table not in versions:
         raise SourceError("ErrTableNotFound", f"at that cut the lake has: {', '.join(sorted(versions)) or 'no table'}")
     return versions[table]
 
 
-def _directory(target: str) -> TargetUri:
-    uri = TargetUri.parse(target)
+def _directory(target: str) -> SinkUri:
+    uri = SinkUri.parse(target)
     if uri.is_database:
         raise SourceError("ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are")
     return uri
 
 
-def _versions(cuts: list[CutRecord], ts: int | None) -> dict[str, int]:
-    return versions_at(cuts, cuts[-1].end_ts if ts is None and cuts else ts or 0)
+def _newest_ts(cuts: list[CutRecord], ts: int | None) -> int:
+    """`ts`, or the end of the newest cut."""
+    return cuts[-1].end_ts if ts is None and cuts else ts or 0
 
 
-def table_frame(spark: SparkSession, uri: TargetUri, cuts: Sequence[CutRecord], name: str, version: int) -> DataFrame:
-    """A table at a version; where it lies now if it was renamed since.
+def table_frame(spark: SparkSession, uri: SinkUri, cuts: Sequence[CutRecord], name: str, ts: int) -> DataFrame:
+    """The table called `name` at the newest cut with end_ts <= `ts`; read where it lies now if it was renamed since.
 
     Raises:
-        SourceError: ErrCutExpired.
+        SourceError: ErrCutNotFound; ErrCutExpired.
     """
-    for cut in cuts:
-        if any(item.table == name and item.version == version for item in cut.tables):
-            later = [pair for found in cuts if found.end_ts > cut.end_ts for pair in found.renamed]
-            break
-    else:
-        later = []
-    for old, new in later:
-        name = new if name == old else name
-    return _READERS[uri.format](spark, uri, cuts[-1].changefeed, name, version)
+    version = versions_at(cuts, ts)[name]
+    return _READERS[uri.format](spark, uri, cuts[-1].changefeed, renamed_since(cuts, name, ts), version)
 
 
-def _delta(spark: SparkSession, uri: TargetUri, changefeed: str, name: str, version: int) -> DataFrame:  # noqa: ARG001 - a reader's signature
+def _delta(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int) -> DataFrame:  # noqa: ARG001 - a reader's signature
     return spark.read.format("delta").option("versionAsOf", version).load(table_path(uri.path, name))
 
 
-def _iceberg(spark: SparkSession, uri: TargetUri, changefeed: str, name: str, version: int) -> DataFrame:
+def _iceberg(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int) -> DataFrame:
     catalog = Catalog(spark, uri.path, changefeed)
     table = catalog.load(name)
     if table is None or table.snapshot(version) is None:
@@ -91,12 +100,45 @@ def _iceberg(spark: SparkSession, uri: TargetUri, changefeed: str, name: str, ve
     return Snapshot(spark, catalog, table, version).frame()
 
 
-def _parquet(spark: SparkSession, uri: TargetUri, changefeed: str, name: str, version: int) -> DataFrame:  # noqa: ARG001 - a reader's signature
+def _parquet(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int) -> DataFrame:  # noqa: ARG001 - a reader's signature
     path = table_path(uri.path, name)
-    return spark.read.option("mergeSchema", "true").parquet(path).where(f"cut <= {version}").drop("cut")
+    names = (HadoopFiles(spark, path) if uri.is_remote else LocalFiles(Path(path))).names()
+    marks = timestamps(names, SINCE)
+    since = max((ts for ts in marks if ts < version), default=-1)
+    chosen = [ts for ts in timestamps(names, CUT) if since < ts <= version]
+    parts = [f"{path}/{CUT}{ts}" for ts in chosen] if marks else [path]
+    try:
+        frame = spark.read.option("mergeSchema", "true").option("basePath", path).parquet(*parts)
+    except (PySparkException, Py4JJavaError) as err:
+        if "CANNOT_MERGE" not in str(err):
+            raise
+        frame = spark.read.schema(_widest(path, chosen)).option("basePath", path).parquet(*parts)
+    return frame.where(f"cut <= {version}").drop("cut")
 
 
-_READERS: dict[str, Callable[[SparkSession, TargetUri, str, str, int], DataFrame]] = {
+def _widest(path: str, chosen: Sequence[int]) -> StructType:
+    """All columns of some cuts of a changelog, with types that hold what all have: Spark merges equal types only.
+
+    Raises:
+        SourceError: ErrSchemaIncompatible.
+    """
+    system, root = file_system(path)
+    files = [file.path for file in system.get_file_info(FileSelector(root, recursive=True))]
+    cuts = {f"{CUT}{ts}" for ts in chosen}
+    parts = [path for path in files if Path(path).parent.name in cuts and path.endswith(".parquet")]
+    schemas = [pq.read_schema(part, filesystem=system).remove_metadata() for part in parts]
+    try:
+        widest = pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
+        raise SourceError(
+            "ErrSchemaIncompatible",
+            f"a column of {path} has types in different cuts that do not fit together ({err}); read the directories "
+            f"{CUT}… by themselves",
+        ) from None
+    return StructType([*from_arrow_schema(widest), StructField("cut", LongType())])
+
+
+_READERS: dict[str, Callable[[SparkSession, SinkUri, str, str, int], DataFrame]] = {
     "delta": _delta,
     "iceberg": _iceberg,
     "parquet": _parquet,

@@ -10,21 +10,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changelog import CUT
+from pyspark_tidemark.lake.changelog import CUT, mark, marked_schema
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.part import PART, write_part
+from pyspark_tidemark.lake.mode import APPEND
+from pyspark_tidemark.lake.part import PART, read_columns, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
+from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
 
 
 class RemoteChangelog:
     """The changelogs under one directory; each cut has the schema that the table had then."""
+
+    empties_with_cut = False
+    """A reader of cuts asks for the versions that they name."""
 
     def __init__(self, spark: SparkSession, root: str, scratch: Path) -> None:
         """Large cuts pass through files under `scratch`."""
@@ -44,11 +48,14 @@ class RemoteChangelog:
         return self.position(table) or 0
 
     def schema(self, table: TableMeta) -> Any:
-        """That of the newest cut."""
+        """That of the newest cut, or of the table that has taken the name since."""
+        replaced = marked_schema(self._files(table), self.version(table))
+        if replaced is not None:
+            return replaced
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
             local = Path(directory) / PART
             self._files(table, self.version(table)).download(PART, local)
-            return pq.read_schema(local).remove_metadata()
+            return read_columns(local)
 
     def storable(self, schema: Any) -> Any:
         """The format keeps all types of the captures."""
@@ -67,8 +74,20 @@ class RemoteChangelog:
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Nothing: the next cut is written with the new schema."""
 
+    def rekey(self, table: TableMeta) -> None:
+        """Nothing: a changelog has no key."""
+
+    def is_empty(self, table: TableMeta) -> bool:
+        """Never: a changelog tells changes, and not which rows are left."""
+        del table
+        return False
+
     def truncate(self, table: TableMeta, ts: int) -> None:
         """Nothing: a changelog keeps what was."""
+
+    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
+        """A mark from where the name is another table's: readers at a cut leave out what is below it."""
+        mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -76,6 +95,8 @@ class RemoteChangelog:
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
         """Rename the table's directory, where that is one step; raises as `move`."""
+        if self.position(old) is not None and self.position(new) is not None:
+            check_replaceable(APPEND, new.name)
         move(self._spark, table_path(self._root, old.name), table_path(self._root, new.name))
 
     def maintain(self, kept: Kept) -> Health | None:

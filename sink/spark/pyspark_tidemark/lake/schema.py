@@ -1,22 +1,21 @@
 """How a target's table must change to have another schema: columns to rename, add, drop and widen. Pure.
 
-A DDL's text says which columns were renamed; everything else follows from the two schemas. A change is repeatable:
-what is done already is not in the difference any more.
+Columns are compared by identity, not by name: the capture gives each column a `tidemark.column_id` that survives a
+rename and is never used again, and a target keeps it with its own columns (docs/format/flight.md). So a swap of two
+names, or a column that is dropped and added again, is seen as what it is. No SQL text is read here.
+
+A change is repeatable: what is done already is not in the difference any more.
 """
 
 import dataclasses
-import re
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from pyspark_tidemark.defaults import column_ids
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.mode import ENVELOPE, IS_CURRENT, VALID_FROM, VALID_TO
 
-_NAME = r"(?:`(?:[^`]|``)+`|[\w$]+)"
-_RENAME = re.compile(rf"\bRENAME\s+COLUMN\s+(?P<old>{_NAME})\s+TO\s+(?P<new>{_NAME})", re.I)
-_CHANGE = re.compile(rf"\bCHANGE\s+(?:COLUMN\s+)?(?:IF\s+EXISTS\s+)?(?P<old>{_NAME})\s+(?P<new>{_NAME})\s", re.I)
-_OURS = (*ENVELOPE, VALID_FROM, VALID_TO, IS_CURRENT)
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
@@ -33,6 +32,13 @@ class SchemaChange:
     """The added columns whose existing rows hold a value (pyarrow.Scalar) and not null."""
     incompatible: tuple[tuple[Any, Any], ...] = ()
     """(old, new) fields that no widening leads from one to the other."""
+    ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The identities of the columns after the change, which the target records; empty where none are known."""
+
+    @property
+    def old_names(self) -> dict[str, str]:
+        """What renamed columns were called before, by their new names."""
+        return {new: old for old, new in self.renamed}
 
     def __bool__(self) -> bool:
         return bool(self.renamed or self.dropped or self.widened or self.added or self.incompatible)
@@ -44,6 +50,13 @@ class SchemaChange:
         parts += [f"{field.name} {field.type} is added" for field in self.added]
         parts += [f"{old.name} {old.type} becomes {new.type}" for old, new in self.incompatible]
         return ", ".join(parts)
+
+    @property
+    def replacing(self) -> "SchemaChange":
+        """The same for a table that is another one now: columns of another type are dropped, and added as they are."""
+        olds, news = zip(*self.incompatible, strict=True) if self.incompatible else ((), ())
+        dropped = (*self.dropped, *(field.name for field in olds))
+        return dataclasses.replace(self, dropped=dropped, added=(*self.added, *news), incompatible=())
 
     def require_possible(self, table: str) -> None:
         """See that the target can follow.
@@ -59,29 +72,37 @@ class SchemaChange:
             )
 
 
-def difference(old: Any, new: Any, queries: tuple[str, ...] = ()) -> SchemaChange:
-    """What leads from the pyarrow.Schema `old` to `new`; `queries` are the DDLs that came between them."""
-    renamed = [pair for query in queries for pair in renamed_in(query) if pair[0] in old.names]
-    renamed = [(before, after) for before, after in renamed if after in new.names and after not in old.names]
-    names = dict(renamed)
-    before = {names.get(field.name, field.name): field for field in old}
-    pairs = [(before[field.name], field) for field in new if field.name in before]
-    changed = [(was, now) for was, now in pairs if was.type != now.type]
+def difference(old: Any, new: Any) -> SchemaChange:
+    """What leads from the pyarrow.Schema `old` to `new`.
+
+    A column is the same one if both schemas give it the same identity; where one of them gives none, if it has the same
+    name.
+    """
+    old_names = _old_names(old, new)
+    pairs = [(old.field(old_names[field.name]), field) for field in new if field.name in old_names]
+    changed = [(before, after) for before, after in pairs if before.type != after.type]
+    survivors = set(old_names.values())
     return SchemaChange(
-        renamed=tuple(renamed),
-        dropped=tuple(name for name in before if name not in new.names),
-        widened=tuple(now for was, now in changed if widens(was.type, now.type)),
-        added=tuple(field for field in new if field.name not in before),
-        incompatible=tuple((was, now) for was, now in changed if not widens(was.type, now.type)),
+        renamed=tuple((before.name, after.name) for before, after in pairs if before.name != after.name),
+        dropped=tuple(name for name in old.names if name not in survivors),
+        widened=tuple(after for before, after in changed if widens(before.type, after.type)),
+        added=tuple(field for field in new if field.name not in old_names),
+        incompatible=tuple((before, after) for before, after in changed if not widens(before.type, after.type)),
+        ids=column_ids(new),
     )
 
 
-def renamed_in(query: str) -> list[tuple[str, str]]:
-    """The (old, new) column names in an ALTER TABLE; none in other statements."""
-    if not re.match(r"\s*ALTER\s", query, re.I):
-        return []
-    found = [(_plain(m["old"]), _plain(m["new"])) for rule in (_RENAME, _CHANGE) for m in rule.finditer(query)]
-    return [(old, new) for old, new in found if old != new and old not in _OURS]
+def _old_names(old: Any, new: Any) -> dict[str, str]:
+    """For each column of `new` that `old` has, what `old` calls it."""
+    old_ids, new_ids = column_ids(old), column_ids(new)
+    old_name_of = {number: name for name, number in old_ids.items()}
+    names = {name: old_name_of[number] for name, number in new_ids.items() if number in old_name_of}
+    claimed = set(names.values())
+    for name in new.names:
+        identified = name in new_ids and name in old_ids
+        if name not in names and name in old.names and name not in claimed and not identified:
+            names[name] = name
+    return names
 
 
 def widens(old: Any, new: Any) -> bool:
@@ -111,7 +132,3 @@ def fitted(rows: Any, schema: Any) -> Any:
             "ErrSchemaIncompatible", f"a new value does not fit into the target's type ({err}); start a new target"
         ) from None
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _plain(name: str) -> str:
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name

@@ -5,6 +5,7 @@ What a cluster or a file system needs comes from where Spark and Hadoop look for
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -74,3 +75,24 @@ def open_session(*, master: str, driver_memory: str, directory: Path, lake: str,
         raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+class SparkThreads(ThreadPoolExecutor):
+    """A pool of threads that may call Spark, Delta and Iceberg; no other threads but Spark's own may.
+
+    Py4J gives each Python thread a JVM thread of its own, and the active session belongs to the JVM thread. PySpark
+    sets it in the thread that makes the session, Spark in the thread that runs `foreachBatch`. Elsewhere there is none
+    until a call like `createDataFrame` happens to set one, and Delta's log fails with DELTA_SPARK_SESSION_NOT_SET where
+    it needs one: when it reads a checkpoint of the log.
+    """
+
+    def __init__(self, spark: SparkSession, workers: int, name: str) -> None:
+        """`name` begins the names of the threads."""
+        super().__init__(workers, thread_name_prefix=name, initializer=_activate, initargs=(spark,))
+
+
+def _activate(spark: SparkSession) -> None:
+    """Make `spark` the active session of the calling thread."""
+    jvm = spark._jvm  # noqa: SLF001 - PySpark sets it in its own threads only
+    assert jvm is not None, "the session's JVM runs"
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - see above

@@ -26,13 +26,17 @@ def versions(changes: Any, key: Sequence[str]) -> Any:
     return timed.filter(pc.and_(pc.not_equal(ordered["_op"], DELETE), lasting))
 
 
-def endings(changes: Any, key: Sequence[str]) -> Any:
-    """For each key that was there before, when its version ended: the key's columns and VALID_TO."""
+def endings(changes: Any, key: Sequence[str]) -> tuple[Any, Any]:
+    """For each key that was there before when its version ended, and for each other key when it was inserted.
+
+    Both have the key's columns and VALID_TO.
+    """
     ordered = _ordered(changes, key)
     goes_on = _goes_on(ordered, key)
     first = pc.invert(pa.concat_arrays([_no(ordered), goes_on[:-1]]))
-    ended = ordered.filter(pc.and_(first, pc.not_equal(ordered["_op"], INSERT)))
-    return ended.select(list(key)).append_column(VALID_TO, ended["_commit_ts"])
+    timed = ordered.select([*key, "_commit_ts"]).rename_columns([*key, VALID_TO])
+    is_new = pc.equal(ordered["_op"], INSERT)
+    return timed.filter(pc.and_(first, pc.invert(is_new))), timed.filter(pc.and_(first, is_new))
 
 
 def _ordered(changes: Any, key: Sequence[str]) -> Any:

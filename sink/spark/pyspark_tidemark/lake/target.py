@@ -1,34 +1,22 @@
 """What a target must offer: a position for each table, the changes of one cut applied in one step, and its schema."""
 
 import dataclasses
+import hashlib
+import unicodedata
 from datetime import datetime
 from typing import Any, Protocol
-from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.mode import APPEND, MODES, SCD2, UPSERT
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.sink_uri import UPSERT
 
-MODES_OF = {
-    "delta": (UPSERT, APPEND, SCD2),
-    "iceberg": (UPSERT, APPEND),
-    "parquet": (APPEND,),
-    "postgresql": (UPSERT, APPEND, SCD2),
-    "mysql": (UPSERT, APPEND, SCD2),
-}
-"""What each format can do, its default first."""
-DATABASES = ("postgresql", "mysql")
-SYSTEMS = ("hdfs", "viewfs", "s3a")
-"""Hadoop's file systems that can hold a lake, by scheme: see `lake.hadoop`."""
-RENAMING = ("hdfs", "viewfs")
-"""Those whose rename is one step that fails if there is a file of the new name."""
-TARGETS = (
-    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet and a SCHEME of "
-    f"{', '.join(SYSTEMS)}; postgresql://user@host:port/db or mysql://user@host:port/db"
-)
-_DATABASE_OPTIONS = ("password-file", "ca-path")
+_ESCAPE = "~"
+_NOT_IN_PATHS = frozenset('/\\%:*?"<>|[]{}=' + _ESCAPE)
+_OWN_NAMES = ("_tidemark", "_delta_log", "_spark_metadata")
+_PART_BYTES, _READABLE_BYTES, _DIGEST_CHARACTERS = 200, 120, 40
+"""File systems take 255 bytes; what is written beside a table has longer names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +26,8 @@ class Applied:
     rows: int
     version: int
     checksum: str | None = None
+    replaced: int = 0
+    """Keys that the cut inserts and that were there already."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +58,10 @@ class Kept(Protocol):
 class Target(Protocol):
     """Tables of one format in one mode; calls for different tables may come from different threads."""
 
+    @property
+    def empties_with_cut(self) -> bool:
+        """Whether `apply` empties a table in the step of its cut (`Changes.emptied`); else `truncate` does."""
+
     def position(self, table: TableMeta) -> int | None:
         """The end_ts up to which `table` is applied; None if it does not exist yet."""
 
@@ -89,14 +83,30 @@ class Target(Protocol):
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the table's columns; harmless when repeated."""
 
+    def rekey(self, table: TableMeta) -> None:
+        """The columns that identify a row are others than before; harmless when repeated."""
+
+    def is_empty(self, table: TableMeta) -> bool:
+        """Whether the table has no row."""
+
     def truncate(self, table: TableMeta, ts: int) -> None:
         """The upstream's table is empty at `ts`: so is the target's, but for the history that its mode keeps."""
+
+    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
+        """`table` is another one than the target has under this name: it begins empty above `ts`, with its own columns.
+
+        What the mode keeps of the earlier table stays; `change` leads from its columns to the new ones. Harmless when
+        repeated.
+        """
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table, if it is there."""
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Give the table another name, if it still has the old one."""
+        """Give the table another name, if it still has the old one.
+
+        A table that still has the new name was dropped upstream and kept: see `check_replaceable`.
+        """
 
     def maintain(self, kept: Kept) -> Health | None:
         """Do what may wait between cuts, for a bounded time or beside them; None: there was nothing to do."""
@@ -105,108 +115,49 @@ class Target(Protocol):
         """Wait for what is under way."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TargetUri:
-    """`FORMAT:///directory`, `FORMAT+SCHEME://authority/path`, or a database with the file that holds its password."""
-
-    format: str
-    path: str
-    """A directory of this machine; with a scheme, one that Hadoop reaches; a database's name."""
-    host: str = ""
-    port: int = 0
-    user: str = ""
-    options: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> "TargetUri":
-        """Read the URI.
-
-        Raises:
-            SourceError: ErrTargetInvalid.
-        """
-        parts = urlsplit(text)
-        if parts.scheme in DATABASES:
-            return cls._database(parts)
-        if "+" in parts.scheme:
-            return cls._remote(parts)
-        if parts.scheme not in MODES_OF or parts.netloc or not parts.path.startswith("/") or parts.query:
-            raise SourceError("ErrTargetInvalid", f"--target is {TARGETS}, not {text!r}")
-        return cls(parts.scheme, parts.path.rstrip("/") or "/")
-
-    @classmethod
-    def _remote(cls, parts: SplitResult) -> "TargetUri":
-        found, _, system = parts.scheme.partition("+")
-        if parts.username is not None or parts.query:
-            raise SourceError(
-                "ErrTargetInvalid",
-                "credentials and settings of a file system are Hadoop's: --conf spark.hadoop.fs.…, or its own files",
-            )
-        if found not in MODES_OF or found in DATABASES or system not in SYSTEMS or not parts.path.startswith("/"):
-            hints = {
-                "file": f"; a directory of this machine is {found}:///path",
-                "s3": "; S3 is s3a",
-                "s3n": "; S3 is s3a",
-            }
-            raise SourceError("ErrTargetInvalid", f"--target is {TARGETS}{hints.get(system, '')}")
-        if system == "s3a" and not parts.netloc:
-            raise SourceError("ErrTargetInvalid", f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
-        if found == "iceberg" and system not in RENAMING:
-            raise SourceError(
-                "ErrTargetInvalid",
-                f"Iceberg commits to directories by renaming, which {system} cannot do in one step, so two jobs could "
-                f"destroy a table: take delta+{system}:// or parquet+{system}://",
-            )
-        return cls(found, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
-
-    @classmethod
-    def _database(cls, parts: SplitResult) -> "TargetUri":
-        if parts.password is not None:
-            raise SourceError("ErrTargetInvalid", "the target's password belongs into a file: ?password-file=/path")
-        options = tuple(parse_qsl(parts.query, keep_blank_values=True))
-        unknown = [name for name, _ in options if name not in _DATABASE_OPTIONS]
-        name = parts.path.strip("/")
-        if unknown or not parts.hostname or not parts.username or not name or "/" in name:
-            said = f"unknown {', '.join(unknown)}; " if unknown else ""
-            raise SourceError(
-                "ErrTargetInvalid",
-                f"{said}a database target is {parts.scheme}://user@host:port/database?"
-                f"{'&'.join(f'{option}=/path' for option in _DATABASE_OPTIONS)} (both optional)",
-            )
-        port = parts.port or (5432 if parts.scheme == "postgresql" else 3306)
-        return cls(parts.scheme, name, parts.hostname, port, parts.username, options)
-
-    @property
-    def is_database(self) -> bool:
-        """Whether it is not a directory."""
-        return self.format in DATABASES
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is a directory that Hadoop reaches."""
-        return "://" in self.path
-
-    def option(self, name: str) -> str:
-        """The option's value; empty if it is not given."""
-        return dict(self.options).get(name, "")
-
-    def mode(self, wanted: str) -> str:
-        """`wanted`, or the format's default for an empty one.
-
-        Raises:
-            SourceError: ErrModeUnsupported.
-        """
-        modes = MODES_OF[self.format]
-        if wanted and wanted not in modes:
-            raise SourceError(
-                "ErrModeUnsupported",
-                f"a {self.format} target cannot do --mode {wanted}; it can do {', '.join(modes)}"
-                if wanted in MODES
-                else f"--mode is {', '.join(MODES)}, not {wanted!r}",
-            )
-        return wanted or modes[0]
-
-
 def table_path(root: str, name: str) -> str:
-    """Where table `database.table` lies under `root`."""
+    """Where table `database.table` lies under `root`; two tables never lie at one place, and none outside of it."""
     database, _, table = name.partition(".")
-    return f"{root}/{database}/{table}"
+    return f"{root}/{path_part(database)}/{path_part(table)}"
+
+
+def path_part(name: str) -> str:
+    """A database's or table's name as one part of a path: plain names as they are, any other with `~XX` for a byte.
+
+    Escaped are characters that mean something to file systems, to Hadoop's paths or to Spark's readers, dots at an end,
+    and names that lakes use themselves. What gets too long for a file system ends with `~~` and a hash of the name.
+    """
+    parts = [each if _is_plain(each) else _escaped(each) for each in name]
+    if not unicodedata.is_normalized("NFC", "".join(parts)):  # file systems may take two such names for one
+        parts = [each if each.isascii() else _escaped(each) for each in parts]
+    if name.startswith(".") or name.casefold().startswith(_OWN_NAMES):
+        parts[0] = _escaped(name[0])
+    if name.endswith((".", " ")):
+        parts[-1] = _escaped(name[-1])
+    text = "".join(parts).encode()
+    if len(text) <= _PART_BYTES:
+        return text.decode() or _ESCAPE
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{text[:_READABLE_BYTES].decode(errors='ignore')}{_ESCAPE * 2}{digest}"
+
+
+def _is_plain(character: str) -> bool:
+    return character.isprintable() and character not in _NOT_IN_PATHS
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"{_ESCAPE}{byte:02X}" for byte in character.encode(errors="surrogatepass"))
+
+
+def check_replaceable(mode: str, name: str) -> None:
+    """See that a table that was dropped upstream and kept may give its place to one that is renamed to its name.
+
+    Raises:
+        SourceError: ErrRenameUnsupported, it holds a history that would be lost.
+    """
+    if mode != UPSERT:
+        raise SourceError(
+            "ErrRenameUnsupported",
+            f"another table becomes {name}, of which the target still keeps the history: it was dropped upstream. Move "
+            f"{name} of the target to another name, then start again",
+        )

@@ -22,7 +22,8 @@ from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest
 from pyspark_tidemark.lake.remote_changelog import RemoteChangelog
-from pyspark_tidemark.lake.target import Target, TargetUri
+from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.sink_uri import SinkUri
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> 
 
 @contextmanager
 def opened_files(
-    target: TargetUri,
+    target: SinkUri,
     changefeed: str,
     spark: Callable[[], SparkSession],
     *,
@@ -62,7 +63,7 @@ def opened_files(
         yield manifest
 
 
-def cut_files(target: TargetUri, spark: Callable[[], SparkSession]) -> Files:
+def cut_files(target: SinkUri, spark: Callable[[], SparkSession]) -> Files:
     """The manifest's files, for readers."""
     if target.is_remote:
         return HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
@@ -101,7 +102,7 @@ def check_reachable(root: str) -> None:
         ) from None
 
 
-def database(uri: TargetUri) -> Database:
+def database(uri: SinkUri) -> Database:
     """The database of a URI; its driver is a package that the other targets do not need.
 
     Raises:

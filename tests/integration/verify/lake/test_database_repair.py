@@ -7,8 +7,8 @@ import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.target import TargetUri
 from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.database.repair import repair
 from server.verify.lake.question import Question
@@ -22,8 +22,8 @@ GONE = pa.table({"id": [1, 2]})
 def uri(request, mariadb):
     name = mariadb.database("repaired")
     if request.param == "mysql":
-        return TargetUri.parse(f"{mariadb.uri}/{name}")
-    return TargetUri.parse(request.getfixturevalue("postgres").create(name))
+        return SinkUri.parse(f"{mariadb.uri}/{name}")
+    return SinkUri.parse(request.getfixturevalue("postgres").create(name))
 
 
 def execute(uri, *statements):
@@ -37,7 +37,7 @@ def execute(uri, *statements):
 
 def test_a_repair_that_fails_in_the_middle_has_changed_nothing(uri):
     database, name = database_of(uri), f"{uri.path}.t"
-    table = database.quoted(name)
+    table = database.quoted_table(name)
     with closing(database.connect()) as connection, connection.cursor() as cursor:
         tables.create(cursor)
         tables.begin(cursor, FEED, name, SCHEMA)

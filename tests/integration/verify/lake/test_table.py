@@ -8,7 +8,7 @@ import pytest
 from pyspark_tidemark.digest import Leaves, Ranges
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.files.table import LakeTable
 from server.verify.lake.question import Question
@@ -58,7 +58,7 @@ def lake_table(root, lake, mode, cut, schema=COLUMNS):
         for end in CUTS
     ]
     asked = Question("bank.accounts", cut, 0, ("id",), schema, Ranges())
-    return LakeTable(TargetUri.parse(f"{lake}://{root}"), "bank", tuple(cuts), asked)
+    return LakeTable(SinkUri.parse(f"{lake}://{root}"), "bank", tuple(cuts), asked)
 
 
 def digested(batches):

@@ -68,7 +68,7 @@ def test_an_orphan_is_a_service_whose_changefeed_is_gone():
 
 
 def test_a_creation_that_came_to_nothing_is_an_orphan():
-    creating = service("ticdc-default-creating-bank", AGE_S, 3000)
+    creating = service("ticdc-default-creating_bank", AGE_S, 3000)
     [link] = chain(services=(creating,))
     assert link.state == "orphan"
     [link] = chain(feed(), services=(creating,))

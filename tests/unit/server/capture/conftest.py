@@ -29,9 +29,13 @@ Row = cdcpb.Event.Row
 class Upstream:
     """Stands in for PdClient and EventFeeds."""
 
+    cluster_id = 7
+
     def __init__(self):
         self.now_ts, self.gc_ts = 1000, 0
         self.safepoints = {"gc_worker": 0}
+        self.meta = None
+        """Where the coordinator's keys of safepoints are, once there is one."""
         self.rows = []
         self.resolved_ts = 0
         self.subscriptions = []
@@ -46,9 +50,12 @@ class Upstream:
         return self.gc_ts
 
     async def update_service_gc_safe_point(self, service_id, ttl_s, safe_point):
+        key = f"/pd/{self.cluster_id}/gc/safe_point/service/{service_id}".encode()
         if ttl_s <= 0:
+            await self.meta.delete(key)
             self.safepoints.pop(service_id, None)
         elif safe_point >= min(self.safepoints.values()):
+            await self.meta.put(key, b"{}")
             self.safepoints[service_id] = safe_point
         least = min(self.safepoints, key=self.safepoints.get)
         return MinSafePoint(least, ttl_s, self.safepoints[least])
@@ -119,6 +126,7 @@ def upstream():
 @pytest.fixture
 async def capture(upstream, meta, tmp_path):
     """Runs owners one after the other, as restarts of a capture do."""
+    upstream.meta = meta
     context = SourceContext(upstream, upstream, None)
     resources = Resources(context, tmp_path / "sorter", 64 << 20)
     running = []

@@ -7,6 +7,7 @@ import json
 from server.puller.source import TableChange
 from server.puller.table import TableRecord
 from server.puller.tidb.table import tidb_table
+from storage.model.errors import InvalidError
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.column import Column
 from storage.tidb.record import encode_record
@@ -25,11 +26,13 @@ class ScriptedLog:
     """Implements `server.puller.source.Source`."""
 
     keeps_history = False
+    warnings: tuple[str, ...] = ()
     per_table = False
 
     def __init__(self, *tables):
         self.tables = list(tables)
         self.events = []
+        self.now_ts = 1000
         self.written = asyncio.Event()
 
     def write(self, ts, *events):
@@ -50,12 +53,12 @@ class ScriptedLog:
         self.write(ts, ("resolve",))
 
     async def now(self):
-        return 1000
+        return self.now_ts
 
-    async def snapshot(self, ts):
+    async def snapshot(self, ts, before=()):
         return [record_of(info) for info in self.tables]
 
-    def table(self, record):
+    def table(self, record, before=None):
         return tidb_table(record)
 
     def pullers(self, tables, start_ts, rows, catalog):
@@ -90,8 +93,14 @@ class Replay:
                 await in_thread(self._rows.executor, self._rows.add, self._live[record.name], batch)
         elif kind == "ddl":
             query, infos, dropped, truncated = parts
-            tables = tuple(table for info in infos if (table := self._catalog.table(record_of(info))))
-            await self._catalog.change(TableChange(ts, query, tables, dropped, truncated))
+            try:
+                tables = tuple(table for info in infos if (table := self._catalog.table(record_of(info))))
+                await self._catalog.change(TableChange(ts, query, tables, dropped, truncated))
+            except InvalidError as err:
+                for span in set(self._live.values()):
+                    await in_thread(self._rows.executor, self._rows.resolve, span, ts - 1)
+                self.resolved_ts = ts - 1
+                await self._catalog.refuse(ts - 1, err)
             for name in dropped:
                 self._live.pop(name, None)
             self._live |= {table.name: table.span for table in tables}

@@ -15,6 +15,7 @@ from server.puller.source import TableChange
 from server.puller.table import SourceTable, TableRecord
 from sink.errors import RangeCleanedError, RangeCrossesDdlError, TableNotFoundError
 from sink.flight.feeds import TableNotExistsError
+from sink.holds import Holds
 from sink.mounter import Mounter
 from sink.versions import Versions
 from sorter import Sorter
@@ -59,10 +60,13 @@ class Feed:
         processor = SimpleNamespace(
             sink=self.sink, start_ts=START, locations=lambda _: (), checkpoint_ts=START, resolved_ts=START
         )
-        info = SimpleNamespace(state=State.NORMAL, error=None, sink_uri="lake:", start_ts=START)
-        feed = SimpleNamespace(
-            id="feed", info=info, processor=processor, catalog=SimpleNamespace(versions=self.versions)
+        info = SimpleNamespace(
+            state=State.NORMAL, error=None, shown_sink_uri="lake:", start_ts=START, target_ts=0, skipped=()
         )
+        self.holds = Holds()
+        self.sink.withhold(self.holds)
+        catalog = SimpleNamespace(versions=self.versions, refusal=None, holds=self.holds)
+        feed = SimpleNamespace(id="feed", info=info, processor=processor, catalog=catalog)
         self.feeds = OwnerFeeds(SimpleNamespace(feed=lambda _: feed))
 
     def close(self):

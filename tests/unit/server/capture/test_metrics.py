@@ -20,8 +20,8 @@ def ts_ago(seconds):
 def feed():
     stats = ProcessorStats(regions=2, pulled_ts=ts_ago(10), sorted_ts=ts_ago(30))
     processor = SimpleNamespace(resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats)
-    info = SimpleNamespace(state=State.NORMAL)
-    return SimpleNamespace(id="bank", processor=processor, checkpoint_ts=ts_ago(100), info=info)
+    info = SimpleNamespace(state=State.NORMAL, error=None)
+    return SimpleNamespace(id="bank", processor=processor, checkpoint_ts=ts_ago(100), info=info, job=None)
 
 
 def test_names_and_stages():

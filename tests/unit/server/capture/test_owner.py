@@ -4,7 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from server.capture import keys
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedIdInvalidError,
@@ -20,10 +22,14 @@ from server.capture.errors import (
     TargetTsError,
 )
 from server.capture.flight import OwnerFeeds
+from server.capture.local import LocalProcessor
+from server.capture.message import message
 from server.puller.tidb.source import TidbSource
+from storage.defect import DefectError
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose
 from storage.tidb.column import Column
+from storage.tidb.document import TableInfoError
 from storage.tidb.mysql import Type
 from storage.tidb.schema import TableInfo
 from tests.unit.server.capture.conftest import new
@@ -170,9 +176,9 @@ async def test_no_history_is_unprotected_while_a_changefeed_is_made(capture, ups
     start_ts = feed.info.start_ts
     assert start_ts == 1001
     assert seen[:3] == [
-        ("ticdc-default-creating-feed", 3600, start_ts - 1),
+        ("ticdc-default-creating_feed", 3600, start_ts - 1),
         (SAFEPOINT, 86400, start_ts - 1),
-        ("ticdc-default-creating-feed", 0, 0),
+        ("ticdc-default-creating_feed", 0, 0),
     ]
 
 
@@ -231,7 +237,9 @@ async def test_parameters_that_cannot_be_used_are_refused(capture, upstream):
         (TargetTsError, ("feed", URI, 1000, 1000, [capture.table])),
         (ParameterError, ("feed", URI, 0, 0, [])),
         (ParameterError, ("feed", URI, 0, 0, [capture.table, capture.table])),
-        (ParameterError, ("feed", URI, 0, 0, [(name, "{")])),
+        (TableInfoError, ("feed", URI, 0, 0, [(name, "{")])),
+        (TableInfoError, ("feed", URI, 0, 0, [(name, "[" * 100_000)])),
+        (TableInfoError, ("feed", URI, 0, 0, [(name, accounts.replace('"offset":0', '"offset":9'))])),
         (TableIneligibleError, ("feed", URI, 0, 0, [(name, keyless.to_json())])),
     ):
         with pytest.raises(error):
@@ -334,3 +342,93 @@ async def test_what_a_source_keeps_when_it_is_asked_for_the_present_stays(captur
     owner = await capture.start()
     await owner.create(new("feed", URI, 0, 0, [capture.table]))
     assert (await meta.get(key)).value == b"the start"
+
+
+async def test_an_exception_that_nobody_expected_ends_its_request_only(capture, upstream, monkeypatch):
+    owner = await capture.start()
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+
+    async def broken(*_):
+        raise OverflowError("a number nobody thought of")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner._records, "create", broken)
+        with pytest.raises(DefectError, match=r"unexpected OverflowError.* id [0-9a-f]{8}"):
+            await owner.carry_out(owner.create(new("other", URI, 1000, 0, [capture.table])))
+    assert list(owner.feeds) == ["feed"]
+    assert set(upstream.safepoints) == {"gc_worker", SAFEPOINT}, "nothing of the failed creation is left"
+    await owner.carry_out(owner.create(new("other", URI, 1000, 0, [capture.table])))
+    await owner.carry_out(owner.pause("feed"))
+
+
+async def test_an_exception_that_nobody_expected_fails_its_changefeed_only(capture, upstream, monkeypatch):
+    owner = await capture.start()
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    other = await owner.create(new("other", URI, 1000, 0, [capture.table]))
+    await until(lambda: len(upstream.subscriptions) == 2)
+    await owner.pause("feed")
+
+    async def broken():
+        raise IndexError("no such offset")
+
+    monkeypatch.setattr(LocalProcessor, "run", lambda _: broken())
+    await owner.resume("feed")
+    await until(lambda: feed.info.state == "failed" and feed.info_saved)
+    assert feed.info.error.code == "ErrInternal"
+    assert "unexpected" in feed.info.error.message
+    assert other.info.state == "normal"
+
+
+async def test_schema_records_that_cannot_be_read_stop_their_changefeed_only(capture, upstream, meta):
+    owner = await capture.start()
+    for name in ("feed", "other"):
+        await owner.create(new(name, URI, 1000, 0, [capture.table]))
+    await capture.stop()
+    await meta.put(keys.schema_change("feed", 1000), b"{", 0)
+    owner = await capture.start()
+    assert owner.feed("feed").info.error.code == "ErrCorrupt"
+    await until(lambda: owner.feed("other").processor.sink)
+
+
+async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_on(capture, upstream, tmp_path):
+    """The last stretch is idle: no row comes after 1010, and the target is less than an idle cut away."""
+    owner = await capture.start()
+    feeds = OwnerFeeds(owner)
+    feed = await owner.create(new("feed", URI, 1000, 1015, [capture.table]))
+    await until(lambda: upstream.subscriptions)
+    upstream.commit(1010, 1, 1)
+    upstream.commit(1020, 1, 2)
+    upstream.resolve(1012)
+    end_ts = await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 10.0)
+    assert end_ts == 1012
+    await asyncio.to_thread(feeds.ack, "feed", None, 1012)
+    upstream.resolve(1030)
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1012, None, None, 10.0) == 1015
+    assert await rows(feeds, 1012, 1015) == []
+    assert await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1012, None, None, 10.0) == 1015
+    assert feed.info.state == "normal"
+    assert await asyncio.to_thread(feeds.ack, "feed", None, 1015) == 1015
+    await until(lambda: feed.released)
+    assert (feed.info.state, feed.checkpoint_ts, message(feed).state) == (
+        "finished",
+        1015,
+        pb.CHANGEFEED_STATE_FINISHED,
+    )
+    assert set(upstream.safepoints) == {"gc_worker"}
+    assert not upstream.subscriptions
+    described = feeds.describe("feed")
+    assert (described.state, described.checkpoint_ts, described.target_ts) == ("finished", 1015, 1015)
+
+    for change in (owner.resume("feed"), owner.resume("feed", 1005), owner.pause("feed")):
+        with pytest.raises(ChangefeedStateError, match=r"is finished.*--start-ts 1015"):
+            await change
+    await capture.stop()
+    owner = await capture.start()
+    feed = owner.feed("feed")
+    await until(lambda: feed.released)
+    assert (feed.info.state, feed.checkpoint_ts, feed.task) == ("finished", 1015, None)
+    assert set(upstream.safepoints) == {"gc_worker"}
+    upstream.now_ts = 2000
+    await owner.create(new("next", URI, 1015, 0, [capture.table]))  # as the refusal advises
+    await owner.remove("feed")
+    assert [info.id for info, _ in await capture.records.load()] == ["next"]

@@ -1,13 +1,17 @@
 """Schema changes of a log, all the way: metadata, sorter, sink and readers are the real ones."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from server.capture import keeper
-from server.capture.errors import ParameterError, TableIneligibleError
+from server.capture.catalog.catalog import FeedCatalog
+from server.capture.changefeed import State
+from server.capture.errors import ParameterError, StartTsInFutureError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
-from sink.errors import RangeCrossesDdlError
+from server.capture.message import message
+from sink.errors import RangeCleanedError, RangeCrossesDdlError
 from storage.tidb.column import Column
 from storage.tidb.mysql import Type
 from storage.tidb.schema import TableInfo
@@ -84,6 +88,56 @@ async def test_a_log_that_is_read_again_over_the_end_of_a_table_goes_on(capture,
     assert await latest(feeds, 1030) == 1040
 
 
+async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fails_by_name(capture, log):
+    _, feed, feeds = await started(capture, target_ts=1030)
+    feed.catalog.holds.begin(1020, 1, "MODIFY: NULL becomes a value")
+    log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
+    log.ddl(1020, "MODIFY", ACCOUNTS, truncated=("bank.accounts",))
+    log.rows(1025, ACCOUNTS, {"id": 1, "balance": 6})
+    log.resolve(1040)
+    assert await latest(feeds, 1000) == 1020
+    assert await latest(feeds, 1020, 0.1) == 1020
+    (told,) = message(feed).rereads.tables
+    assert (told.table, told.since_ts, told.reason) == ("bank.accounts", 1020, "MODIFY: NULL becomes a value")
+    assert feed.info.state is State.NORMAL, "the reader has not everything before the DDL"
+    await asyncio.to_thread(feeds.ack, "feed", None, 1020)
+    await until(lambda: feed.info.state is State.FAILED)
+    assert (feed.info.error.code, feed.processor.checkpoint_ts) == ("ErrTargetInReread", 1020)
+
+
+async def test_a_reader_that_has_yet_to_take_a_ddl_is_told_the_tables_before_it_however_late_it_comes(
+    capture, log, monkeypatch
+):
+    """A lake acknowledges the cut that ends at a DDL, then alters its tables: 100 s later, in another life, too."""
+    monkeypatch.setattr(keeper, "_COLLECT_EVERY_S", 0.0)
+    collected, forget = [], FeedCatalog.forget
+    monkeypatch.setattr(FeedCatalog, "forget", lambda *arguments: (forget(*arguments), collected.append(arguments[1])))
+    _, feed, feeds = await started(capture)
+    log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
+    log.ddl(1020, "ALTER", WIDER)
+    log.rows(1030, WIDER, {"id": 2, "balance": 6, "credit": 7})
+    log.resolve(1040)
+    await until(lambda: feed.processor.resolved_ts == 1040)
+    await asyncio.to_thread(feeds.ack, "feed", None, 1020)
+    await until(lambda: collected[-1:] == [1020])
+    for restarted in (False, True):
+        if restarted:
+            await capture.stop()
+            collected.clear()
+            owner = await capture.start()
+            feed, feeds = owner.feed("feed"), OwnerFeeds(owner)
+            await until(lambda: collected[-1:] == [1020])
+        before, at = feeds.describe("feed", 1019), feeds.describe("feed", 1020)
+        assert [len(table.schema) for table in (*before.tables, *at.tables)] == [6, 7]
+        assert [ddl.ts for ddl in at.ddls] == [1020]
+        assert await latest(feeds, 1020) == 1040
+        assert await rows(feeds, "bank.accounts", 1020, 1040) == [{"id": 2, "balance": 6, "credit": 7}]
+    await asyncio.to_thread(feeds.ack, "feed", None, 1040)
+    await until(lambda: collected[-1:] == [1040])
+    with pytest.raises(RangeCleanedError):
+        feeds.describe("feed", 1019)
+
+
 async def test_tables_come_and_go_by_ddl_and_those_left_out_stay_out(capture, log):
     _, feed, feeds = await started(capture)
     log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
@@ -108,13 +162,14 @@ async def test_tables_come_and_go_by_ddl_and_those_left_out_stay_out(capture, lo
 
 
 async def test_a_truncated_table_goes_on_under_another_span(capture, log):
-    _, _, feeds = await started(capture)
+    _, feed, feeds = await started(capture)
     log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
     emptied = table_of(9, "accounts", "balance")
     log.ddl(1020, "TRUNCATE TABLE accounts", emptied, truncated=("bank.accounts",))
     log.rows(1030, emptied, {"id": 1, "balance": 6})
     log.resolve(1040)
     assert await latest(feeds, 1000) == 1020
+    await until(lambda: feed.processor.resolved_ts == 1040)
     assert await rows(feeds, "bank.accounts", 1000, 1020) == [{"id": 1, "balance": 5}]
     assert await rows(feeds, "bank.accounts", 1020, 1040) == [{"id": 1, "balance": 6}]
 
@@ -143,9 +198,12 @@ async def test_a_new_owner_reads_the_schemas_of_each_ts_from_the_metadata(captur
 
 
 async def test_a_table_that_becomes_ineligible_fails_the_changefeed_by_name(capture, log):
-    _, feed, _ = await started(capture)
+    _, feed, feeds = await started(capture)
     keyless = TableInfo(1, "accounts", (Column(name="v", type=Type.LONGLONG, id=1),))
     log.ddl(1020, "ALTER TABLE accounts DROP PRIMARY KEY", keyless)
+    await until(lambda: feed.info.state == "warning")
+    assert await latest(feeds, 1000) == 1019
+    await asyncio.to_thread(feeds.ack, "feed", None, 1019)
     await until(lambda: feed.info.state == "failed")
     assert feed.info.error.code == "ErrTableIneligible"
     assert "bank.accounts has neither a primary key" in feed.info.error.message
@@ -199,3 +257,69 @@ async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, 
     owner = await capture.start()
     assert await latest(OwnerFeeds(owner), 1050, wait_s=0.05) == 1050
     assert [version.from_ts for version in owner.feed("feed").catalog.versions.at(1050)] == [1040]
+
+
+async def test_a_refused_ddl_stops_the_feed_when_its_turn_comes_with_everything_before_it_delivered(capture, log):
+    """The reader is far behind when the log meets the DDL, and the last stretch before it is short and idle."""
+    owner, feed, feeds = await started(capture)
+    log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
+    log.rows(1500, ACCOUNTS, {"id": 2, "balance": 6})
+    log.ddl(2000, "ALTER TABLE accounts DROP PRIMARY KEY", replace(KEYLESS, id=1, name="accounts"))
+    log.rows(2010, ACCOUNTS, {"id": 3, "balance": 7})
+    log.resolve(2020)
+    await until(lambda: feed.info.state == "warning")
+    assert feed.info.error.code == "ErrTableIneligible"
+    for end_ts in (1500, 1999):
+        start_ts = feed.processor.checkpoint_ts
+        assert await asyncio.to_thread(feeds.latest, "feed", None, start_ts, 1 if end_ts == 1500 else None, None, 9.0)
+        await asyncio.to_thread(feeds.ack, "feed", None, end_ts)
+    await until(lambda: feed.info.state == "failed" and feed.info_saved)
+    assert (feed.processor.checkpoint_ts, feed.info.error.code) == (1999, "ErrTableIneligible")
+    assert "--overwrite-checkpoint-ts" in feed.info.error.message
+    await until(lambda: feed.checkpoint_ts == 1999)
+
+    log.now_ts = 3000
+    await owner.resume("feed")  # it has not been mended: the same again, at the same place
+    await until(lambda: feed.info.state == "failed" and feed.info_saved)
+    assert feed.checkpoint_ts == 1999
+
+
+async def test_the_advised_way_out_of_a_refused_ddl_works(capture, log):
+    """Undo the DDL, then resume with --overwrite-checkpoint-ts; or another changefeed that leaves the table out."""
+    owner, feed, feeds = await started(capture)
+    log.ddl(2000, "ALTER TABLE accounts DROP PRIMARY KEY", replace(KEYLESS, id=1, name="accounts"))
+    await until(lambda: feed.info.state == "warning")
+    await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 9.0)
+    await asyncio.to_thread(feeds.ack, "feed", None, 1999)
+    await until(lambda: feed.info.state == "failed" and feed.info_saved)
+    log.ddl(2010, "ALTER TABLE accounts ADD PRIMARY KEY (id)", ACCOUNTS)
+    log.now_ts = 3000
+    await owner.resume("feed", 2010)
+    await until(lambda: feed.processor.sink)
+    log.rows(2020, ACCOUNTS, {"id": 4, "balance": 8})
+    log.resolve(2030)
+    await until(lambda: feed.processor.resolved_ts == 2030)
+    assert await rows(feeds, "bank.accounts", 2010, 2030) == [{"id": 4, "balance": 8}]
+    assert feed.info.state == "normal"
+
+
+async def test_a_log_whose_times_are_ahead_of_the_clock_resumes_where_it_stands(capture, log):
+    owner, feed, feeds = await started(capture)
+    log.resolve(1050)
+    await until(lambda: feed.processor.resolved_ts == 1050)
+    await asyncio.to_thread(feeds.ack, "feed", None, 1050)
+    await until(lambda: feed.checkpoint_ts == 1050)
+    await owner.pause("feed")
+    assert log.now_ts < 1050
+    with pytest.raises(StartTsInFutureError):
+        await owner.resume("feed", 1060)
+    feed = await owner.resume("feed")
+    assert feed.checkpoint_ts == 1050
+
+
+async def test_a_ddl_that_brings_a_column_called_like_one_of_ours_stops_by_name(capture, log):
+    _, feed, _ = await started(capture)
+    log.ddl(1020, "ALTER TABLE accounts ADD _seq BIGINT", table_of(1, "accounts", "balance", "_Seq"))
+    await until(lambda: feed.info.error is not None)
+    assert "_Seq" in feed.info.error.message
+    assert "bank.accounts=*,_Seq->upstream_Seq" in feed.info.error.message

@@ -19,6 +19,7 @@ CHANGEFEED = pb.Changefeed(
     create_time="2026-11-21T10:04:59.147+00:00",
     error=pb.RunningError(code="ErrSorterBlockCorrupt", message="a block is damaged", time="2026-11-21T10:05:00+00:00"),
     filter=["shop.*", "!shop.tmp_*"],
+    zero_dates="null",
     ignored_tables=["shop.heap"],
     tables=[
         pb.TableStatus(
@@ -39,6 +40,13 @@ CHANGEFEED = pb.Changefeed(
         pulled_ts=470615458987114500,
         sorted_ts=470615458987114499,
     ),
+    lake_job=pb.LakeJob(
+        state="retrying",
+        cut_ts=470615458987114497,
+        time="2026-11-21T10:05:01+00:00",
+        error=pb.RunningError(code="ErrTargetFull", message="make room", time="2026-11-21T10:05:01+00:00"),
+    ),
+    skipped=[pb.SkippedRange(start_ts=470615457568391169, end_ts=470615458987114497, time="2026-11-21T10:05:02+00:00")],
 )
 
 

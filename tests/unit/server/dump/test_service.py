@@ -158,7 +158,7 @@ async def test_while_the_changefeed_stands_the_status_says_why_and_makes_up_no_e
     await meta.put(keys.info("shop"), failed.to_json())
     stands = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
     assert (stands.dump.state, stands.dump.eta_seconds, stands.status[0].rows_per_second) == ("running", -1, 0)
-    assert "failed: [TM:ErrX] no log; " in stands.dump.waits_for
+    assert "failed: [TM:ErrX] no log. " in stands.dump.waits_for
     assert "\nthe changefeed is failed" in (_output(stands).shown or "")
     done = replace(half, state=TableState.DONE)
     await records.put_tables([done])

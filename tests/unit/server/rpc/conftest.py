@@ -10,5 +10,6 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
     """Each engine in turn, chosen for the process."""
     chosen: Engine = request.param
     monkeypatch.setenv("TIDEMARK_RPC_RPC_ENGINE", chosen.value)  # what `choose` sets is put back
+    monkeypatch.setenv("TIDEMARK_RPC_MAX_CONNECTIONS_PER_ADDRESS", "0")
     choose(RpcConfig(rpc_engine=chosen.value))
     return chosen

@@ -17,12 +17,15 @@ from kvproto.tikvpb_pb2_grpc import TikvStub
 from server.rpc.client import connect
 from server.rpc.limits import Limits
 from server.rpc.server import RpcServer
+from tests.unit.server.rpc.http2.wire import Client
 
 pytestmark = pytest.mark.usefixtures("engine")
 
 TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, GOAWAY = 4, 6, 7
+CALL = Client(ready=False).call(1, b"")
+"""Of RawGet, on a connection that has had none."""
 
 
 class Servicer:
@@ -84,12 +87,18 @@ async def test_a_message_beyond_the_bound_is_refused() -> None:
 
 
 async def test_connections_beyond_the_bound_are_closed() -> None:
-    async with serving(Limits(connections=2)) as (_, bound):
+    async with serving(Limits(connections=2)) as (servicer, bound):
         host, _, port = bound.rpartition(":")
         opened = [await handshake(host, int(port)) for _ in range(2)]
+        for _, used in opened:
+            used.write(CALL)
+        async with asyncio.timeout(60):
+            while servicer.inside < 2:  # noqa: ASYNC110 - handlers tell nobody else
+                await asyncio.sleep(0.01)
         refused, writer = await asyncio.open_connection(host, int(port))
         async with asyncio.timeout(60):
             assert await closed(refused)
+        servicer.leave.set()
         for one in (*(writer for _, writer in opened), writer):
             one.close()
 

@@ -21,7 +21,7 @@ from server.rpc.client import connect
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
 from server.rpc.front import Answer
-from server.rpc.http2 import frames
+from server.rpc.http2 import frames, metrics
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.link import Link
 from server.rpc.http2.sockets import listening
@@ -255,9 +255,9 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
         del client
         native: Any = server._server
         async with asyncio.timeout(60):
-            while native._links or native._tasks or native._calls:  # noqa: ASYNC110 - nobody tells the last end
+            while native._links or native._tasks or native._calls or native._admission.connections:  # noqa: ASYNC110 - nobody tells the last end
                 await asyncio.sleep(0.01)
-        assert native._held == 0
+        assert (native._held, native._buffered, native._behind, native._admission.connections) == (0, 0, 0, 0)
         gc.collect()
         assert not [one for one in gc.get_objects() if isinstance(one, Stream | Link | Connection)]
 
@@ -336,3 +336,89 @@ async def test_small_answers_do_not_wait_for_acknowledgements_of_earlier_ones() 
             accepted, _ = listener.accept()
             with accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_one_connection_gets_a_share_of_the_calls_and_something_is_left_for_others() -> None:
+    class Waits:
+        async def BatchCommands(self, _: Any, __: Any) -> AsyncIterator[Any]:
+            await asyncio.Event().wait()
+            yield tikvpb.BatchCommandsResponse()
+
+    server = RpcServer(limits=Limits(calls=400), suited=Engine.NATIVE)
+    server.add_service(TIKV, Waits(), {"KvGet": echo})
+    async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
+        native: Any = server._server
+        host, _, port = bound.rpartition(":")
+        writers = []
+        for expected in (200, 300, 350):
+            client = Client(ready=False)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            streams = b"".join(client.headers(number, path=COMMANDS) for number in range(1, 2001, 2))
+            writer.write(frames.PREFACE + frames.settings({}) + streams)
+            writers.append(writer)
+            async with asyncio.timeout(60):
+                while b"calls open" not in await reader.read(1 << 16):
+                    pass  # until one is refused
+                while native._calls < expected:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+            assert native._calls <= expected + 1
+        assert await get(channel) == b"k"
+        for writer in writers:
+            writer.close()
+
+
+async def test_idle_connections_make_room_and_those_with_calls_stay() -> None:
+    class Waits:
+        async def BatchCommands(self, _: Any, __: Any) -> AsyncIterator[Any]:
+            yield tikvpb.BatchCommandsResponse(request_ids=[1])
+            await asyncio.Event().wait()
+
+    async with (
+        serving(servicer=Waits(), limits=Limits(connections=4)) as bound,
+        connect(bound) as busy,
+    ):
+        call = busy.stream_stream(COMMANDS)()
+        await call.write(b"")
+        assert await call.read() is not grpc.aio.EOF
+        host, _, port = bound.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        async with grpc.aio.insecure_channel(bound, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            assert await get(channel) == b"k"
+        assert not call.done()
+        async with asyncio.timeout(60):
+            assert await idle[0][0].read(1 << 16) is not None
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_connections_that_have_the_most_unread_answers_are_closed_when_all_have_too_much() -> None:
+    class Large:
+        async def RawGet(self, _: Any, __: Any) -> Any:
+            return kvrpcpb.RawGetResponse(value=bytes(8 << 20))
+
+    limits = Limits(message_bytes=1 << 20)
+    server = RpcServer(limits=limits, suited=Engine.NATIVE)
+    server.add_service(TIKV, Large(), {"KvGet": echo})
+    async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
+        native: Any = server._server
+        native._limits = SmallLimits(message_bytes=1 << 20)
+        evicted = metrics.EVICTED.labels("unread")
+        before = evicted._value.get()
+        host, _, port = bound.rpartition(":")
+        deaf = []
+        for _ in range(8):
+            client = Client(ready=False)
+            _, writer = await asyncio.open_connection(host, int(port), limit=1)
+            windows = frames.settings({4: (1 << 31) - 1}) + frames.window_update(0, (1 << 31) - 1 - 65_535)
+            writer.write(frames.PREFACE + windows + b"".join(client.call(one, b"") for one in range(1, 41, 2)))
+            deaf.append(writer)
+        async with asyncio.timeout(60):
+            while evicted._value.get() == before or native._buffered > native._limits.buffered_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await get(channel) == b"k"
+        for writer in deaf:
+            writer.close()
+
+
+class SmallLimits(Limits):
+    buffered_bytes = 20 << 20

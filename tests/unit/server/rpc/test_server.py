@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvproto import kvrpcpb_pb2 as kvrpcpb
@@ -114,6 +115,34 @@ async def test_health_and_reflection_know_the_service() -> None:
             for service in answer.list_services_response.service
         ]
         assert "tikvpb.Tikv" in names
+
+
+async def test_reflection_v1_answers_as_v1alpha_does() -> None:
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="tikvpb.Tikv"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.reflection.v1.ServerReflection"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Symbol"),
+        reflection_pb2.ServerReflectionRequest(),
+    ]
+
+    async with serving() as (_, channel, _bound):
+        answers: dict[str, list[Any]] = {}
+        for version in ("v1alpha", "v1"):
+            call = channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            answers[version] = [answer async for answer in call(iter(asked), timeout=60)]
+
+    assert answers["v1"] == answers["v1alpha"]
+    listed, _, own, unknown, _ = answers["v1"]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"tikvpb.Tikv", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= names
+    file = descriptor_pb2.FileDescriptorProto.FromString(own.file_descriptor_response.file_descriptor_proto[0])
+    assert file.service[0].method[0].input_type == ".grpc.reflection.v1.ServerReflectionRequest"
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 async def test_a_busy_port_is_one_clear_error() -> None:

@@ -25,3 +25,12 @@ def test_spark_settings_reach_the_job_as_they_were_given():
 def test_a_spark_setting_without_name_or_value_is_refused(text):
     with pytest.raises(ConfigError, match="--conf is NAME=VALUE, not"):
         job_command(SparkConfig(**NEEDED, conf=(text,)), SecurityConfig())
+
+
+@pytest.mark.parametrize(
+    "name", ["spark.hadoop.fs.s3a.secret.key", "spark.ssl.keyPassword", "spark.hadoop.fs.azure.account.key.me.blob"]
+)
+def test_a_secret_never_gets_among_the_arguments_of_a_process(name):
+    with pytest.raises(ConfigError, match="HADOOP_CONF_DIR") as refused:
+        job_command(SparkConfig(**NEEDED, conf=(f"{name}=geheim",)), SecurityConfig())
+    assert "geheim" not in str(refused.value)

@@ -1,9 +1,57 @@
 """Which changefeeds get a lake job."""
 
-from server.spark.keep import is_lake
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import grpc.aio
+from tidemarkpb.v1 import changefeed_pb2 as pb
+
+from server.rpc.credentials import SecurityConfig
+from server.spark import keep
+from server.spark.keep import KeepConfig, Keeper, is_lake
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
     kept = ["delta:///lake", "delta+hdfs://nn:8020/lake", "parquet+s3a://bucket/lake", "mysql://me@db/lake"]
     assert all(is_lake(uri) for uri in kept)
     assert not any(is_lake(uri) for uri in ("kafka://broker/topic", "hdfs://nn/lake", "x+delta://a/b"))
+
+
+async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_resumed(monkeypatch, tmp_path):
+    """Found by strangers: such a job was started again for ever, or, once it had ended, only after a pause."""
+    starts = tmp_path / "starts"
+    starts.touch()
+    script = f"import sys; open({str(starts)!r}, 'a').write('x'); sys.exit(1)"
+    monkeypatch.setattr(keep, "job_command", lambda config, security: [sys.executable, "-c", script])
+    monkeypatch.setattr(keep, "captures_reporter", lambda command: None)
+    feed = pb.Changefeed(id="feed", sink_uri="delta:///lake", state=pb.CHANGEFEED_STATE_NORMAL)
+
+    async def listed(request, timeout):  # noqa: ASYNC109 - the stub's signature
+        return pb.ListChangefeedsResponse(changefeeds=[feed])
+
+    async def endpoint():
+        return "grpc://127.0.0.1:1"
+
+    async def polled(count):
+        async with asyncio.timeout(60):
+            while True:
+                await keeper._follow()
+                if starts.stat().st_size == count and "feed" in keeper._ended:
+                    return
+                await asyncio.sleep(0.01)
+
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
+        keeper = Keeper(KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks)
+        keeper._changefeeds = SimpleNamespace(ListChangefeeds=listed)
+        keeper._flight_endpoint = endpoint
+        await polled(1)
+        for _ in range(3):  # the captures do not know it yet: an older one never will
+            await polled(1)
+        feed.state, feed.lake_job.failed_changefeed = pb.CHANGEFEED_STATE_FAILED, True
+        await polled(1)
+        feed.state, feed.lake_job.failed_changefeed = pb.CHANGEFEED_STATE_NORMAL, False
+        await polled(2)
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await keeper._follow()
+        assert not keeper._jobs

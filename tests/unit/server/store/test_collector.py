@@ -2,13 +2,15 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 from prometheus_client import REGISTRY
 
 from server.store.auto_gc import AutoGc
@@ -21,7 +23,7 @@ from storage.kv import WriteBatch
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.layout import write_key
+from storage.mvcc.layout import LOCK, WRITE, column_range, lock_key, write_key
 from storage.mvcc.record import DELETE, PUT, Write
 from storage.mvcc.region import Region, RegionMap
 from storage.mvcc.region_size import region_bytes
@@ -135,6 +137,51 @@ async def test_the_walk_follows_a_newer_safepoint_and_is_kept(tmp_path: Path) ->
         assert store.collector.walk.safe_point == store.collector.walk.begun_safe_point == 295
         for region in (LEFT, RIGHT):
             assert store.parts.versions.get(region.region_id) == VersionCounts(50, 100, 100, 295)
+
+
+async def test_a_range_is_destroyed_in_slices_that_leave_time_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_some, slices, work_s = Database.delete_some, list[int](), list[float]()
+
+    def timed(self: Database, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+        began = time.perf_counter()
+        count, following = delete_some(self, lower, upper, most)
+        slices.append(count)
+        work_s.append(time.perf_counter() - began)
+        return count, following
+
+    async with opened(tmp_path) as store:
+        fill(store.kv, 2000, 3)
+        monkeypatch.setattr(Database, "delete_some", timed)
+        store.collector = Collector(replace(store.parts, destroy_share=0.25))
+        began = time.perf_counter()
+        await asyncio.gather(
+            store.collector.destroy(encode_bytes(b"k00000"), encode_bytes(b"k00900")),
+            store.collector.destroy(encode_bytes(b"k00900"), encode_bytes(b"k01900")),
+        )
+        passed_s = time.perf_counter() - began
+        assert sum(slices) == 1900 * 3
+        assert max(slices) <= 512
+        assert sum(work_s) <= passed_s * 0.25 + 0.01
+        left = [key for key, _ in store.kv.scan(*column_range(WRITE, b"", b""))]
+        assert len(left) == 100 * 3
+
+
+async def test_locks_of_a_destroyed_range_are_forgotten_though_who_asked_is_gone(tmp_path: Path) -> None:
+    forgotten = asyncio.Event()
+    async with opened(tmp_path) as store:
+        fill(store.kv, 2000, 3)
+        lock = WriteBatch()
+        lock.put(lock_key(encode_bytes(b"k00001")), b"a lock")
+        store.kv.write(lock, sync=True)
+        parts = replace(store.parts, destroy_share=0.01, forget_locks=lambda _lower, _upper: forgotten.set())
+        async with asyncio.TaskGroup() as tasks:
+            destroying = tasks.create_task(Collector(parts).destroy(encode_bytes(b"k"), encode_bytes(b"l")))
+            await asyncio.wait_for(forgotten.wait(), 60)
+            destroying.cancel()
+        assert list(store.kv.scan(*column_range(LOCK, b"", b""))) == []
+        assert list(store.kv.scan(*column_range(WRITE, b"", b"")))
 
 
 async def test_a_destroyed_range_is_counted_anew(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.digest import Leaves
 
-from server.verify.comparison import Comparison, Wish, told
+from server.verify.comparison import Comparison, Wish
 from server.verify.difference import TWICE, Budget
 from server.verify.lake.question import Question
+from server.verify.progress import Progress
+from server.verify.spans import Extent, KeySpans
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 TABLES = st.dictionaries(st.integers(0, 30), st.integers(0, 3), max_size=20)
@@ -25,6 +27,10 @@ class Table:
     ts: int = 7
     key: tuple[str, ...] = ("id",)
     schema: pa.Schema = SCHEMA
+    spans: KeySpans | None = None
+
+    def only(self, rows):
+        return rows if self.spans is None else rows.filter(self.spans.inside(rows))
 
 
 class Side:
@@ -44,12 +50,12 @@ class Side:
 
     async def leaves(self, table, ranges):
         leaves = Leaves(ranges)
-        leaves.add(self._batch, table.key)
+        leaves.add(table.only(self._batch), table.key)
         return leaves
 
     async def rows(self, table, ranges, chosen):
         asked = Question(table.name, table.ts, 0, table.key, table.schema, ranges, tuple(chosen))
-        return pa.Table.from_batches(asked.chosen_rows([self._batch]), asked.answer_schema)
+        return pa.Table.from_batches(asked.chosen_rows([table.only(self._batch)]), asked.answer_schema)
 
     async def repair(self, table, gone, live):
         with pa.OSFile(gone) as removed, pa.OSFile(live) as written:
@@ -67,10 +73,27 @@ class Upstream:
 
 def compared(upstream, lake, **wish):
     ours, theirs = Side(list(upstream.items())), Side(lake)
-    said = []
-    report = asyncio.run(Comparison(Upstream(ours), theirs, Table(), Wish(**wish), said.append).run())
-    assert said
+    progress = Progress()
+    report = asyncio.run(Comparison(Upstream(ours), theirs, Table(), Wish(**wish), progress).run())
+    assert progress.document()["waiting_for"] == []
     return report, ours, theirs
+
+
+@settings(max_examples=60)
+@given(TABLES, TABLES, st.sets(st.integers(0, 19), min_size=1))
+def test_a_sample_tells_what_differs_in_its_ranges_and_names_them(upstream, lake, numbers):
+    slots = Extent(1, 0, 30).slots()
+    spans = KeySpans("id", tuple(slots[number] for number in sorted(numbers)))
+    ours, theirs = Side(list(upstream.items())), Side(list(lake.items()))
+    comparison = Comparison(Upstream(ours), theirs, Table(spans=spans), Wish(repair=True), Progress())
+    report = asyncio.run(comparison.run())
+    wrong = {key for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key) and spans.of(key)}
+    assert {each.key["id"] for each in report.differences} == wrong
+    assert report.differing_spans == [span for span in spans.spans if span in {spans.of(key) for key in wrong}]
+    if wrong:
+        gone, written = theirs.repaired
+        assert set(gone) == wrong & lake.keys()
+        assert dict(written) == {key: upstream[key] for key in wrong & upstream.keys()}
 
 
 @settings(max_examples=60)
@@ -117,24 +140,12 @@ def test_a_row_that_the_lake_has_very_often_is_counted_not_fetched():
     assert TWICE not in {each.kind for each in report.differences}
 
 
-@pytest.mark.parametrize(
-    ("seen", "expected", "text"),
-    [
-        (50, 200, "t: 50 of 200 rows, 10 rows/s, 15 s to go"),
-        (50, 0, "t: 50 rows, 10 rows/s"),
-        (0, 9, "t: 0 rows, 0 rows/s"),
-    ],
-)
-def test_progress_tells_the_time_to_go_once_it_is_known(seen, expected, text):
-    assert told("t", seen, expected, 5.0) == text
-
-
 @pytest.mark.parametrize("names", [("key", "row"), ("row", "key"), ("0", "1")])
 def test_a_table_may_have_columns_that_are_called_as_those_of_an_answer(names):
     ours, theirs = Side([(1, 1), (2, 2)]), Side([(1, 1), (2, 0), (3, 3)])
     for side in (ours, theirs):
         side._batch = side._batch.rename_columns(list(names))
     table = Table(key=(names[0],), schema=ours._batch.schema)
-    report = asyncio.run(Comparison(Upstream(ours), theirs, table, Wish(repair=True), lambda _: None).run())
+    report = asyncio.run(Comparison(Upstream(ours), theirs, table, Wish(repair=True), Progress()).run())
     assert [each.key for each in report.differences] == [{names[0]: 2}, {names[0]: 3}]
     assert (sorted(theirs.repaired[0]), theirs.repaired[1]) == ([2, 3], [(2, 2)])

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.flight.request import Ack, Describe, FlightRequestError, Latest, Plan, Ticket
+from sink.flight.feeds import Report
+from sink.flight.request import Ack, Describe, FlightRequestError, JobReport, Latest, Plan, Ticket
 
 TS = st.integers(0, (1 << 63) - 1)
 NAME = st.text(min_size=1)
@@ -59,3 +60,30 @@ def test_unknown_members_are_ignored():
 def test_a_wrong_member_is_named(parse, sent, named):
     with pytest.raises(FlightRequestError, match=named):
         parse(sent)
+
+
+def test_a_report_is_bounded_and_its_error_is_one_line():
+    told = body(changefeed="a", state="failed", code="ErrX1", message="one\n\x1b[31mtwo\u2028" + "x" * 5000, cut_ts=7)
+    report = JobReport.parse(told).report
+    assert (report.state, report.cut_ts, report.code) == ("failed", 7, "ErrX1")
+    assert report.message.startswith("one [31mtwo x")
+    assert len(report.message) == 2000
+    assert JobReport.parse(body(changefeed="a", state="ready", code="ErrX")) == JobReport("a", Report("ready"))
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        ({"state": "done"}, "`state`"),
+        ({}, "`state`"),
+        ({"state": "failed"}, "`code`"),
+        ({"state": "failed", "code": "X"}, "`code`"),
+        ({"state": "retrying", "code": "Err" + "a" * 61}, "`code`"),
+        ({"state": "retrying", "code": "ErrX\n"}, "`code`"),
+        ({"state": "ready", "cut_ts": -1}, "`cut_ts`"),
+        ({"state": "failed", "code": "ErrX", "message": 7}, "`message`"),
+    ],
+)
+def test_a_report_of_another_form_is_refused(members, named):
+    with pytest.raises(FlightRequestError, match=named):
+        JobReport.parse(body(changefeed="a", **members))

@@ -11,7 +11,14 @@ import pytest
 
 from sink.ddl import Ddl
 from sink.errors import NotResolvedError, RangeCleanedError
-from sink.flight.feeds import ChangefeedNotExistsError, FeedDescription, Slice, TableDescription, TableNotExistsError
+from sink.flight.feeds import (
+    ChangefeedNotExistsError,
+    FeedDescription,
+    Report,
+    Slice,
+    TableDescription,
+    TableNotExistsError,
+)
 from sink.flight.server import FlightPortError, open_server
 
 SCHEMA = pa.schema([("_op", pa.string()), ("_commit_ts", pa.int64()), ("id", pa.int64())])
@@ -75,6 +82,9 @@ class Capture:
     def ack(self, *asked):
         self.calls.append(asked)
         return 6
+
+    def report(self, *asked):
+        self.calls.append(asked)
 
 
 @contextmanager
@@ -211,9 +221,21 @@ def test_an_unknown_changefeed_and_an_unknown_action_are_named():
 
 def test_actions_are_listed():
     with serving(Capture()) as (_, client):
-        assert {action.type for action in client.list_actions()} == {"describe", "latest", "plan", "ack"}
+        assert {action.type for action in client.list_actions()} == {"describe", "latest", "plan", "ack", "report"}
 
 
 def test_a_busy_port_is_one_clear_error():
     with serving(Capture()) as (server, _), pytest.raises(FlightPortError, match="--flight-addr"):
         open_server(Capture(), server.bound)
+
+
+def test_a_report_of_the_lake_job_passes_and_garbage_does_not():
+    capture = Capture()
+    with serving(capture, token="secret") as (_, client), pytest.raises(fl.FlightUnauthenticatedError):
+        ask(client, "report", changefeed="feed", state="ready", cut_ts=5)
+    assert not capture.calls
+    with serving(capture) as (_, client):
+        assert ask(client, "report", changefeed="feed", state="failed", code="ErrX", message="why", later=1) == {}
+        with pytest.raises(fl.FlightServerError, match="ErrFlightRequestInvalid"):
+            ask(client, "report", changefeed="feed", state="fine")
+    assert capture.calls == [("feed", Report("failed", 0, "ErrX", "why"))]

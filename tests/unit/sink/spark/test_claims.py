@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import ChangefeedMeta
 from pyspark_tidemark.lake import manifest as manifests
 from pyspark_tidemark.lake.claims import Claim, check_idle
+from pyspark_tidemark.lake.cut import skip
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 
@@ -148,3 +150,50 @@ def test_a_broken_claim_is_told(lake, text):
     lake[1].found["000000000001"] = text
     with pytest.raises(SourceError, match="ErrManifestCorrupt"):
         taken(lake)
+
+
+def skipping(end_ts):
+    return ChangefeedMeta(end_ts, end_ts, {}, skipped=((10, end_ts),))
+
+
+def test_a_begun_cut_within_a_skipped_stretch_is_skipped_up_to_its_own_end_first(lake):
+    dead = taken(lake)
+    applied(dead, 0, 10)
+    dead.announce(10, 25)
+    manifest = taken(lake)
+    assert skip(manifest, skipping(40), "upsert").skipped == ((10, 25), (25, 40))
+    assert published(lake) == [(0, 10), (10, 25), (25, 40)]
+    with pytest.raises(SourceError, match="ErrTargetBusy"):
+        dead.commit(record(10, 25))
+
+
+def test_a_begun_cut_that_ends_above_a_skipped_stretch_is_never_cut_in_two(lake):
+    dead = taken(lake)
+    applied(dead, 0, 10)
+    dead.announce(10, 25)
+    manifest = taken(lake)
+    with pytest.raises(SourceError, match=r"ErrCutGap.*--overwrite-checkpoint-ts 25"):
+        skip(manifest, skipping(20), "upsert")
+    assert published(lake) == [(0, 10)]
+    manifest = taken(lake)  # the printed way out
+    assert skip(manifest, skipping(25), "upsert").end_ts == 25
+    assert applied(manifest, 25, 30) == 30
+
+
+@pytest.mark.parametrize("dies", ["announce", "commit"])
+def test_whoever_dies_while_a_stretch_is_skipped_is_followed_by_one_that_skips_it(lake, dies, monkeypatch):
+    manifest = taken(lake)
+    applied(manifest, 0, 10)
+    step = getattr(manifest, dies)
+
+    def dying(*arguments):
+        step(*arguments)
+        raise OSError("dies")
+
+    monkeypatch.setattr(manifest, dies, dying)
+    with pytest.raises(OSError, match="dies"):
+        skip(manifest, skipping(40), "upsert")
+    after = taken(lake)
+    skip(after, skipping(40), "upsert")
+    assert published(lake) == [(0, 10), (10, 40)]
+    assert after.last.skipped == ((10, 40),)

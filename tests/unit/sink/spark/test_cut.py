@@ -5,10 +5,11 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Slice, TableMeta
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, skip
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.mode import lake_schema
-from pyspark_tidemark.lake.target import Applied, TargetUri
+from pyspark_tidemark.lake.target import Applied
+from pyspark_tidemark.sink_uri import SinkUri
 
 SCHEMA = pa.schema([("_op", pa.string()), *((name, pa.int64()) for name in ("_commit_ts", "_start_ts", "_seq", "id"))])
 TABLES = {name: TableMeta(name, ("id",), SCHEMA) for name in ("d.a", "d.b")}
@@ -59,12 +60,15 @@ class Lake:
         self.ranges.setdefault(changes.table.name, []).append((changes.start_ts, changes.end_ts))
         return Applied(changes.planned_rows, len(self.ranges[changes.table.name]))
 
+    def rekey(self, table):
+        self.rekeyed = [*getattr(self, "rekeyed", []), table.name]
+
     def maintain(self, kept):
         pass
 
 
 def applier(feed, lake, manifest):
-    return CutApplier(feed, "feed", lake, manifest, policy=Policy("upsert"), source_options={}, parallel=1)
+    return CutApplier(feed, "feed", lake, manifest, policy=Policy("upsert"), source_options={}, spark=None, parallel=1)
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def test_after_a_crash_between_tables_only_the_missing_ones_are_applied(manifest
     feed, lake = Feed({"d.a": [5, 15], "d.b": [6, 16]}), Lake()
     applier(feed, lake, manifest).apply(Cut(0, 0, 10))
     lake.fail_at = "d.b"
-    with pytest.raises(OSError, match="crash"):
+    with pytest.raises(SourceError, match=r"ErrQueryFailed\] d\.b: OSError: crash"):
         applier(feed, lake, manifest).apply(Cut(1, 10, 20))
     lake.fail_at = None
     record = applier(feed, lake, manifest).apply(Cut(1, 10, 20))
@@ -124,8 +128,63 @@ def test_a_cut_beyond_the_end_of_the_lake_is_refused(manifest):
         cuts.apply(Cut(1, 15, 20))
 
 
+def described(checkpoint_ts, *skipped, tables=None):
+    return ChangefeedMeta(checkpoint_ts, checkpoint_ts, TABLES if tables is None else tables, skipped=skipped)
+
+
+def test_a_stretch_that_an_operator_skipped_is_a_cut_of_its_own_and_said_by_all_later_ones(manifest):
+    feed, lake = Feed({"d.a": [5, 25]}), Lake()
+    applier(feed, lake, manifest).apply(Cut(0, 0, 10))
+    gone = skip(manifest, described(20, (10, 15), (15, 20), tables={"d.a": TABLES["d.a"]}), "upsert")
+    assert (gone.start_ts, gone.end_ts, gone.batch, gone.tables, gone.dropped) == (10, 20, NO_BATCH, (), ("d.b",))
+    assert gone.is_skipped
+    assert skip(manifest, described(20, (10, 20)), "upsert") is None, "a restart has nothing left to do"
+    later = applier(feed, lake, manifest).apply(Cut(0, 20, 30))
+    assert (later.start_ts, later.skipped, later.is_skipped) == (20, ((10, 20),), False)
+    assert lake.ranges["d.a"] == [(0, 10), (20, 30)]
+    assert lake.rekeyed == ["d.a", "d.b"], "what happened to the key in between is not known"
+    assert [item.table for item in later.tables] == ["d.a", "d.b"], "all tables are compared with the changefeed's"
+    kept = {(cut.start_ts, cut.end_ts): cut.skipped for cut in manifest.cuts()}
+    assert kept == {(0, 10): (), (10, 20): ((10, 20),), (20, 30): ((10, 20),)}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_ts", "skipped"),
+    [(20, []), (20, [(10, 15)]), (20, [(12, 20)]), (20, [(0, 10)]), (25, [(10, 20)]), (20, [(10, 14), (15, 20)])],
+)
+def test_changes_that_somebody_else_took_are_never_passed_over(manifest, checkpoint_ts, skipped):
+    applier(Feed({}), Lake(), manifest).apply(Cut(0, 0, 10))
+    with pytest.raises(SourceError, match=r"ErrCutGap.*--overwrite-checkpoint-ts 10"):
+        skip(manifest, described(checkpoint_ts, *skipped), "upsert")
+    assert manifest.last.end_ts == 10
+
+
+@pytest.mark.parametrize("checkpoint_ts", [5, 10])
+def test_a_lake_that_is_further_than_what_was_skipped_goes_on_where_it_ends(manifest, checkpoint_ts):
+    applier(Feed({}), Lake(), manifest).apply(Cut(0, 0, 10))
+    assert skip(manifest, described(checkpoint_ts, (2, checkpoint_ts)), "upsert") is None
+
+
+def test_an_empty_lake_has_nothing_to_skip(manifest):
+    assert skip(manifest, described(20, (10, 20)), "upsert") is None
+    assert manifest.last is None
+
+
+def test_a_crash_after_a_skipped_stretch_and_before_the_next_cut_repeats_nothing_of_it(manifest):
+    feed, lake = Feed({"d.a": [5, 25], "d.b": [26]}), Lake()
+    applier(feed, lake, manifest).apply(Cut(0, 0, 10))
+    skip(manifest, described(20, (10, 20)), "upsert")
+    lake.fail_at = "d.b"
+    with pytest.raises(SourceError, match="crash"):
+        applier(feed, lake, manifest).apply(Cut(0, 20, 30))
+    lake.fail_at = None
+    assert skip(manifest, described(20, (10, 20)), "upsert") is None
+    applier(feed, lake, manifest).apply(Cut(0, 20, 30))
+    assert lake.ranges == {"d.a": [(0, 10), (20, 30)], "d.b": [(0, 10), (20, 30)]}
+
+
 def test_targets_are_absolute_local_directories():
-    assert TargetUri.parse("delta:///lake/x/") == TargetUri("delta", "/lake/x")
+    assert SinkUri.parse("delta:///lake/x/") == SinkUri("delta", "/lake/x")
     for text in ("delta://host/lake", "hudi:///lake", "/lake", "parquet:lake"):
         with pytest.raises(SourceError, match="ErrTargetInvalid"):
-            TargetUri.parse(text)
+            SinkUri.parse(text)

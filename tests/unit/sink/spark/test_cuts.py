@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut, records, rolled, versions_at
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut, records, renamed_since, rolled, versions_at
 from pyspark_tidemark.lake.kept import versions_since
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 
@@ -37,6 +37,28 @@ def test_tables_are_as_the_newest_cut_at_or_before_names_them():
     assert versions_at(HISTORY, 99) == {"b.d": 3, "b.b": 2}
     with pytest.raises(SourceError, match=r"ErrCutNotFound.*first cut ends at 10"):
         versions_at(HISTORY, 9)
+
+
+def test_a_table_is_found_under_its_newest_name_also_where_another_one_has_its_old_name():
+    chain = cut(4, ("b.v", 1), ("b.w", 1), renamed=(("b.v", "b.w"), ("b.u", "b.v")))
+    cuts = [cut(1, ("b.u", 1)), cut(2, ("b.v", 1), renamed=(("b.u", "b.v"),)), cut(3, ("b.u", 1)), chain]
+    now = {(name, ts): renamed_since(cuts, name, ts) for ts in (10, 20, 30, 40) for name in versions_at(cuts, ts)}
+    old = {("b.u", 10): "b.w", ("b.v", 20): "b.w", ("b.u", 30): "b.v", ("b.v", 30): "b.w"}
+    assert now == old | {("b.v", 40): "b.v", ("b.w", 40): "b.w"}
+
+
+def test_tables_that_changed_places_are_found_where_the_other_one_was():
+    moves = (("b.u", "b.x"), ("b.v", "b.u"), ("b.x", "b.v"))
+    cuts = [cut(1, ("b.u", 1), ("b.v", 2)), cut(2, renamed=moves)]
+    assert versions_at(cuts, 20) == {"b.v": 1, "b.u": 2}
+    assert [renamed_since(cuts, name, 10) for name in ("b.u", "b.v")] == ["b.v", "b.u"]
+
+
+def test_a_table_that_was_dropped_and_whose_name_went_to_another_cannot_be_read_any_more():
+    cuts = [cut(1, ("b.a", 1), ("b.b", 1)), cut(2, dropped=("b.b",)), cut(3, renamed=(("b.a", "b.b"),))]
+    assert renamed_since(cuts, "b.a", 10) == "b.b"
+    with pytest.raises(SourceError, match=r"ErrCutExpired.*b\.a took the place of b\.b above 20"):
+        renamed_since(cuts, "b.b", 10)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=8), st.data())
@@ -106,6 +128,27 @@ def test_every_version_that_a_kept_cut_shows_is_kept(changed, horizon):
     kept = versions_since(cuts, START + timedelta(minutes=horizon), "b.a")
     for number in range(max(horizon, 1), len(cuts) + 1):
         assert versions_at(cuts, 10 * number).items() <= {("b.a", version) for version in kept}
+
+
+@given(st.lists(st.sampled_from(["change", "swap", "move", "nothing"]), max_size=12), st.integers(0, 14))
+def test_a_version_that_a_kept_cut_shows_is_kept_under_the_tables_newest_name(steps, horizon):
+    """This failed: VACUUM looked for the newest name only, in cuts from before the rename, too."""
+    cuts, names = [cut(1, ("b.a", 100), ("b.b", 200))], ["b.a", "b.b"]
+    for number, step in enumerate(steps, 2):
+        old = list(names)
+        if step == "swap":
+            names.reverse()
+        elif step == "move":
+            names[0] = f"b.{number}"
+        changed = [(names[0], 100 + number), (names[1], 200 + number)] if step == "change" else []
+        renamed = tuple((was, now) for was, now in zip(old, names, strict=True) if was != now)
+        if step == "swap":
+            renamed = ((old[0], "b.free"), (old[1], names[1]), ("b.free", names[0]))
+        cuts.append(dataclasses.replace(cut(number, *changed), renamed=renamed))
+    for number in range(max(horizon, 1), len(cuts) + 1):
+        for name, version in versions_at(cuts, 10 * number).items():
+            newest = renamed_since(cuts, name, 10 * number)
+            assert version in versions_since(cuts, START + timedelta(minutes=horizon), newest)
 
 
 def test_records_of_older_jobs_have_no_checksum():

@@ -46,7 +46,7 @@ class OneTable:
 def test_older_rows_get_what_the_schema_tells_of_them(mode, filled):
     target = OneTable(mode)
     table = TableMeta("s.t", ("id",), NEW, 20, {"n": 7, "id": 1})
-    Barrier(None, target, Policy(mode)).fitting(table)
+    Barrier(None, target, None, Policy(mode)).fitting(table)
     (change,) = target.changes
     assert [field.name for field in change.added] == ["n", "later"]
     assert change.filled == filled

@@ -87,3 +87,10 @@ def test_rows_that_a_dump_brings_again_are_there_once_whether_the_lake_had_them_
     chunk = [{**envelope, "a": key, "b": f"k{key}", "v": -key} for key in told]
     folded = fold(pa.Table.from_pylist(chunk, schema=SCHEMA), KEY)
     assert after(held, folded) == replayed(chunk, held.values())
+
+
+def test_columns_may_be_called_as_a_fold_would_call_its_own():
+    changes = pa.Table.from_pylist(changes_of([{1: False}, {1: False, 2: False}]), schema=SCHEMA)
+    odd = changes.rename_columns([*SCHEMA.names[:4], "_row", "row", "_row_max"])
+    folded = fold(odd, ("_row", "row"))
+    assert folded.live["_row_max"].to_pylist() == fold(changes, KEY).live["v"].to_pylist() == [201, 202]

@@ -31,7 +31,7 @@ class Query:
 
 
 def job_with(monkeypatch, query):
-    job = Job(SimpleNamespace(until_ts=None), None, None, io.StringIO())
+    job = Job(SimpleNamespace(until_ts=None), None, None, None, io.StringIO())
     monkeypatch.setattr(job, "_started", lambda spark, start_ts: query)
     return job
 

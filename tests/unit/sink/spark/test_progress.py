@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import pytest
 from pyspark_tidemark.progress import Lag, LagListener, lags
 
 SECOND = 1000 << 18
@@ -22,9 +23,11 @@ def test_lag_is_told_in_both_parts():
     assert lag == Lag("orders", "shop", 3, 7, 100 * SECOND, 103 * SECOND, 3.0, 5.0)
 
 
-def test_without_the_newest_offset_only_the_clock_tells():
-    [lag] = lags(progress(source(offset(100), None)), now_s=99.0)
+@pytest.mark.parametrize("untold", [None, "None"])
+def test_without_the_newest_offset_only_the_clock_tells(untold):
+    [lag] = lags(progress(source(offset(100), untold)), now_s=99.0)
     assert (lag.query_s, lag.total_s) == (0.0, 0.0)
+    assert not list(lags(progress(source(untold, offset(1))), now_s=1.0))
 
 
 def test_other_sources_and_sources_without_a_position_are_left_out():

@@ -38,7 +38,7 @@ def empty_table(root):
 
 def cut(listing, rows):
     changes = pa.Table.from_pylist(rows, schema=SCHEMA)
-    actions = replaced(listing, versions(changes, KEY), endings(changes, KEY))
+    actions = replaced(listing, versions(changes, KEY), endings(changes, KEY)[0])
     return listing.after(json.loads(json.dumps(actions)))
 
 
@@ -75,7 +75,7 @@ def test_files_of_ended_versions_are_not_looked_into(tmp_path):
     for ts in range(1, 5):
         row = {"_op": "update", "_commit_ts": ts, "_start_ts": ts - 1, "_seq": 0, "a": 1, "b": "k", "v": ts}
         listing = cut(listing, [row])
-        ends = endings(pa.Table.from_pylist([row], schema=SCHEMA), KEY)
+        ends = endings(pa.Table.from_pylist([row], schema=SCHEMA), KEY)[0]
         assert len(listing.files) == ts
         assert len(searched(listing.files.values(), ends)) == 1
 
@@ -85,4 +85,4 @@ def test_no_change_and_one_change(count):
     row = {"_op": "delete", "_commit_ts": 7, "_start_ts": 6, "_seq": 0, "a": 1, "b": "k", "v": 1}
     changes = pa.Table.from_pylist([row] * count, schema=SCHEMA)
     assert len(versions(changes, KEY)) == 0
-    assert endings(changes, KEY).to_pylist() == [{"a": 1, "b": "k", "valid_to_ts": 7}] * count
+    assert endings(changes, KEY)[0].to_pylist() == [{"a": 1, "b": "k", "valid_to_ts": 7}] * count

@@ -88,6 +88,19 @@ async def test_any_binlog_is_found_by_its_timestamp() -> None:
             await append.get(4)
 
 
+async def test_a_binlog_whose_segment_gc_removed_first_is_not_found_rather_than_corrupt() -> None:
+    async with opened(MemFS(), segment_bytes=16) as append:
+        await append.write([prewrite(1), commit(1, 5)])
+        await append.write([prewrite(7), commit(7, 9), heartbeat(10)])
+        await wait_max_commit_ts(append, 10)
+        assert append._index.advance_gc_ts(6)
+        pointer = append._index.find(5)
+        assert pointer is not None
+        append._log.drop(pointer.fid)
+        with pytest.raises(BinlogNotFoundError, match="filed under 5 was removed by GC"):
+            await append.get(5)
+
+
 async def test_a_repeated_prewrite_and_commit_are_one_transaction() -> None:
     async with opened(MemFS()) as append:
         await append.write([prewrite(1), prewrite(1), commit(1, 5), commit(1, 5), prewrite(1), heartbeat(6)])

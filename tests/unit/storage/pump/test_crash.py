@@ -215,7 +215,7 @@ async def test_a_disk_that_fills_up_at_any_write_refuses_whole_groups_and_recove
 
 
 def test_a_flipped_bit_in_leveldb_is_found_where_it_is_read(tmp_path: Path) -> None:
-    kv = LevelDB(tmp_path, verify=True)
+    kv = LevelDB(tmp_path)
     for number in range(2000):
         batch = WriteBatch()
         batch.put(b"c%06d" % number, os.urandom(64))
@@ -226,7 +226,7 @@ def test_a_flipped_bit_in_leveldb_is_found_where_it_is_read(tmp_path: Path) -> N
     data = bytearray(table.read_bytes())
     data[2000] ^= 4
     table.write_bytes(data)
-    kv = LevelDB(tmp_path, verify=True)
+    kv = LevelDB(tmp_path)
     with pytest.raises(CorruptDatabaseError):
         assert len(list(kv.scan(b"c"))) < 2000
     kv.close()

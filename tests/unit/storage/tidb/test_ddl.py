@@ -182,6 +182,40 @@ def test_several_tables_may_be_renamed_at_once_across_databases() -> None:
         assert [table.name for table in change.dropped] == ["a.y"]
 
 
+def renamed(state: SchemaHistory, *steps: tuple[int, str, int]) -> Change:
+    """RENAME TABLES whose steps are (table id, new name, new database), as TiDB writes its job: an entry a step."""
+    infos = [info(table_id, name) for table_id, name, _ in steps]
+    arguments = [
+        [1] * len(steps),
+        [schema_id for _, _, schema_id in steps],
+        [{"O": name} for _, name, _ in steps],
+        [table_id for table_id, _, _ in steps],
+        [{"O": "a"}] * len(steps),
+    ]
+    return applied(state, job(Action.RENAME_TABLES, steps[0][0], MultipleTableInfos=infos, arguments=arguments))
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "dropped"),
+    [
+        ([(7, "tmp", 1), (8, "x", 1), (7, "y", 1)], {7: "a.y", 8: "a.x", 9: "a.z"}, []),
+        ([(7, "m", 1), (7, "n", 1)], {7: "a.n", 8: "a.y", 9: "a.z"}, ["a.x"]),
+        ([(7, "tmp", 1), (9, "x", 1), (8, "z", 1), (7, "y", 1)], {7: "a.y", 8: "a.z", 9: "a.x"}, []),
+        ([(7, "tmp", 2), (8, "x", 1), (7, "y", 2)], {7: "b.y", 8: "a.x", 9: "a.z"}, ["a.y"]),
+        ([(7, "_del", 1), (8, "x", 1)], {7: "a._del", 8: "a.x", 9: "a.z"}, ["a.y"]),
+    ],
+    ids=["swap", "chain", "cycle of three", "swap across databases", "gh-ost without a swap"],
+)
+def test_a_table_that_is_renamed_several_times_in_a_statement_comes_once(
+    steps: list[tuple[int, str, int]], after: dict[int, str], dropped: list[str]
+) -> None:
+    state = history(info(7, "x"), info(8, "y"), info(9, "z"))
+    change = renamed(state, *steps)
+    assert len({table.id for table in change.tables}) == len(change.tables)
+    assert {table.id: table.name for table in state} == after
+    assert [table.name for table in change.dropped] == dropped
+
+
 def test_an_exchange_of_a_partition_is_named_and_both_tables_go_on() -> None:
     state = history(info(7, "plain"), info(8, "part", 81, 82))
     change = applied(state, job(Action.EXCHANGE_PARTITION, 7, TableInfo=info(8, "part", 81, 7), arguments=[82, 1, 8]))

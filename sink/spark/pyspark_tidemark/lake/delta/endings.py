@@ -10,20 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tidemark.lake.delta.files import DataFile, numbered, without_rows, written
+from pyspark_tidemark.lake.delta.files import DataFile, meeting, numbered, without_rows, written
 from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.parquet import pieces
 from pyspark_tidemark.lake.delta.vectors import Vectors
 from pyspark_tidemark.lake.mode import IS_CURRENT, VALID_TO
-from pyspark_tidemark.lake.ranges import may_meet
 from pyspark_tidemark.lake.schema import fitted
 
 
 def searched(files: Iterable[DataFile], ends: Any) -> list[DataFile]:
     """The files that may hold the current version of a key in `ends` (pyarrow.Table: key, VALID_TO)."""
-    keys = ends.drop_columns([VALID_TO])
-    return [file for file in files if not file.ended and may_meet(keys, file.bounds)]
+    return meeting((file for file in files if not file.ended), ends.drop_columns([VALID_TO]))
 
 
 def replaced(known: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ whose rows are all masked is removed. Statistics bound what is left of a file, t
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -19,7 +20,7 @@ from pyspark_tidemark.lake.delta.parquet import NewFile, now_ms, pieces
 from pyspark_tidemark.lake.delta.vectors import Vectors
 from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.mode import VALID_TO
-from pyspark_tidemark.lake.ranges import Bounds, may_meet
+from pyspark_tidemark.lake.ranges import Bounds, met
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +67,19 @@ def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
 def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[str, Any]]:
     """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of files."""
     actions, vectors = [], Vectors(layout.root)
-    for file in files:
-        if may_meet(keys, file.bounds):
-            held = numbered(layout, file, keys.schema)
-            found = held.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
-            gone = vectors.read(file.add.get("deletionVector"))
-            actions += without_rows(file, gone, found["_row"].to_numpy(), len(held), vectors)
+    for file in meeting(files, keys):
+        held = numbered(layout, file, keys.schema)
+        found = held.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
+        gone = vectors.read(file.add.get("deletionVector"))
+        actions += without_rows(file, gone, found["_row"].to_numpy(), len(held), vectors)
     vectors.close()
     return actions
+
+
+def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
+    """The files that may hold one of `keys` (pyarrow.Table of the key's columns)."""
+    all_files = list(files)
+    return list(itertools.compress(all_files, met(keys, [file.bounds for file in all_files])))
 
 
 def without_rows(file: DataFile, gone: Any, positions: Any, rows: int, vectors: Vectors) -> list[dict[str, Any]]:
@@ -106,8 +112,10 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     """Columns of a file as they are in `schema`, masked rows included, and the position of each row as `_row`."""
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
-    held = pq.read_table(path, columns=stored, filesystem=system, partitioning=None).select(stored)
-    held = held.rename_columns(schema.names).cast(schema)
+    held = pq.read_table(path, columns=stored, filesystem=system, partitioning=None)
+    none = pa.nulls(held.num_rows)  # a file may be older than a column
+    columns = [held[name] if name in held.column_names else none for name in stored]
+    held = pa.table(columns, names=schema.names).cast(schema)
     return held.append_column("_row", pa.array(np.arange(len(held))))
 
 

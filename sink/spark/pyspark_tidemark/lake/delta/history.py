@@ -1,13 +1,17 @@
 """Modes `append` (every change is a row) and `scd2` (every version of a row, with the time in which it was valid)."""
 
+from typing import Any
+
+import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake import spans
-from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.delta.endings import replaced, searched
 from pyspark_tidemark.lake.delta.files import written
-from pyspark_tidemark.lake.delta.tables import PROPERTIES, DeltaTables
+from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
 from pyspark_tidemark.lake.mode import IS_CURRENT, SCD2, VALID_FROM, VALID_TO, lake_columns
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import fitted
@@ -24,8 +28,7 @@ class Append:
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut, also one without rows."""
-        rows = changes.arrow if changes.here else changes.frame(self._tables.session(changes.table.name))
-        self._tables.write(changes, rows, mode="append", **PROPERTIES)
+        self._tables.create(changes, self._rows(changes))
         return True
 
     def apply(self, changes: Changes) -> bool:
@@ -34,7 +37,11 @@ class Append:
             changes, lambda known: written(known.layout, fitted(changes.arrow, known.layout.schema))
         ):
             return True
-        return self.create(changes)
+        self._tables.append(changes, self._rows(changes))
+        return True
+
+    def _rows(self, changes: Changes) -> Any:
+        return changes.arrow if changes.here else changes.frame(self._tables.session(changes.table.name))
 
 
 class History:
@@ -46,9 +53,7 @@ class History:
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""
         frame = changes.frame(self._tables.session(changes.table.name))
-        self._tables.write(
-            changes, versions(frame, changes.table.key, self._columns(changes)), mode="append", **PROPERTIES
-        )
+        self._tables.create(changes, versions(frame, changes.table.key, self._columns(changes)))
         return True
 
     def apply(self, changes: Changes) -> bool:
@@ -56,14 +61,21 @@ class History:
         return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
 
     def _by_driver(self, changes: Changes) -> bool:
-        known, key = self._tables.listing(changes.table.name), changes.table.key
+        name, key = changes.table.name, changes.table.key
+        known = self._tables.listing(name)
         if known is None:
             return False
-        ends = spans.endings(changes.arrow, key)
+        ends, inserted = spans.endings(changes.arrow, key)
         if sum(file.size for file in searched(known.files.values(), ends)) > MOST_SEARCHED_BYTES:
             return False
         new = spans.versions(changes.arrow, key)
-        return self._tables.apply(changes, lambda found: replaced(found, new, ends))
+
+        def actions(found: Listing) -> Actions:
+            again = self._tables.inserted.there(name, found, inserted.select(list(key)))
+            still_open = inserted.join(again, keys=list(key), join_type="left semi", use_threads=False)
+            return replaced(found, new, pa.concat_tables([ends, still_open]))
+
+        return self._tables.apply(changes, actions)
 
     def _merge(self, changes: Changes) -> bool:
         """One MERGE: rows with a null for `_ends` match nothing and are inserted, the others end a version."""
@@ -102,7 +114,7 @@ def versions(changes: DataFrame, key: tuple[str, ...], columns: list[str]) -> Da
 
 
 def endings(changes: DataFrame, key: tuple[str, ...]) -> DataFrame:
-    """For each key that was there before, when its version ended."""
-    first = F.min(F.struct("_commit_ts", "_seq", "_op")).alias("_first")
-    ended = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(first).where(f"_first._op <> '{INSERT}'")
+    """For each key when the version ends that may be there before; of an insert, too: only what matches is ended."""
+    first = F.min(F.struct("_commit_ts", "_seq")).alias("_first")
+    ended = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(first)
     return ended.select(*[F.col(quoted(name)) for name in key], F.col("_first._commit_ts").alias("_ends"))

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -90,6 +91,18 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
             raise
         return False
     return True
+
+
+def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
+    """When a version was written, by the clock of what keeps the log; None: the log does not go back so far."""
+    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020}.json")
+    try:
+        status = path.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(path)
+    except Py4JJavaError as err:
+        if "FileNotFoundException" not in str(err.java_exception.getClass().getName()):
+            raise
+        return None
+    return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
 
 
 def told(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:

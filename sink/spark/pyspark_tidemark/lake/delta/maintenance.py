@@ -5,6 +5,7 @@ files alone that are large already; and a table is vacuumed at most once an hour
 touched, and one each time, so that no cut waits for long.
 """
 
+import math
 import time
 from datetime import UTC, datetime
 
@@ -17,6 +18,8 @@ from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.target import Health, Kept
 
 VACUUM_EVERY_S = 3600.0
+VACUUM_MARGIN_S = 3600.0
+"""Files are kept so much longer than they must be: the clocks of this machine and of what keeps the log differ."""
 _TRIES = 3
 _SETTINGS = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
@@ -57,7 +60,7 @@ class Maintenance:
         if name is None or not self._compact_every or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S:
             return None
         self._vacuumed[name] = time.monotonic()
-        self.vacuum(name, kept.horizon)
+        self.vacuum(name, kept)
         return health(self._tables, name)
 
     def compact(self, name: str) -> None:
@@ -73,10 +76,23 @@ class Maintenance:
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
         self._tables.forget_listing(name)
 
-    def vacuum(self, name: str, horizon: datetime) -> None:
-        """Remove files that no version since `horizon` shows: Delta counts from when a file was taken out."""
-        hours = (datetime.now(UTC) - horizon).total_seconds() / 3600
-        self._sql(name, f"VACUUM {self._tables.sql_name(name)} RETAIN {int(hours) + 1} HOURS")
+    def vacuum(self, name: str, kept: Kept) -> None:
+        """Remove files that no kept cut shows; Delta takes whole hours."""
+        retention_s = self.retention_s(name, kept)
+        if retention_s is not None:
+            self._sql(name, f"VACUUM {self._tables.sql_name(name)} RETAIN {math.ceil(retention_s / 3600)} HOURS")
+
+    def retention_s(self, name: str, kept: Kept) -> float | None:
+        """For how long a file stays that was taken out of the table; None: for ever, as the log does not say enough.
+
+        A compaction takes out files that the cut before it shows. So what was taken out since the oldest version of a
+        kept cut stays, however old that version is.
+        """
+        oldest = min(kept.versions(name), default=None)
+        shown_since = kept.horizon if oldest is None else self._tables.committed_at(name, oldest)
+        if shown_since is None:
+            return None
+        return (datetime.now(UTC) - min(kept.horizon, shown_since)).total_seconds() + VACUUM_MARGIN_S
 
     def _sql(self, name: str, statement: str) -> None:
         session = self._tables.session(name)

@@ -3,33 +3,46 @@
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_tidemark.defaults import COLUMN_ID, with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, fence, listing, told
+from pyspark_tidemark.lake.delta.inserted import Inserted
+from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, committed_at, fence, listing, told
 from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import table_path
 
 _logger = logging.getLogger(__name__)
 
 PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": str(CHECKPOINT_EVERY)}
+MAPPING = {"delta.columnMapping.mode": "name"}
+_UNWRITABLE = frozenset(" ,;{}()\n\t=")
+"""What no column's name may hold unless the table maps its columns by name."""
 _FEW = {  # plans over a few thousand rows: compiling them costs more than interpreting them
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 _FENCE = "spark.databricks.delta.write."
 _TRIES = 5
+_COLUMN_ID = COLUMN_ID.decode()
 Actions = Sequence[Mapping[str, Any]]
+
+
+def needs_mapping(names: Iterable[str]) -> bool:
+    """Whether Delta takes these columns only with column mapping, which asks more of a table's readers."""
+    return any(_UNWRITABLE & set(name) for name in names)
 
 
 class DeltaTables:
@@ -42,7 +55,8 @@ class DeltaTables:
         self._sessions: dict[str, SparkSession] = {}
         self._listings: dict[str, Listing | None] = {}
         self._lock = threading.Lock()
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoint")
+        self._beside = SparkThreads(spark, 1, "delta-checkpoint")
+        self.inserted = Inserted()
 
     def path(self, name: str) -> str:
         """The table's directory."""
@@ -89,10 +103,19 @@ class DeltaTables:
         known = self._listings.get(name)
         return int(self.snapshot(name).version()) if known is None else known.version
 
+    def committed_at(self, name: str, version: int) -> datetime | None:
+        """When a version was written; None: the log does not go back so far."""
+        return committed_at(self._log(name), self._jvm, version)
+
     def schema(self, name: str) -> Any:
-        """The pyarrow.Schema of the newest version."""
-        found = StructType.fromJson(json.loads(self.snapshot(name).schema().json()))
-        return to_arrow_schema(found, timezone="UTC")
+        """The pyarrow.Schema of the newest version, with the identities of its columns."""
+        fields = json.loads(self.snapshot(name).schema().json())
+        ids = {
+            field["name"]: field["metadata"][_COLUMN_ID]
+            for field in fields["fields"]
+            if _COLUMN_ID in field["metadata"]
+        }
+        return with_column_ids(to_arrow_schema(StructType.fromJson(fields), timezone="UTC"), ids)
 
     def position(self, name: str) -> int | None:
         """The end_ts in the table's transactions; None if there is no table.
@@ -110,13 +133,38 @@ class DeltaTables:
             )
         return int(found.get())
 
-    def write(self, changes: Changes, rows: Any, *, mode: str, **options: str) -> None:
+    def create(self, changes: Changes, rows: Any) -> None:
+        """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of its columns."""
+        frame = identified(self._frame(changes, rows), changes.table.column_ids)
+        self._write(changes, frame, PROPERTIES | (MAPPING if needs_mapping(frame.columns) else {}))
+
+    def append(self, changes: Changes, rows: Any) -> None:
         """Commit rows (pyarrow.Table or DataFrame), fenced by the cut's end."""
-        name = changes.table.name
-        if isinstance(rows, pa.Table):
-            rows = self.session(name).createDataFrame(rows, from_arrow_schema(rows.schema)).coalesce(1)
+        self._write(changes, self._frame(changes, rows), {})
+
+    def _frame(self, changes: Changes, rows: Any) -> Any:
+        if not isinstance(rows, pa.Table):
+            return rows
+        session = self.session(changes.table.name)
+        return session.createDataFrame(rows, from_arrow_schema(rows.schema)).coalesce(1)
+
+    def _write(self, changes: Changes, frame: DataFrame, options: Mapping[str, str]) -> None:
         with self.fenced(changes):
-            rows.write.format("delta").mode(mode).options(**options).save(self.path(name))
+            frame.write.format("delta").mode("append").options(**options).save(self.path(changes.table.name))
+
+    def alter(self, name: str, evolved: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Commit the table's metadata as `evolved` makes it of the newest version's; the rows stay as they are.
+
+        Raises:
+            SourceError: ErrTargetBusy.
+        """
+        snapshot = self.snapshot(name)
+        version = int(snapshot.version())
+        metadata = json.loads(snapshot.metadata().json())["metaData"]
+        actions = [told("CHANGE COLUMNS", {}, version), {"metaData": evolved(metadata)}]
+        self.forget_listing(name)
+        if not commit(self._log(name), self._jvm, version + 1, actions):
+            raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
     def listing(self, name: str) -> Listing | None:
         """What the table's newest version shows; None if only Delta may write to the table.
@@ -178,9 +226,12 @@ class DeltaTables:
         return True
 
     def _checkpoint(self, name: str) -> None:
-        """Spare readers the log before the newest version; without it they read more of it."""
+        """Spare readers the log before the newest version, and remove what of it is older than the log's retention.
+
+        Without it they read more of it.
+        """
         try:
-            self._log(name).checkpoint(self.snapshot(name), self._jvm.scala.Option.empty())
+            self._log(name).checkpointAndCleanUpDeltaLog(self.snapshot(name), self._jvm.scala.Option.empty())
         except Py4JError as err:
             _logger.warning("no checkpoint of %s now, but after %s versions: %s", name, CHECKPOINT_EVERY, err)
 
@@ -198,3 +249,13 @@ class DeltaTables:
             self._listings.pop(changes.table.name, None)
             for name in settings:
                 session.conf.unset(name)
+
+
+def identified(frame: DataFrame, ids: Mapping[str, int]) -> DataFrame:
+    """The frame with the identities of its columns in their metadata, which Delta keeps in the table's schema."""
+    return frame.select(
+        [
+            F.col(quoted(name)).alias(name, metadata={_COLUMN_ID: ids[name]}) if name in ids else F.col(quoted(name))
+            for name in frame.columns
+        ]
+    )

@@ -15,7 +15,7 @@ from pyspark_tidemark.lake.delta.upsert import Upsert
 from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept
+from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
 
 class Way(Protocol):
@@ -33,6 +33,9 @@ _WAYS: dict[str, Callable[[DeltaTables], Way]] = {UPSERT: Upsert, APPEND: Append
 
 class DeltaTarget:
     """The Delta tables under one directory, `<root>/<database>/<table>`."""
+
+    empties_with_cut = False
+    """A reader of cuts asks for the versions that they name."""
 
     def __init__(
         self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
@@ -77,12 +80,29 @@ class DeltaTarget:
         evolution.alter(self._tables, table.name, change)
         self._tables.forget_listing(table.name)
 
+    def rekey(self, table: TableMeta) -> None:
+        """Nothing: a Delta table knows no key."""
+
+    def is_empty(self, table: TableMeta) -> bool:
+        """Read from the newest version."""
+        session = self._tables.session(table.name)
+        return bool(session.read.format("delta").load(self._tables.path(table.name)).isEmpty())
+
     def truncate(self, table: TableMeta, ts: int) -> None:
         """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
         if self._mode == UPSERT:
             evolution.empty(self._tables, table.name)
         elif self._mode == SCD2:
             evolution.end_current(self._tables, table.name, ts)
+        self._tables.forget_listing(table.name)
+
+    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
+        """One version without rows and with the new columns (upsert), else as `truncate`, then the columns."""
+        if self._mode == UPSERT:
+            evolution.begin_anew(self._tables, table)
+        else:
+            self.truncate(table, ts)
+            evolution.alter(self._tables, table.name, change)
         self._tables.forget_listing(table.name)
 
     def drop(self, table: TableMeta) -> None:
@@ -92,7 +112,10 @@ class DeltaTarget:
         self._forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Rename the table's directory: Delta's paths are relative to it."""
+        """Rename the table's directory: Delta's paths are relative to it; a kept table of the new name is removed."""
+        if self._tables.version(old.name) >= 0 and self.position(new) is not None:
+            check_replaceable(self._mode, new.name)
+            self.drop(new)
         self._tables.settle()
         move(self._spark, self._tables.path(old.name), self._tables.path(new.name))
         self._forget(old.name)
@@ -108,6 +131,7 @@ class DeltaTarget:
     def _forget(self, name: str) -> None:
         """A directory is gone: neither we nor Delta's cache of logs may know it any more."""
         self._tables.forget_listing(name)
+        self._tables.inserted.forget(name)
         self._maintenance.forget(name)
         self._tables.forget()
 
@@ -115,4 +139,4 @@ class DeltaTarget:
         name = changes.table.name
         self._maintenance.committed(name, grown=grown)
         counted = changes.counted(self._tables.session(name))
-        return Applied(counted.rows, self._tables.version(name), counted.checksum)
+        return Applied(counted.rows, self._tables.version(name), counted.checksum, self._tables.inserted.replaced(name))

@@ -2,23 +2,25 @@
 
 What the driver holds of a cut is written without Spark jobs: the files that may have its keys, by their statistics, are
 searched for them, rows found are masked, the rows that live are one new file. What only executors hold is merged, or
-appended if no file may have its keys.
+appended if no file may have its keys. Inserts are searched for, too (`key_index`): a key that is there already is
+replaced.
 """
 
 from collections.abc import Sequence
-from decimal import Decimal
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.tables import PROPERTIES, Actions, DeltaTables
-from pyspark_tidemark.lake.fold import Folded, fold, fold_frame
+from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
+from pyspark_tidemark.lake.fold import Folded, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.mode import lake_columns
 from pyspark_tidemark.lake.predicate import quoted
-from pyspark_tidemark.lake.ranges import near
+from pyspark_tidemark.lake.ranges import is_bound, near
 from pyspark_tidemark.lake.schema import fitted
 
 
@@ -35,7 +37,7 @@ class Upsert:
         else:
             last = fold_frame(changes.frame(self._tables.session(changes.table.name)), changes.table.key)
             rows = _live(last, changes)
-        self._tables.write(changes, rows, mode="append", **PROPERTIES)
+        self._tables.create(changes, rows)
         return True
 
     def apply(self, changes: Changes) -> bool:
@@ -45,19 +47,33 @@ class Upsert:
         if not changes.in_arrow or (known is None and not changes.here):
             return self._by_tasks(changes, known)
         folded = fold(changes.arrow, key)
-        if not len(folded.live) and not len(folded.known):
+        if not len(folded.last):
             return False
-        if self._tables.apply(changes, lambda found: _actions(found, folded, key)):
+        if self._tables.apply(changes, lambda found: self._actions(name, found, folded, key)):
             return True
         return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
 
     def _by_tasks(self, changes: Changes, known: Listing | None) -> bool:
-        """A large cut: an append if no file may hold one of its keys, as of most of a dump's, else a MERGE."""
-        last = fold_frame(changes.frame(self._tables.session(changes.table.name)), changes.table.key)
-        if known is None or _may_meet(last, changes.table.key, known):
+        """A large cut: an append if no file holds one of its keys, as of most of a dump's, else a MERGE."""
+        name, key = changes.table.name, changes.table.key
+        last = fold_frame(changes.frame(self._tables.session(name)), key)
+        if known is None:
             return self._merge(changes, last)
-        self._tables.write(changes, _live(last, changes), mode="append")
+        updated, inserted = _may_meet(last, key, known)
+        again = self._inserted_again(name, last, key) if inserted else 0
+        if updated or again:
+            self._merge(changes, last)
+        else:
+            self._tables.append(changes, _live(last, changes))
+        self._tables.inserted.replacing(name, again)
         return True
+
+    def _inserted_again(self, name: str, last: DataFrame, key: Sequence[str]) -> int:
+        """How many of the keys that a large cut inserts the table has already."""
+        columns = [F.col(quoted(column)) for column in key]
+        table = self._tables.session(name).read.format("delta").load(self._tables.path(name)).select(*columns)
+        inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
+        return met_keys(table, inserted, key)
 
     def _merge(self, changes: Changes, last: DataFrame) -> bool:
         last.createOrReplaceTempView("changes")
@@ -78,11 +94,12 @@ class Upsert:
             session.catalog.dropTempView("changes")  # it may hold the rows
         return True
 
-
-def _actions(known: Listing, folded: Folded, key: Sequence[str]) -> Actions:
-    """Rows masked in the files that hold them, and one new file."""
-    gone = without(known.layout, known.files.values(), folded.known.select(list(key)))
-    return gone + written(known.layout, fitted(folded.live, known.layout.schema))
+    def _actions(self, name: str, known: Listing, folded: Folded, key: Sequence[str]) -> Actions:
+        """Rows masked in the files that hold them, and one new file."""
+        again = self._tables.inserted.there(name, known, folded.new.select(list(key)))
+        keys = pa.concat_tables([folded.known.select(list(key)), again])
+        gone = without(known.layout, known.files.values(), keys)
+        return gone + written(known.layout, fitted(folded.live, known.layout.schema))
 
 
 def _live(last: DataFrame, changes: Changes) -> DataFrame:
@@ -90,12 +107,20 @@ def _live(last: DataFrame, changes: Changes) -> DataFrame:
     return last.where(f"_op <> '{DELETE}'").select(*[quoted(name) for name in lake_columns(changes.table)])
 
 
-def _may_meet(last: DataFrame, key: Sequence[str], known: Listing) -> bool:
-    """Whether a file may hold one of the keys that may have been there before; reads the changes once."""
-    columns = [F.col(quoted(name)) for name in key]
-    ends = last.where(f"_first_op <> '{INSERT}'").agg(*map(F.min, columns), *map(F.max, columns)).collect()[0]
-    if ends[0] is None:
-        return False
-    pairs = zip(key, ends[: len(key)], ends[len(key) :], strict=True)
-    extent = {name: (low, high) for name, low, high in pairs if isinstance(low, int | Decimal | str)}
+def _may_meet(last: DataFrame, key: Sequence[str], known: Listing) -> tuple[bool, bool]:
+    """Whether a file may hold a key that may have been there, and one that is inserted; reads the changes once."""
+    is_new = F.col("_first_op") == INSERT
+    columns = [F.when(of, F.col(quoted(name))) for of in (~is_new, is_new) for name in key]
+    counts = [F.count_if(~is_new), F.count_if(is_new)]
+    found = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
+    lows, highs = found[2 : 2 + len(columns)], found[2 + len(columns) :]
+    return (
+        found[0] > 0 and _met(key, lows[: len(key)], highs[: len(key)], known),
+        found[1] > 0 and _met(key, lows[len(key) :], highs[len(key) :], known),
+    )
+
+
+def _met(key: Sequence[str], lows: Sequence[Any], highs: Sequence[Any], known: Listing) -> bool:
+    pairs = zip(key, lows, highs, strict=True)
+    extent = {name: (low, high) for name, low, high in pairs if is_bound(low)}
     return any(near(extent, file.bounds) for file in known.files.values())

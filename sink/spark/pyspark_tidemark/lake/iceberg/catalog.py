@@ -1,17 +1,22 @@
 """Iceberg's Java table library, called by py4j: tables by name, commits with the fence, positions."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark.defaults import column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
+from pyspark_tidemark.lake.target import path_part
 
 APP, CUT = "cdc.app", "cdc.cut"
+COLUMN_IDS = "tidemark.column-ids"
+"""The table property with the identities of columns: JSON, by the field ids of the table, which a rename keeps."""
 PROPERTIES = {
     "format-version": "3",
     "commit.retry.num-retries": "0",  # a commit that lost a race must not be repeated: see the package, invariant 2
@@ -44,14 +49,12 @@ class Catalog:
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
         """A table without rows, marked as this changefeed's."""
         properties = self._jvm.java.util.HashMap()
-        for setting, value in (PROPERTIES | {APP: self._app}).items():
+        ids = column_ids(schema)
+        recorded = {str(number): ids[column] for number, column in enumerate(schema.names, 1) if column in ids}
+        for setting, value in (PROPERTIES | {APP: self._app, COLUMN_IDS: json.dumps(recorded)}).items():
             properties.put(setting, value)
         parsed = self._iceberg.SchemaParser.fromJson(schema_json(schema, key))
         return self._java.createTable(self._name(name), parsed, self._iceberg.PartitionSpec.unpartitioned(), properties)
-
-    def drop(self, name: str) -> None:
-        """Remove a table with its files."""
-        self._java.dropTable(self._name(name), True)  # noqa: FBT003 - Java's signature: purge
 
     def position(self, table: Any, name: str) -> int | None:
         """The cut that the current snapshot holds; None if no cut was ever applied.
@@ -94,10 +97,29 @@ class Catalog:
         """The current pyarrow.Schema, with field ids."""
         return arrow_schema(self._iceberg.SchemaParser.toJson(table.schema()))
 
+    def column_ids(self, table: Any) -> dict[str, int]:
+        """The identities of the current columns, as far as they are recorded."""
+        recorded = json.loads(table.properties().get(COLUMN_IDS) or "{}")
+        fields = field_ids(self.schema(table))
+        return {name: recorded[str(number)] for name, number in fields.items() if str(number) in recorded}
+
+    def record_column_ids(self, transaction: Any, ids: Mapping[str, int]) -> None:
+        """Put the identities of the columns, as they are in a transaction, into the same transaction."""
+        fields = field_ids(self.schema(transaction.table()))
+        recorded = {str(fields[name]): number for name, number in ids.items() if name in fields}
+        transaction.updateProperties().set(COLUMN_IDS, json.dumps(recorded)).commit()
+
     def schema_of(self, table: Any, snapshot_id: int) -> Any:
         """The pyarrow.Schema that a snapshot was written with, with field ids."""
         found = table.schemas().get(table.snapshot(snapshot_id).schemaId())
         return arrow_schema(self._iceberg.SchemaParser.toJson(found))
+
+    def has_widened(self, table: Any) -> bool:
+        """Whether a column had another type in an earlier schema, so that files may hold it as that."""
+        types: dict[int, str] = {}
+        schemas = [json.loads(self._iceberg.SchemaParser.toJson(each)) for each in table.schemas().values()]
+        fields = [field for schema in schemas for field in schema["fields"]]
+        return any(types.setdefault(field["id"], field["type"]) != field["type"] for field in fields)
 
     def commit(self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int) -> list[Any]:
         """One snapshot with the files, fenced by the cut; returns those with rows, as Iceberg names them.
@@ -123,14 +145,26 @@ class Catalog:
         """
         update.set(APP, self._app)
         update.set(CUT, str(cut))
+        self._committed(update.commit)
+
+    @staticmethod
+    def _committed(commit: Callable[[], None]) -> None:
         try:
-            update.commit()
+            commit()
         except Py4JJavaError as err:
             if "CommitFailedException" not in str(err.java_exception):
                 raise
             raise SourceError(
                 "ErrTargetBusy", f"somebody else writes to this Iceberg table: {err.java_exception}", retryable=True
             ) from None
+
+    def commit_transaction(self, transaction: Any) -> None:
+        """Commit all that a transaction has gathered.
+
+        Raises:
+            SourceError: ErrTargetBusy, somebody else has committed in between.
+        """
+        self._committed(transaction.commitTransaction)
 
     def data_file(self, table: Any, path: str) -> Any:
         """A data file as commits name it, with the column statistics of its footer."""
@@ -170,6 +204,13 @@ class Catalog:
         """Iceberg's type of that name."""
         return self._iceberg.types.Types.fromPrimitiveString(name)
 
+    def strings(self, parts: Sequence[str]) -> Any:
+        """A Java array of strings."""
+        array = self._gateway.new_array(self._jvm.java.lang.String, len(parts))
+        for at, part in enumerate(parts):
+            array[at] = part
+        return array
+
     @property
     def always_true(self) -> Any:
         """The filter that lets all rows through."""
@@ -182,10 +223,4 @@ class Catalog:
 
     def _name(self, name: str) -> Any:
         database, _, table = name.partition(".")
-        return self._iceberg.catalog.TableIdentifier.of(self._gateway_strings(database, table))
-
-    def _gateway_strings(self, *parts: str) -> Any:
-        array = self._gateway.new_array(self._jvm.java.lang.String, len(parts))
-        for at, part in enumerate(parts):
-            array[at] = part
-        return array
+        return self._iceberg.catalog.TableIdentifier.of(self.strings((path_part(database), path_part(table))))

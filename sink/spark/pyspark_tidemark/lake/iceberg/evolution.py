@@ -1,17 +1,63 @@
-"""Columns that existing rows hold a value in: added to an Iceberg table together with its rewritten rows.
+"""Schemas of Iceberg tables: columns renamed, dropped, widened and added in one commit, by Iceberg's own field ids.
 
-Version 3 has `initial-default` for it, but Spark's Parquet reader, which reads the files here, does not know it.
+Columns that existing rows hold a value in come in a second commit, together with the rewritten rows: version 3 has
+`initial-default` for it, but Spark's Parquet reader, which reads the files here, does not know it.
 """
+
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.changes import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.literal import with_columns
+from pyspark_tidemark.lake.mode import lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange
+
+NO_PARENT = None
+"""Of columns of the table itself: without it a dot in a name would mean a field of a struct."""
+
+
+def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
+    """Change the columns, record their identities, and make a snapshot with the new schema.
+
+    Nobody else may commit meanwhile.
+    """
+    table = catalog.load(name)
+    position = catalog.position(table, name) or 0
+    transaction = table.newTransaction()
+    _change_columns(catalog, transaction, change)
+    if change.added and not change.filled:
+        # An update of its own: a name that this change frees is not free within the same update.
+        columns = transaction.updateSchema()
+        for field in change.added:
+            columns.addColumn(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
+        columns.commit()
+    catalog.record_column_ids(transaction, change.ids)
+    catalog.fenced(transaction.newAppend(), position)
+    catalog.commit_transaction(transaction)
+
+
+def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) -> None:
+    if not (change.renamed or change.dropped or change.widened):
+        return
+    update = transaction.updateSchema()
+    identifiers = set(transaction.table().schema().identifierFieldNames())
+    if identifiers & {*change.dropped}:
+        update.setIdentifierFields(catalog.strings(sorted(identifiers - {*change.dropped})))
+    for column in change.dropped:
+        update.deleteColumn(column)
+    for old, new in change.renamed:
+        update.renameColumn(old, new)
+    for field in change.widened:
+        old_name = change.old_names.get(field.name, field.name)
+        update.updateColumn(old_name, catalog.java_type(type_name(field.type)))
+    update.commit()
 
 
 def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaChange) -> None:
@@ -25,17 +71,43 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
     transaction = table.newTransaction()
     columns = transaction.updateSchema()
     for field in change.added:
-        columns.addColumn(field.name, catalog.java_type(type_name(field.type)))
+        columns.addColumn(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
     columns.commit()
+    catalog.record_column_ids(transaction, change.ids)
     changed = transaction.table()
     rewrite = transaction.newRewrite() if old.data else transaction.newAppend()
     if old.data:
         rows = with_columns(old.frame(), change.added, dict(change.filled))
         task = rows_by_task(catalog.layout(changed, ()))
-        for row in rows.mapInArrow(task, from_arrow_schema(WRITTEN)).collect():
+        for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
             rewrite.addFile(catalog.data_file(changed, row.path))
         rewrite.validateFromSnapshot(start)
         for file in (*old.data, *old.deletes):
             rewrite.deleteFile(file)
     catalog.fenced(rewrite, catalog.position(table, name) or 0)
-    transaction.commitTransaction()
+    catalog.commit_transaction(transaction)
+
+
+def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
+    """Another table of this name: no rows, its own columns and key, in one commit.
+
+    The columns have other field ids than before, so that no file of the earlier table can be taken for one of this;
+    snapshots of cuts before show it as it was. Nobody else may commit meanwhile.
+    """
+    found = catalog.load(table.name)
+    transaction = found.newTransaction()
+    earlier = transaction.updateSchema()
+    earlier.setIdentifierFields(catalog.strings(()))
+    for column in catalog.schema(found).names:
+        earlier.deleteColumn(column)
+    earlier.commit()
+    own = transaction.updateSchema().allowIncompatibleChanges()
+    for field in lake_schema(table):
+        add = own.addRequiredColumn if field.name in table.key else own.addColumn
+        add(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
+    own.setIdentifierFields(catalog.strings(table.key))
+    own.commit()
+    catalog.record_column_ids(transaction, table.column_ids)
+    delete = transaction.newDelete().deleteFromRowFilter(catalog.always_true)
+    catalog.fenced(delete, catalog.position(found, table.name) or ts)
+    catalog.commit_transaction(transaction)

@@ -30,6 +30,8 @@ class Layout:
     """What equality deletes name; empty: nothing is ever deleted."""
     held: tuple[Bounds, ...] | None = None
     """All keys of the table are within one of these; None: that is not known."""
+    doubts_inserts: bool = False
+    """Whether tasks write deletes of the keys that are inserted, too: some are there already."""
 
     @property
     def arrow(self) -> Any:
@@ -96,7 +98,7 @@ def written_by_task(layout: Layout) -> Any:
     """For mapInArrow over the folded changes with `_first_op`: writes a task's files and yields their names."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        yield _names(_write(layout, (_parted(pa.Table.from_batches([batch])) for batch in batches)))
+        yield _names(_write(layout, (_parted(layout, pa.Table.from_batches([batch])) for batch in batches)))
 
     return run
 
@@ -110,9 +112,10 @@ def rows_by_task(layout: Layout) -> Any:
     return run
 
 
-def _parted(last: Any) -> tuple[Any, Any]:
+def _parted(layout: Layout, last: Any) -> tuple[Any, Any]:
     """The rows that live, and those whose keys were there before."""
-    return last.filter(pc.not_equal(last["_op"], DELETE)), last.filter(pc.not_equal(last["_first_op"], INSERT))
+    live = last.filter(pc.not_equal(last["_op"], DELETE))
+    return live, last if layout.doubts_inserts else last.filter(pc.not_equal(last["_first_op"], INSERT))
 
 
 def _write(layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]]) -> list[Written]:

@@ -35,7 +35,7 @@ class Held:
         """A snapshot was put on top of the one that `ranges` told of, with files more."""
         if not key:
             return
-        found = [*self._known.get(name, (0, []))[1], *self._bounds(table, key, files)]
+        found = [*self._known.get(name, (0, []))[1], *self.bounds_of(table, key, files)]
         kept = found if len(found) <= MOST_RANGES else coarser(found)
         self._known[name] = (int(table.currentSnapshot().snapshotId()), kept)
 
@@ -47,9 +47,10 @@ class Held:
         summary = table.currentSnapshot().summary()
         if int(summary.get("total-data-files") or 0) > MOST_RANGES:
             return [{}]
-        return self._bounds(table, key, self._catalog.files(table))
+        return self.bounds_of(table, key, self._catalog.files(table))
 
-    def _bounds(self, table: Any, key: Sequence[str], files: Sequence[Any]) -> list[Bounds]:
+    def bounds_of(self, table: Any, key: Sequence[str], files: Sequence[Any]) -> list[Bounds]:
+        """The bounds of the key's columns in each of the files, as Iceberg names them."""
         ids = field_ids(self._catalog.schema(table))
         columns = {name: (ids[name], table.schema().findType(ids[name])) for name in key}
         found: list[Bounds] = []

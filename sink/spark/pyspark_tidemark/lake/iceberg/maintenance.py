@@ -8,7 +8,7 @@ others, for the time that takes.
 import logging
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -17,9 +17,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import Health, Kept
 
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class Maintenance:
         self._compact_every = compact_every
         self._deletes: dict[str, int] = {}
         self._commits: dict[str, int] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="iceberg-maintenance")
+        self._pool = SparkThreads(spark, 1, "iceberg-maintenance")
         self._running: Future[Health] | None = None
         self._not_before = 0.0
 
@@ -76,6 +78,9 @@ class Maintenance:
 
     def _work(self, name: str, kept: Kept) -> Health:
         began = time.monotonic()
+        if self._catalog.load(name) is None:  # dropped since the work was asked for
+            self.forget(name)
+            return Health()
         if self._deletes.get(name, 0):
             self.rewrite(name)
         self._commits[name] = self._deletes[name] = 0
@@ -92,7 +97,7 @@ class Maintenance:
             return
         layout = self._catalog.layout(table, ())
         rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
-        paths = [row.path for row in rows.mapInArrow(rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()]
+        paths = [row.path for row in map_in_arrow(rows, rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()]
         self._replacement(name, start, snapshot, paths)
 
     def _replacement(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:

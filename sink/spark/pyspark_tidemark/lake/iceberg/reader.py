@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.predicate import quoted
 
 _FILES = StructType([StructField("_file", StringType()), StructField("_sequence", LongType())])
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
+_VECTORIZED = "spark.sql.parquet.enableVectorizedReader"
 
 
 class Snapshot:
@@ -27,6 +28,7 @@ class Snapshot:
     def __init__(self, spark: SparkSession, catalog: Catalog, table: Any, snapshot_id: int) -> None:
         self._spark = spark
         self._schema = catalog.schema_of(table, snapshot_id)
+        self._widened = catalog.has_widened(table)
         tasks = catalog.listed(table.newScan().useSnapshot(snapshot_id).planFiles())
         self.data = [task.file() for task in tasks]
         self._masked = [task.file() for task in tasks if len(task.deletes())]
@@ -38,6 +40,9 @@ class Snapshot:
         """The rows."""
         schema = spark_schema(self._schema)
         self._spark.conf.set(_BY_ID, "true")
+        if self._widened:
+            # Spark's vectorized reader fails on a dictionary of ints in a file from before its column became long.
+            self._spark.conf.set(_VECTORIZED, "false")
         whole = self._read(self._whole, schema) if self._whole else self._spark.createDataFrame([], schema)
         if not self._masked:
             return whole

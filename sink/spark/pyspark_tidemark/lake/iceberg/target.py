@@ -1,36 +1,50 @@
 """The Iceberg lake as a target: one RowDelta a table and cut."""
 
+import dataclasses
 import threading
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.fold import fold, fold_frame
+from pyspark_tidemark.lake.changes import INSERT, Changes, map_in_arrow
+from pyspark_tidemark.lake.directory import remove
+from pyspark_tidemark.lake.fold import fold, fold_frame, met_keys
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.evolution import add_filled
-from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task, write, written_by_task
+from pyspark_tidemark.lake.iceberg.evolution import add_filled, begin_anew, evolve
+from pyspark_tidemark.lake.iceberg.files import WRITTEN, Layout, Written, rows_by_task, write, written_by_task
 from pyspark_tidemark.lake.iceberg.held import Held
+from pyspark_tidemark.lake.iceberg.inserted import Inserted
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
-from pyspark_tidemark.lake.iceberg.types import storable, type_name
+from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.iceberg.types import storable
 from pyspark_tidemark.lake.mode import APPEND, UPSERT, check_key, lake_schema
+from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.ranges import is_bound, near
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept
+from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
 
 
 class IcebergTarget:
     """The Iceberg tables under one directory, `<root>/<database>/<table>`."""
 
+    empties_with_cut = False
+    """A reader of cuts asks for the versions that they name."""
+
     def __init__(
         self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
     ) -> None:
         self._spark = spark
+        self._root = root
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
         self._held = Held(self._catalog)
+        self._inserted = Inserted(self._catalog, self._held.bounds_of)
         self._committing = threading.Lock()
         self._maintenance = Maintenance(spark, self._catalog, self._committing, compact_every)
 
@@ -49,8 +63,9 @@ class IcebergTarget:
         return int(self._catalog.load(table.name).currentSnapshot().snapshotId())
 
     def schema(self, table: TableMeta) -> Any:
-        """The current columns."""
-        return self._catalog.schema(self._catalog.load(table.name))
+        """The current columns, with their identities."""
+        found = self._catalog.load(table.name)
+        return with_column_ids(self._catalog.schema(found), self._catalog.column_ids(found))
 
     def storable(self, schema: Any) -> Any:
         """With Iceberg's types."""
@@ -61,7 +76,8 @@ class IcebergTarget:
         name = changes.table.name
         table = self._catalog.load(name)
         if table is None:
-            table = self._catalog.create(name, lake_schema(changes.table, self._mode), self._key(changes.table))
+            schema = with_column_ids(lake_schema(changes.table, self._mode), changes.table.column_ids)
+            table = self._catalog.create(name, schema, self._key(changes.table))
         return self._apply(table, changes)
 
     def apply(self, changes: Changes) -> Applied:
@@ -69,24 +85,27 @@ class IcebergTarget:
         return self._apply(self._catalog.load(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """One metadata commit with all steps, then a snapshot with the new schema; added columns with values apart."""
-        self._held.forget(table.name)
-        update = self._catalog.load(table.name).updateSchema()
-        for old, new in change.renamed:
-            update.renameColumn(old, new)
-        for column in change.dropped:
-            update.deleteColumn(column)
-        renamed = {new: old for old, new in change.renamed}
-        for field in change.widened:
-            update.updateColumn(renamed.get(field.name, field.name), self._catalog.java_type(type_name(field.type)))
-        for field in () if change.filled else change.added:
-            update.addColumn(field.name, self._catalog.java_type(type_name(field.type)))
+        """One commit with all steps and a snapshot that has the new schema; added columns with values in another.
+
+        Readers take the schema of a snapshot, so that of the newest one must never be older than the table's.
+        """
+        self._forget(table.name)
         with self._committing:
-            update.commit()
-            found = self._catalog.load(table.name)
-            self._catalog.fenced(found.newAppend(), self._catalog.position(found, table.name) or 0)
+            evolve(self._catalog, table.name, change)
             if change.filled:
                 add_filled(self._spark, self._catalog, table.name, change)
+
+    def rekey(self, table: TableMeta) -> None:
+        """Deletes name their own key; what is remembered of the files is by the old one."""
+        self._forget(table.name)
+
+    def is_empty(self, table: TableMeta) -> bool:
+        """Read from the current snapshot."""
+        found = self._catalog.load(table.name)
+        snapshot = found.currentSnapshot()
+        if snapshot is None:
+            return True
+        return bool(Snapshot(self._spark.newSession(), self._catalog, found, snapshot.snapshotId()).frame().isEmpty())
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """A snapshot without rows (upsert), or as it is (append)."""
@@ -97,10 +116,20 @@ class IcebergTarget:
             position = self._catalog.position(found, table.name)
             self._catalog.fenced(found.newDelete().deleteFromRowFilter(self._catalog.always_true), position or ts)
 
+    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
+        """A snapshot without rows, and the new columns (upsert), else only the columns (append)."""
+        if self._mode != UPSERT:
+            self.alter(table, change)
+            return
+        self._forget(table.name)
+        with self._committing:
+            begin_anew(self._catalog, table, ts)
+
     def drop(self, table: TableMeta) -> None:
-        """Remove the table and its files."""
-        self._catalog.drop(table.name)
-        self._held.forget(table.name)
+        """Remove the table's directory, where all of its files are."""
+        with self._committing:
+            remove(self._spark, table_path(self._root, table.name))
+        self._forget(table.name)
         self._maintenance.forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
@@ -124,18 +153,23 @@ class IcebergTarget:
         """Wait for maintenance that is under way."""
         self._maintenance.close()
 
+    def _forget(self, name: str) -> None:
+        """What is remembered of a table's files is of another table, or by another key."""
+        self._held.forget(name)
+        self._inserted.forget(name)
+
     def _key(self, table: TableMeta) -> tuple[str, ...]:
         return () if self._mode == APPEND else table.key
 
     def _apply(self, table: Any, changes: Changes) -> Applied:
         key = self._key(changes.table)
         held = self._held.ranges(changes.table.name, table, key)
-        written = self._written(changes, self._catalog.layout(table, key, held))
+        written, replaced = self._written(table, changes, self._catalog.layout(table, key, held))
         if written or table.currentSnapshot() is None:
             self._commit(table, changes, written)
             self._maintenance.committed(changes.table.name, deletes=any(file.deletes for file in written))
         counted = changes.counted(self._spark)
-        return Applied(counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum)
+        return Applied(counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced)
 
     def _commit(self, table: Any, changes: Changes, written: list[Written]) -> None:
         name = changes.table.name
@@ -145,20 +179,45 @@ class IcebergTarget:
             if position is not None and position >= changes.end_ts:
                 raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
             key = self._key(changes.table)
-            self._held.committed(name, table, key, self._catalog.commit(table, written, key, changes.end_ts))
+            rows = self._catalog.commit(table, written, key, changes.end_ts)
+            self._held.committed(name, table, key, rows)
+            self._inserted.committed(name, table, key, rows, [file.path for file in written if file.deletes])
 
-    def _written(self, changes: Changes, layout: Any) -> list[Written]:
+    def _written(self, table: Any, changes: Changes, layout: Layout) -> tuple[list[Written], int]:
+        """The files of a cut, and how many of the keys that it inserts the table has already."""
+        name, key = changes.table.name, changes.table.key
         if not changes.in_arrow:
             frame = changes.frame(self._spark)
             if self._mode == APPEND:
-                return self._run(frame, rows_by_task(layout))
-            return self._run(fold_frame(frame, changes.table.key), written_by_task(layout))
+                return self._run(frame, rows_by_task(layout)), 0
+            last = fold_frame(frame, key)
+            again = self._inserted_again(table, last, layout)
+            layout = dataclasses.replace(layout, doubts_inserts=again > 0)
+            return self._run(last, written_by_task(layout)), again
         if self._mode == APPEND:
-            return write(layout, changes.arrow, None)
-        folded = fold(changes.arrow, changes.table.key)
-        return write(layout, folded.live, folded.known)
+            return write(layout, changes.arrow, None), 0
+        folded = fold(changes.arrow, key)
+        gone = folded.known.select(list(key))
+        there = self._inserted.there(name, table, layout.there(folded.new).select(list(key)))
+        return write(layout, folded.live, pa.concat_tables([gone, there])), len(there)
+
+    def _inserted_again(self, table: Any, last: DataFrame, layout: Layout) -> int:
+        """How many of the keys that a large cut inserts the table has already: looked for unless bounds exclude all."""
+        snapshot = table.currentSnapshot()
+        if snapshot is None or not layout.held:
+            return 0
+        columns = [F.col(quoted(name)) for name in layout.key]
+        inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
+        ends = inserted.agg(F.count("*"), *map(F.min, columns), *map(F.max, columns)).collect()[0]
+        lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
+        pairs = zip(layout.key, lows, highs, strict=True)
+        extent = {name: (low, high) for name, low, high in pairs if is_bound(low)}
+        if not ends[0] or not any(near(extent, bounds) for bounds in layout.held):
+            return 0
+        shown = Snapshot(self._spark, self._catalog, table, snapshot.snapshotId()).frame().select(*columns)
+        return met_keys(shown, inserted, layout.key)
 
     @staticmethod
     def _run(frame: DataFrame, task: Any) -> list[Written]:
-        rows = frame.mapInArrow(task, from_arrow_schema(WRITTEN)).collect()
+        rows = map_in_arrow(frame, task, from_arrow_schema(WRITTEN)).collect()
         return [Written(row.path, row.deletes) for row in rows]

@@ -1,13 +1,12 @@
 """What PostgreSQL and MySQL do differently, and errors of both in our words."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri, read_secret
 
 STAGED = "_tidemark_changes"
 """The temporary table of a cut's changes."""
@@ -17,12 +16,17 @@ class Database(Protocol):
     """One kind of database; statements are made of quoted names only."""
 
     errors: tuple[type[Exception], ...]
+    name_bytes_max: int
+    """How long an identifier may be."""
 
     def connect(self) -> Any:
         """A DB-API connection without autocommit, in UTC."""
 
     def quoted(self, name: str) -> str:
-        """An identifier; `database.table` is two."""
+        """One identifier, dots included."""
+
+    def quoted_table(self, name: str) -> str:
+        """The two identifiers of `database.table`: the first dot is between them."""
 
     def type_of(self, found: Any, *, key_columns: int) -> str:
         """The column type of an Arrow type; with `key_columns` > 0 one that an index of so many columns can hold."""
@@ -42,8 +46,17 @@ class Database(Protocol):
     def end_versions(self, table: str, key: Sequence[str]) -> str:
         """The statement that ends the current versions of keys that are in `STAGED`."""
 
-    def alter(self, table: str, change: SchemaChange) -> list[str]:
-        """The statements that change a table's columns."""
+    def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:
+        """The statements that change a table's columns; `mark` is left where they cannot be undone together."""
+
+    def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
+        """Whether a table bears a mark of `alter`."""
+
+    def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """The statements that give a table another primary key: columns with the types that an index can hold."""
+
+    def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """The statements without which the table's key takes different values for one; `key` as in `rekeyed`."""
 
     def renamed(self, old: str, new: str) -> list[str]:
         """The statements that rename a table."""
@@ -63,19 +76,13 @@ def columns_of(cursor: Any, name: str) -> list[str]:
     return [row[0] for row in cursor.fetchall()]
 
 
-def password(uri: TargetUri) -> str:
-    """The content of the password file, without the line's end; empty if there is none.
+def password(uri: SinkUri) -> str:
+    """The password that the URI names, by a file or a variable; empty if it names none.
 
     Raises:
         SourceError: ErrCredentials.
     """
-    path = uri.option("password-file")
-    if not path:
-        return ""
-    try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except OSError as err:
-        raise SourceError("ErrCredentials", f"cannot read the password file {path}: {err.strerror}") from None
+    return read_secret(dict(uri.options))
 
 
 @contextmanager

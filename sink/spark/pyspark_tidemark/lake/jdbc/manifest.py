@@ -54,7 +54,7 @@ class DatabaseManifest:
         finally:
             connection.close()
 
-    def announce(self, start_ts: int, end_ts: int) -> int:  # noqa: ARG002 - nobody else can begin a cut
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:  # noqa: ARG002 - nobody else begins
         """See `Manifest`."""
         return end_ts
 
@@ -66,6 +66,23 @@ class DatabaseManifest:
             (self._app, record.end_ts, record.applied_at, record.to_json()),
         )
         self.last = record
+
+    def note_moved(self, ts: int) -> None:
+        """See `Manifest`; a row among those of tables."""
+        if not self.moved_at(ts):
+            self._execute(f"INSERT INTO {tables.TABLES} VALUES (%s, %s, %s, '', '')", (self._app, _moved(ts), ts))  # noqa: S608 - ours
+
+    def moved_at(self, ts: int) -> bool:
+        """See `Manifest`."""
+        with explained(self._database):
+            with self._connection.cursor() as cursor:
+                cursor.execute(
+                    f"SELECT end_ts FROM {tables.TABLES} WHERE app = %s AND name = %s",  # noqa: S608 - ours
+                    (self._app, _moved(ts)),
+                )
+                found = cursor.fetchone()
+            self._connection.commit()
+        return found is not None
 
     def cuts(self) -> list[CutRecord]:
         """All kept cuts."""
@@ -100,6 +117,11 @@ def _locked(database: Database, cursor: Any, changefeed: str) -> bool:
     while not (free := database.lock(cursor, changefeed)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     return free
+
+
+def _moved(ts: int) -> str:
+    """No table has such a name."""
+    return f".moved-{ts}"
 
 
 def _last(cursor: Any, changefeed: str) -> CutRecord | None:

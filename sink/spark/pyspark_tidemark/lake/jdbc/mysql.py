@@ -1,20 +1,21 @@
 """MySQL and MariaDB: multi-row REPLACE into a temporary table, then INSERT … ON DUPLICATE KEY UPDATE."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pymysql
-from pymysql.constants import ER
+from pymysql.constants import CR, ER
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
 from pyspark_tidemark.lake.jdbc.database import STAGED, password
+from pyspark_tidemark.lake.jdbc.mysql_login import GuardedConnection
 from pyspark_tidemark.lake.jdbc.text import as_values
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 _TYPES = {
     pa.bool_(): "boolean",
@@ -31,9 +32,36 @@ _TYPES = {
     pa.timestamp("us", tz="UTC"): "timestamp(6) NULL",
 }
 _KEY_BYTES = 3072  # InnoDB's limit for an index
+_MYSQL_KEYS, _MARIADB_KEYS = "utf8mb4_0900_bin", "utf8mb4_nopad_bin"
+"""Collations that compare bytes and pad nothing: to utf8mb4_bin 'b' and 'b ' are one key."""
 _STATEMENT_BYTES = 1 << 19
 _DISK_FULL = (ER.DISK_FULL, ER.RECORD_FILE_FULL)
 _DENIED = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR)
+_REFUSED = (
+    ER.BAD_NULL_ERROR,
+    ER.BAD_TABLE_ERROR,
+    ER.BAD_FIELD_ERROR,
+    ER.DUP_FIELDNAME,
+    ER.TOO_LONG_IDENT,
+    ER.MULTIPLE_PRI_KEY,
+    ER.TOO_LONG_KEY,
+    ER.KEY_COLUMN_DOES_NOT_EXITS,
+    ER.BLOB_USED_AS_KEY,
+    ER.CANT_DROP_FIELD_OR_KEY,
+    ER.TOO_MANY_FIELDS,
+    ER.TOO_BIG_ROWSIZE,
+    ER.TOO_BIG_FIELDLENGTH,
+    ER.INVALID_DEFAULT,
+    ER.WRONG_COLUMN_NAME,
+    ER.WRONG_TABLE_NAME,
+    ER.WRONG_DB_NAME,
+    ER.BLOB_KEY_WITHOUT_LENGTH,
+    ER.TRUNCATED_WRONG_VALUE,
+    ER.TRUNCATED_WRONG_VALUE_FOR_FIELD,
+    ER.DATA_TOO_LONG,
+    ER.WARN_DATA_OUT_OF_RANGE,
+)
+"""Refusals of a statement that the driver takes for trouble of the server's."""
 _CONNECT_S = 10
 
 
@@ -41,35 +69,47 @@ class MySql:
     """A MySQL or MariaDB server; the upstream's databases become databases, the URI's one holds our own tables."""
 
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
+    name_bytes_max = 256
 
-    def __init__(self, uri: TargetUri) -> None:
+    def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "database": uri.path}
-        self._settings |= {"password": password(uri), "connect_timeout": _CONNECT_S, "charset": "utf8mb4"}
+        self._settings |= {"password": password(uri).encode(), "connect_timeout": _CONNECT_S, "charset": "utf8mb4"}
+        self._settings["server_is_verified"] = bool(uri.option("ca-path"))
         if uri.option("ca-path"):
             self._settings |= {"ssl_ca": uri.option("ca-path"), "ssl_verify_cert": True, "ssl_verify_identity": True}
+        self._key_collation = _MYSQL_KEYS
 
     def connect(self) -> Any:
         """See `Database`; with backslash escapes, as `text.as_values` writes them, and without locks on gaps."""
-        connection = pymysql.connect(
+        connection: Any = GuardedConnection(
             **self._settings,
             autocommit=False,
             init_command="SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
         )
+        self._key_collation = _MARIADB_KEYS if "mariadb" in connection.get_server_info().lower() else _MYSQL_KEYS
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return connection
 
     def quoted(self, name: str) -> str:
         """See `Database`."""
-        return ".".join(quoted(part) for part in name.split(".", 1))
+        return quoted(name)
+
+    def quoted_table(self, name: str) -> str:
+        """See `Database`."""
+        return ".".join(map(quoted, name.split(".", 1)))
 
     def type_of(self, found: Any, *, key_columns: int) -> str:
         """See `Database`."""
         if pa.types.is_decimal(found):
             return f"decimal({found.precision}, {found.scale})"
         if key_columns and found == pa.string():
-            return f"varchar({_KEY_BYTES // key_columns // 4}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+            return f"varchar({_KEY_BYTES // key_columns // 4}) CHARACTER SET utf8mb4 COLLATE {self._key_collation}"
         if key_columns and found == pa.binary():
             return f"varbinary({_KEY_BYTES // key_columns})"
+        if key_columns and found == pa.timestamp("us", tz="UTC"):
+            return (
+                "timestamp(6) NOT NULL DEFAULT '2000-01-01 00:00:00'"  # without one, old servers set it by themselves
+            )
         return _TYPES[found]
 
     def lock(self, cursor: Any, name: str) -> bool:
@@ -92,7 +132,7 @@ class MySql:
 
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
         """See `Database`; `_commit_ts`, which the guard reads, is set last."""
-        name = self.quoted(table)
+        name = self.quoted_table(table)
         same = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
         ordered = [column for column in columns if column != "_commit_ts"] + ["_commit_ts"]
         names = ", ".join(quoted(column) for column in ordered)
@@ -110,16 +150,19 @@ class MySql:
         same = " AND ".join(f"t.{quoted(column)} = f.{quoted(column)}" for column in key)
         first = f"(SELECT {keys}, min(_commit_ts) AS ts FROM {STAGED} GROUP BY {keys}) f"  # noqa: S608 - quoted
         return (
-            f"UPDATE {self.quoted(table)} t JOIN {first} "  # noqa: S608 - quoted
+            f"UPDATE {self.quoted_table(table)} t JOIN {first} "  # noqa: S608 - quoted
             f"ON {same} SET t.valid_to_ts = f.ts, t.is_current = false WHERE t.is_current"
         )
 
-    def alter(self, table: str, change: SchemaChange) -> list[str]:
+    def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:
         """See `Database`; one statement that counts, each being a transaction: a default may stay behind, unused."""
-        steps = [f"RENAME COLUMN {quoted(old)} TO {quoted(new)}" for old, new in change.renamed]
-        steps += [f"DROP COLUMN {quoted(column)}" for column in change.dropped]
+        retyped = {field.name for field in change.widened}
+        steps = [f"DROP COLUMN {quoted(column)}" for column in change.dropped]
+        steps += [f"RENAME COLUMN {quoted(old)} TO {quoted(new)}" for old, new in change.renamed if new not in retyped]
         steps += [
-            f"MODIFY COLUMN {quoted(field.name)} {self.type_of(field.type, key_columns=0)}" for field in change.widened
+            f"CHANGE COLUMN {quoted(change.old_names.get(field.name, field.name))} {quoted(field.name)} "
+            f"{self.type_of(field.type, key_columns=0)}"
+            for field in change.widened
         ]
         filled = {column: _row(value) for column, value in change.filled}
         steps += [
@@ -127,22 +170,59 @@ class MySql:
             + (f" DEFAULT {filled[field.name]}" if field.name in filled else "")
             for field in change.added
         ]
-        name = f"ALTER TABLE {self.quoted(table)}"
+        name = f"ALTER TABLE {self.quoted_table(table)}"
         plain = [", ".join(f"ALTER COLUMN {quoted(column)} DROP DEFAULT" for column in filled)] if filled else []
-        return [f"{name} {step}" for step in (", ".join(steps), *plain)]
+        return [f"{name} {step}" for step in (", ".join([*steps, f"COMMENT = '{mark}'"]), *plain)]
+
+    def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
+        """See `Database`: the mark is the table's comment."""
+        schema, _, name = table.partition(".")
+        cursor.execute(
+            "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            (schema, name),
+        )
+        row = cursor.fetchone()
+        return row is not None and row[0] == mark
+
+    def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """See `Database`; one statement."""
+        schema, _, name = table.partition(".")
+        cursor.execute(
+            "SELECT 1 FROM information_schema.statistics WHERE table_schema = %s AND table_name = %s "
+            "AND index_name = 'PRIMARY' LIMIT 1",
+            (schema, name),
+        )
+        steps = ["DROP PRIMARY KEY"] if cursor.fetchone() else []
+        steps += [f"MODIFY COLUMN {quoted(column)} {kind} NOT NULL" for column, kind in key.items()]
+        steps.append(f"ADD PRIMARY KEY ({', '.join(map(quoted, key))})")
+        return [f"ALTER TABLE {self.quoted_table(table)} {', '.join(steps)}"]
+
+    def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """See `Database`: earlier versions gave keys a collation that pads."""
+        schema, _, name = table.partition(".")
+        cursor.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+            "AND collation_name = 'utf8mb4_bin'",
+            (schema, name),
+        )
+        padded = {row[0] for row in cursor.fetchall()}
+        steps = [f"MODIFY COLUMN {quoted(column)} {kind} NOT NULL" for column, kind in key.items() if column in padded]
+        return [f"ALTER TABLE {self.quoted_table(table)} {', '.join(steps)}"] if steps else []
 
     def renamed(self, old: str, new: str) -> list[str]:
         """See `Database`."""
-        return [self.namespace(new), f"RENAME TABLE {self.quoted(old)} TO {self.quoted(new)}"]
+        return [self.namespace(new), f"RENAME TABLE {self.quoted_table(old)} TO {self.quoted_table(new)}"]
 
     def explained(self, err: Exception) -> SourceError:
         """See `Database`."""
         number = err.args[0] if err.args and isinstance(err.args[0], int) else 0
         if number in _DISK_FULL:
             return SourceError("ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True)
+        if number == CR.CR_AUTH_PLUGIN_CANNOT_LOAD:
+            return SourceError("ErrCredentials", f"{err.args[1]}: add ca-path=/path to the target")
         if number in _DENIED:
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
-        later = isinstance(err, (pymysql.OperationalError, pymysql.InterfaceError))
+        later = isinstance(err, (pymysql.OperationalError, pymysql.InterfaceError)) and number not in _REFUSED
         return SourceError(
             "ErrTargetUnavailable" if later else "ErrTargetRefused", f"the database says: {err}", retryable=later
         )

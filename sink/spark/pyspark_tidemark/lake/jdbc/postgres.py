@@ -1,7 +1,7 @@
 """PostgreSQL: COPY into a temporary table, then INSERT … ON CONFLICT."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -13,7 +13,7 @@ from pyspark_tidemark.lake.changes import DELETE
 from pyspark_tidemark.lake.jdbc.database import STAGED, password
 from pyspark_tidemark.lake.jdbc.text import as_csv, as_quoted
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 _TYPES = {
     pa.bool_(): "boolean",
@@ -30,19 +30,26 @@ _TYPES = {
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
 _LATER = (psycopg.OperationalError, psycopg.InterfaceError, errors.SerializationFailure, errors.DeadlockDetected)
+_NEVER = (errors.ProgramLimitExceeded, errors.TooManyColumns, errors.StatementTooComplex)
+"""Limits, as of an index's entry, that the driver takes for trouble of the server's."""
 _CONNECT_S = 10
+_REQUIRE_AUTH_SINCE = 160_000
+"""The libpq that can refuse a server which asks for the password itself."""
 
 
 class Postgres:
     """A PostgreSQL database; the upstream's databases become schemas."""
 
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    name_bytes_max = 63
 
-    def __init__(self, uri: TargetUri) -> None:
+    def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "dbname": uri.path}
         self._settings |= {"password": password(uri), "connect_timeout": _CONNECT_S, "application_name": "tidemark"}
         if uri.option("ca-path"):
             self._settings |= {"sslmode": "verify-full", "sslrootcert": uri.option("ca-path")}
+        elif self._settings["password"]:
+            self._settings["require_auth"] = _without_clear_text()
 
     def connect(self) -> Any:
         """See `Database`."""
@@ -54,7 +61,11 @@ class Postgres:
 
     def quoted(self, name: str) -> str:
         """See `Database`."""
-        return ".".join('"' + part.replace('"', '""') + '"' for part in name.split(".", 1))
+        return '"' + name.replace('"', '""') + '"'
+
+    def quoted_table(self, name: str) -> str:
+        """See `Database`."""
+        return ".".join(map(self.quoted, name.split(".", 1)))
 
     def type_of(self, found: Any, *, key_columns: int) -> str:  # noqa: ARG002 - any type can be indexed
         """See `Database`."""
@@ -82,7 +93,7 @@ class Postgres:
 
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
         """See `Database`."""
-        name, keys = self.quoted(table), ", ".join(self.quoted(column) for column in key)
+        name, keys = self.quoted_table(table), ", ".join(self.quoted(column) for column in key)
         quoted = [self.quoted(column) for column in columns]
         same = " AND ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in key)
         last = f"(SELECT DISTINCT ON ({keys}) * FROM {STAGED} ORDER BY {keys}, _commit_ts DESC, _seq DESC) s"  # noqa: S608 - quoted
@@ -99,15 +110,18 @@ class Postgres:
         keys = ", ".join(self.quoted(column) for column in key)
         same = " AND ".join(f"t.{self.quoted(column)} = f.{self.quoted(column)}" for column in key)
         return (
-            f"UPDATE {self.quoted(table)} t SET valid_to_ts = f.ts, is_current = false "  # noqa: S608 - quoted
+            f"UPDATE {self.quoted_table(table)} t SET valid_to_ts = f.ts, is_current = false "  # noqa: S608 - quoted
             f"FROM (SELECT {keys}, min(_commit_ts) AS ts FROM {STAGED} GROUP BY {keys}) f WHERE {same} AND t.is_current"
         )
 
-    def alter(self, table: str, change: SchemaChange) -> list[str]:
+    def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:  # noqa: ARG002 - one transaction
         """See `Database`."""
-        name, filled = f"ALTER TABLE {self.quoted(table)}", dict(change.filled)
-        steps = [f"RENAME COLUMN {self.quoted(old)} TO {self.quoted(new)}" for old, new in change.renamed]
-        steps += [f"DROP COLUMN {self.quoted(column)}" for column in change.dropped]
+        name, filled = f"ALTER TABLE {self.quoted_table(table)}", dict(change.filled)
+        steps = [f"DROP COLUMN {self.quoted(column)}" for column in change.dropped]
+        # Names may be swapped or passed on, so no column gets its new name before all have left their old ones.
+        passing = [(old, f"_tidemark_{number}", new) for number, (old, new) in enumerate(change.renamed)]
+        steps += [f"RENAME COLUMN {self.quoted(old)} TO {self.quoted(between)}" for old, between, _ in passing]
+        steps += [f"RENAME COLUMN {self.quoted(between)} TO {self.quoted(new)}" for _, between, new in passing]
         steps += [
             f"ALTER COLUMN {self.quoted(field.name)} TYPE {self.type_of(field.type, key_columns=0)}"
             for field in change.widened
@@ -120,18 +134,54 @@ class Postgres:
         steps += [f"ALTER COLUMN {self.quoted(column)} DROP DEFAULT" for column in filled]
         return [f"{name} {step}" for step in steps]
 
+    def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """See `Database`; in the transaction of the cursor."""
+        name = self.quoted_table(table)
+        cursor.execute(
+            "SELECT conname FROM pg_constraint WHERE contype = 'p' AND conrelid = CAST(%s AS regclass)", (name,)
+        )
+        statements = [f"ALTER TABLE {name} DROP CONSTRAINT {self.quoted(row[0])}" for row in cursor.fetchall()]
+        return [*statements, f"ALTER TABLE {name} ADD PRIMARY KEY ({', '.join(map(self.quoted, key))})"]
+
+    def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - they are
+        """See `Database`."""
+        return []
+
+    def is_altered(self, cursor: Any, table: str, mark: str) -> bool:  # noqa: ARG002 - our own row says it
+        """See `Database`: our own row changes in the same transaction."""
+        return False
+
     def renamed(self, old: str, new: str) -> list[str]:
         """See `Database`."""
         (schema, _, table), (before, _, was) = new.partition("."), old.partition(".")
-        statements = [f"ALTER TABLE {self.quoted(old)} RENAME TO {self.quoted(table)}"] if table != was else []
-        moved = f"ALTER TABLE {self.quoted(f'{before}.{table}')} SET SCHEMA {self.quoted(schema)}"
+        statements = [f"ALTER TABLE {self.quoted_table(old)} RENAME TO {self.quoted(table)}"] if table != was else []
+        moved = f"ALTER TABLE {self.quoted_table(f'{before}.{table}')} SET SCHEMA {self.quoted(schema)}"
         return [*statements, *([self.namespace(new), moved] if schema != before else [])]
 
     def explained(self, err: Exception) -> SourceError:
         """See `Database`."""
         if isinstance(err, errors.DiskFull):
             return SourceError("ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True)
+        if "authentication method requirement" in str(err):
+            said = "the server asks for the password itself, which it gets only over verified TLS: add ca-path=/path"
+            return SourceError("ErrCredentials", f"{said} to the target ({str(err).strip()})")
         if isinstance(err, (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)):
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
-        code = "ErrTargetUnavailable" if isinstance(err, _LATER) else "ErrTargetRefused"
-        return SourceError(code, f"PostgreSQL says: {err}", retryable=isinstance(err, _LATER))
+        later = isinstance(err, _LATER) and not isinstance(err, _NEVER)
+        code = "ErrTargetUnavailable" if later else "ErrTargetRefused"
+        return SourceError(code, f"PostgreSQL says: {err}", retryable=later)
+
+
+def _without_clear_text() -> str:
+    """What libpq must ask of a server that TLS has not verified: any login but one that sends the password itself.
+
+    Raises:
+        SourceError: ErrCredentials, this libpq cannot ask for it.
+    """
+    if psycopg.pq.version() < _REQUIRE_AUTH_SINCE:
+        raise SourceError(
+            "ErrCredentials",
+            "this libpq gives the password to any server that asks for it in clear text: add ca-path=/path to the "
+            "target, or take a libpq of 16 or later (pip install 'psycopg[binary]')",
+        )
+    return "!password"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_tidemark.errors import SourceError
+
 TABLES = "_tidemark_tables"
 CUTS = "_tidemark_cuts"
 NOT_YET = -1
@@ -35,13 +37,22 @@ def create(cursor: Any) -> None:
 
 
 def known(cursor: Any, app: str, name: str, *, lock: bool = False) -> Known | None:
-    """A table's row, locked until the transaction's end if wanted."""
+    """A table's row, locked until the transaction's end if wanted.
+
+    Raises:
+        SourceError: ErrTargetForeign, the row is of another table, whose name the database does not tell from this.
+    """
     cursor.execute(
-        f"SELECT end_ts, columns_now, columns_next FROM {TABLES} WHERE app = %s AND name = %s"  # noqa: S608 - ours
+        f"SELECT end_ts, columns_now, columns_next, name FROM {TABLES} WHERE app = %s AND name = %s"  # noqa: S608 - ours
         + (" FOR UPDATE" if lock else ""),
         (app, name),
     )
     row = cursor.fetchone()
+    if row is not None and row[3] != name:
+        raise SourceError(
+            "ErrTargetForeign",
+            f"the database takes the names {row[3]} and {name} for one: give one of them another target",
+        )
     return None if row is None else Known(int(row[0]), _schema(row[1]), _schema(row[2]))
 
 

@@ -1,5 +1,6 @@
 """A database as a target: one transaction a table and cut, with its fence row in it."""
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
@@ -15,7 +17,10 @@ from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.jdbc.database import STAGED, Database, columns_of, explained
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key, lake_columns, lake_key, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept
+from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
+
+_UNTIL_BYTES_MAX = 63
+"""Of the name of a table that was put aside: PostgreSQL has 63 bytes, MySQL 64 characters."""
 
 
 class JdbcTarget:
@@ -25,17 +30,24 @@ class JdbcTarget:
         self._database = database
         self._app = changefeed
         self._mode = mode
+        self._told_apart: set[str] = set()
         self._making = threading.Lock()  # two who make one schema at once get in each other's way
         with self._transaction() as cursor:
             tables.create(cursor)
+
+    @property
+    def empties_with_cut(self) -> bool:
+        """A database shows no version but the newest: rows go and come in one transaction."""
+        return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts in the table's row; None if no cut was ever applied.
 
         Raises:
-            SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey.
+            SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey; ErrNameUnsupported.
         """
         check_key(table, self._mode)
+        self._check_names(table)
         with self._transaction() as cursor:
             known = tables.known(cursor, self._app, table.name)
             if known is None and columns_of(cursor, table.name):
@@ -55,7 +67,8 @@ class JdbcTarget:
             known = tables.known(cursor, self._app, table.name)
             assert known is not None
             actual = columns_of(cursor, table.name)
-        for schema in (known.schema, known.next_schema):
+            altered = self._database.is_altered(cursor, table.name, _mark(known.next_schema))
+        for schema in (known.next_schema, known.schema) if altered else (known.schema, known.next_schema):
             if sorted(schema.names) == sorted(actual):
                 return schema
         named = {field.name: field for field in known.schema}
@@ -70,7 +83,7 @@ class JdbcTarget:
         table = changes.table
         with self._making, self._transaction() as cursor:
             if tables.known(cursor, self._app, table.name) is None:
-                tables.begin(cursor, self._app, table.name, lake_schema(table, self._mode))
+                tables.begin(cursor, self._app, table.name, self._remembered(table))
         with self._making, self._transaction() as cursor:
             cursor.execute(self._database.namespace(table.name))
             cursor.execute(self._definition(table))
@@ -79,12 +92,15 @@ class JdbcTarget:
     def apply(self, changes: Changes) -> Applied:
         """Stage the changes, apply them, move the fence: all or nothing."""
         table, counting = changes.table, _Counting(changes)
-        with self._transaction() as cursor:
+        self._tell_keys_apart(table)
+        with self._transaction(table.name) as cursor:
             known = tables.known(cursor, self._app, table.name, lock=True)
             if known is not None and known.end_ts >= changes.end_ts:
                 raise SourceError("ErrTargetBusy", f"another job has applied this cut to {table.name}", retryable=True)
             key = table.key if self._mode == UPSERT else ()
             self._database.stage(cursor, self._columns(table.schema, table.key), counting, key)
+            if changes.emptied:
+                cursor.execute(f"DELETE FROM {self._database.quoted_table(table.name)}")  # noqa: S608 - quoted
             for statement in self._statements(table):
                 cursor.execute(statement)
             tables.applied(cursor, self._app, table.name, changes.end_ts)
@@ -93,15 +109,29 @@ class JdbcTarget:
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the columns; what comes is noted before, since MySQL commits each statement by itself."""
         with self._transaction() as cursor:
-            tables.altering(cursor, self._app, table.name, lake_schema(table, self._mode))
+            tables.altering(cursor, self._app, table.name, self._remembered(table))
         with self._transaction() as cursor:
-            for statement in self._database.alter(table.name, change):
+            for statement in self._database.alter(table.name, change, _mark(self._remembered(table))):
                 cursor.execute(statement)
             tables.altered(cursor, self._app, table.name)
 
+    def rekey(self, table: TableMeta) -> None:
+        """Another primary key, where the mode's has the upstream's columns."""
+        if self._mode == APPEND:
+            return
+        with self._transaction(table.name) as cursor:
+            for statement in self._database.rekeyed(cursor, table.name, self._key_types(table)):
+                cursor.execute(statement)
+
+    def is_empty(self, table: TableMeta) -> bool:
+        """Asked of the database."""
+        with self._transaction() as cursor:
+            cursor.execute(f"SELECT 1 FROM {self._database.quoted_table(table.name)} LIMIT 1")  # noqa: S608 - quoted
+            return cursor.fetchone() is None
+
     def truncate(self, table: TableMeta, ts: int) -> None:
         """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
-        name = self._database.quoted(table.name)
+        name = self._database.quoted_table(table.name)
         with self._transaction() as cursor:
             if self._mode == UPSERT:
                 cursor.execute(f"DELETE FROM {name}")  # noqa: S608 - quoted
@@ -111,16 +141,45 @@ class JdbcTarget:
                     (ts,),
                 )
 
+    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
+        """Make the table anew (upsert); one with history gets other columns, or another name if it cannot have them.
+
+        The name is `TABLE__until_TS`: what a changelog, or versions of rows, hold of the earlier table stays.
+        """
+        if self._mode == UPSERT:
+            self.drop(table)
+            return
+        self.truncate(table, ts)
+        actual = self.schema(table)
+        types = {field.name: field.type for field in lake_schema(table, self._mode)}
+        if all(types.get(field.name, field.type) == field.type for field in actual):
+            self.alter(table, change)  # if only to note which columns these are now
+            return
+        with self._transaction() as cursor:
+            for statement in self._database.renamed(table.name, _until(table.name, ts)):
+                cursor.execute(statement)
+            tables.renamed(cursor, self._app, table.name, _until(table.name, ts))
+
     def drop(self, table: TableMeta) -> None:
         """Drop the table, then forget it."""
         with self._transaction() as cursor:
-            cursor.execute(f"DROP TABLE IF EXISTS {self._database.quoted(table.name)}")
+            cursor.execute(f"DROP TABLE IF EXISTS {self._database.quoted_table(table.name)}")
             tables.forget(cursor, self._app, table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Rename the table and its row; after a crash in between only the row is left to do."""
+        """Rename the table and its row; after a crash in between only the row is left to do.
+
+        A kept table of the new name is dropped before.
+        """
         with self._transaction() as cursor:
-            if columns_of(cursor, old.name):
+            there = bool(columns_of(cursor, old.name))
+            kept = there and tables.known(cursor, self._app, new.name) is not None
+            if kept and columns_of(cursor, new.name):
+                check_replaceable(self._mode, new.name)
+        if kept:
+            self.drop(new)
+        with self._transaction() as cursor:
+            if there:
                 for statement in self._database.renamed(old.name, new.name):
                     cursor.execute(statement)
             tables.renamed(cursor, self._app, old.name, new.name)
@@ -131,11 +190,40 @@ class JdbcTarget:
     def close(self) -> None:
         """Nothing is under way."""
 
+    def _tell_keys_apart(self, table: TableMeta) -> None:
+        """Mend the key of a table that an earlier version made; looked at once."""
+        if self._mode == APPEND or table.name in self._told_apart:
+            return
+        with self._transaction(table.name) as cursor:
+            for statement in self._database.told_apart(cursor, table.name, self._key_types(table)):
+                cursor.execute(statement)
+        self._told_apart.add(table.name)
+
+    def _key_types(self, table: TableMeta) -> dict[str, str]:
+        key = lake_key(table, self._mode)
+        named = {field.name: field for field in lake_schema(table, self._mode)}
+        return {name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key}
+
+    def _check_names(self, table: TableMeta) -> None:
+        """See that the database keeps the names as they are: PostgreSQL cuts long ones off without a word."""
+        most = self._database.name_bytes_max
+        names = (*table.name.split(".", 1), *lake_columns(table, self._mode))
+        if long := [name for name in names if len(name.encode()) > most]:
+            raise SourceError(
+                "ErrNameUnsupported",
+                f"{table.name}: the target keeps names of at most {most} bytes, not {', '.join(long)}; leave the table "
+                "or the column out by the changefeed's --filter or --columns, or choose another target",
+            )
+
+    def _remembered(self, table: TableMeta) -> Any:
+        """The columns of the target's table, with their identities, as our own row keeps them."""
+        return with_column_ids(lake_schema(table, self._mode), table.column_ids)
+
     def _definition(self, table: TableMeta) -> str:
         schema, key = lake_schema(table, self._mode), lake_key(table, self._mode)
         primary = f", PRIMARY KEY ({', '.join(self._database.quoted(name) for name in key)})"
         columns = ", ".join(self._columns(schema, key))
-        return f"CREATE TABLE IF NOT EXISTS {self._database.quoted(table.name)} ({columns}{primary})"
+        return f"CREATE TABLE IF NOT EXISTS {self._database.quoted_table(table.name)} ({columns}{primary})"
 
     def _columns(self, schema: Any, key: Sequence[str]) -> list[str]:
         names = [self._database.quoted(field.name) for field in schema]
@@ -149,7 +237,7 @@ class JdbcTarget:
         columns = lake_columns(table, self._mode)
         if self._mode == UPSERT:
             return self._database.upsert(table.name, columns, table.key)
-        name = self._database.quoted(table.name)
+        name = self._database.quoted_table(table.name)
         if self._mode == APPEND:
             names = ", ".join(self._database.quoted(column) for column in columns)
             return [f"INSERT INTO {name} ({names}) SELECT {names} FROM {STAGED}"]  # noqa: S608 - quoted
@@ -161,22 +249,43 @@ class JdbcTarget:
         keys = ", ".join(quoted(column) for column in table.key)
         ends = f"lead(_commit_ts) OVER (PARTITION BY {keys} ORDER BY _commit_ts, _seq)"
         return (
-            f"INSERT INTO {quoted(table.name)} ({own}, valid_from_ts, valid_to_ts, is_current) "  # noqa: S608 - quoted
+            f"INSERT INTO {self._database.quoted_table(table.name)} ({own}, valid_from_ts, valid_to_ts, is_current) "  # noqa: S608 - quoted
             f"SELECT {own}, _commit_ts, _ends, _ends IS NULL FROM (SELECT *, {ends} AS _ends FROM {STAGED}) s "
             f"WHERE _op <> '{DELETE}' AND (_ends IS NULL OR _ends > _commit_ts)"
         )
 
     @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        """A cursor whose work is committed at the end of the block; each has a connection: tables go in parallel."""
-        with explained(self._database):
-            connection = self._database.connect()
-            try:
-                with connection.cursor() as cursor:
-                    yield cursor
-                connection.commit()
-            finally:
-                connection.close()
+    def _transaction(self, about: str = "") -> Iterator[Any]:
+        """A cursor whose work is committed at the end of the block; each has a connection: tables go in parallel.
+
+        Errors name the table that it is `about`.
+        """
+        try:
+            with explained(self._database):
+                connection = self._database.connect()
+                try:
+                    with connection.cursor() as cursor:
+                        yield cursor
+                    connection.commit()
+                finally:
+                    connection.close()
+        except SourceError as err:
+            if err.code != "ErrTargetRefused" or not about:
+                raise
+            raise SourceError(err.code, f"{about}: {err.message}") from err
+
+
+def _until(name: str, ts: int) -> str:
+    """The name of a table that another one has taken the place of at `ts`, short enough for every database."""
+    database, _, table = name.partition(".")
+    suffix = f"__until_{ts}"
+    kept = table.encode()[: _UNTIL_BYTES_MAX - len(suffix)].decode(errors="ignore")
+    return f"{database}.{kept}{suffix}"
+
+
+def _mark(schema: Any) -> str:
+    """What says that a table was altered to a schema: two may have the same names, as after a swap."""
+    return f"tidemark columns {hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()[:32]}"
 
 
 class _Counting:

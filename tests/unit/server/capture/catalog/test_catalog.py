@@ -12,6 +12,7 @@ from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.puller.source import TableChange
+from sink.errors import RangeCleanedError
 from storage.model.errors import UnavailableError
 from tests.unit.server.capture.catalog.upstream import (
     START,
@@ -126,28 +127,61 @@ def test_what_is_behind_the_checkpoint_is_collected(statements):
         catalog.history.forget(garbage)
         kept = await metadata.records.load("feed")
         assert kept == list(catalog.history)
-        assert sorted(table.name for change in kept for table in change.tables) == sorted(
-            catalog.history.at(database.ts)
-        )
+        needed_ts = catalog.history.needed_from(database.ts + 1)
+        assert needed_ts == database.ts + 1 or not catalog.history.at(database.ts)
+        needed = catalog.history.at(needed_ts - 1) or catalog.history.at(database.ts)
+        assert sorted(table.name for change in kept for table in change.tables) == sorted(needed)
 
     asyncio.run(run())
 
 
 @settings(deadline=None, max_examples=60)
 @given(STATEMENTS)
-def test_who_stands_at_a_change_sees_it_after_a_restart_too(statements):
+def test_who_stands_at_a_change_sees_it_and_the_tables_before_it_after_a_collection_and_a_restart(statements):
     async def run():
         database = evolved(statements)
-        _, catalog = await reference(database)
-        for ddl in catalog.versions.ddls(START + 1):
-            metadata_again, again = await reference(database)
-            garbage = again.history.garbage(ddl.ts)
-            await metadata_again.records.collect("feed", garbage)
-            reread = await metadata_again.catalog(ddl.ts)
-            if reread.history.first_ts < ddl.ts:
-                assert reread.versions.ddls(ddl.ts) == catalog.versions.ddls(ddl.ts)
+        _, whole = await reference(database)
+        for ddl in whole.versions.ddls(START + 1):
+            metadata, catalog = await reference(database)
+            garbage = catalog.history.garbage(ddl.ts)
+            await metadata.records.collect("feed", garbage)
+            catalog.history.forget(garbage)
+            catalog.forget(ddl.ts)
+            for each in (catalog, await metadata.catalog(ddl.ts)):
+                assert each.versions.ddls(ddl.ts) == whole.versions.ddls(ddl.ts)
+                for ts in (ddl.ts - 1, ddl.ts):
+                    assert in_force(each, ts) == in_force(whole, ts)
+            after = catalog.history.garbage(ddl.ts + 1)
+            catalog.history.forget(after)
+            catalog.forget(ddl.ts + 1)
+            if in_force(whole, ddl.ts):
+                with pytest.raises(RangeCleanedError):
+                    catalog.versions.at(ddl.ts - 1)
 
     asyncio.run(run())
+
+
+def test_the_change_that_left_no_table_stays_known_as_the_checkpoint_goes_on_without_its_reader():
+    async def run():
+        database = evolved([("drop", "a", "b"), ("drop", "b", "a")])
+        _, whole = await reference(database)
+        metadata, catalog = await reference(database)
+        last_ts = whole.versions.ddls(START + 1)[-1].ts
+        for checkpoint_ts in (last_ts + 1, last_ts + 1000):
+            garbage = catalog.history.garbage(checkpoint_ts)
+            await metadata.records.collect("feed", garbage)
+            catalog.history.forget(garbage)
+            catalog.forget(checkpoint_ts)
+            for each in (catalog, await metadata.catalog(checkpoint_ts)):
+                assert [ddl.ts for ddl in each.versions.ddls(last_ts)] == [last_ts]
+                assert in_force(each, last_ts - 1) == in_force(whole, last_ts - 1)
+                assert in_force(each, last_ts) == in_force(each, checkpoint_ts) == []
+
+    asyncio.run(run())
+
+
+def in_force(catalog, ts):
+    return sorted((version.name, version.span.table_id, version.mounter.columns) for version in catalog.versions.at(ts))
 
 
 def catalog_of(*tables, ignore=False, rules=("s.*", "!s.tmp_*")):

@@ -14,8 +14,8 @@ from server.capture.catalog.filter import FilterRuleError, TableFilter
 from server.capture.catalog.history import History, SchemaChange
 from server.puller.mysql.source import mysql_table
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableRecord
-from sink.selected import SelectedMounter, whole_mounter
+from server.puller.table import SourceTable, TableIneligibleError, TableRecord, check_names
+from sink.selected import SelectedMounter, source_columns, whole_mounter
 from storage.model.event import INSERT, RAW_SCHEMA
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
@@ -50,6 +50,8 @@ def taken(*rules: str, name: str = "orders") -> list[str]:
         (['"shop"."orders"=name'], ["id", "name"]),
         (["/^(shop|x=y)$/.orders=name"], ["id", "name"]),
         (["crm.*=name"], list(NAMES)),
+        (["shop.orders=*,Phone->tel"], ["id", "name", "tel", "mail_home", "mail_work"]),
+        (["shop.orders=phone->_tel , ID->number"], ["number", "_tel"]),
     ],
 )
 def test_the_first_rule_about_a_table_decides_and_the_last_of_its_columns(
@@ -98,7 +100,7 @@ async def test_a_renamed_table_keeps_what_is_taken_of_it_unless_a_rule_is_about_
 
     async def save(_: SchemaChange) -> None: ...
 
-    source: Any = SimpleNamespace(table=mysql_table)
+    source: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
     catalog = FeedCatalog(Terms("c", TableFilter(["shop.*"]), columns=rules), source, History([started]), 1, save)
     renamed = catalog.table(record("moved"))
     assert renamed is not None
@@ -133,3 +135,38 @@ def test_rows_have_the_values_of_the_whole_row_in_fewer_columns(chosen: set[str]
     assert set(cut.schema.names[4:]) == {"id", *chosen}
     assert cut.split(raw) is raw
     assert whole_mounter(cut) is whole_mounter(whole.mounter)
+
+
+@pytest.mark.parametrize("rule", ["shop.orders=name->", "shop.orders=->x", "shop.orders=!name->x", "shop.orders=n*->x"])
+def test_a_new_name_is_for_one_column_that_is_taken(rule: str) -> None:
+    with pytest.raises(ColumnRuleError, match="->"):
+        ColumnRules([rule])
+
+
+@pytest.mark.parametrize("name", ["_op", "_OP", "_commit_ts", "_Start_Ts", "_seq"])
+def test_a_column_that_is_called_like_one_of_ours_is_refused_left_out_or_renamed(name: str) -> None:
+    whole = table(names=("id", "v", name))
+    with pytest.raises(TableIneligibleError, match=f"{name}->upstream"):
+        check_names(whole)
+    left_out = mysql_table(ColumnRules([f"shop.orders=*,!{name}"]).of(whole))
+    check_names(left_out)
+    assert left_out.mounter.schema.names == ["_op", "_commit_ts", "_start_ts", "_seq", "id", "v"]
+    renamed = mysql_table(ColumnRules([f"shop.orders=*,{name}->theirs"]).of(whole))
+    check_names(renamed)
+    assert renamed.mounter.schema.names[4:] == ["id", "v", "theirs"]
+    assert source_columns(renamed.mounter) == {"id", "v", name}
+    with pytest.raises(TableIneligibleError, match="another column"):
+        check_names(mysql_table(ColumnRules([f"shop.orders=*,{name}->V"]).of(whole)))
+
+
+def test_a_renamed_key_is_the_key_and_rows_have_their_values_under_the_new_names() -> None:
+    found = mysql_table(ColumnRules(["shop.orders=*,id->_id,name->title"]).of(table(names=("id", "name"))))
+    assert found.mounter.key_columns == ("_id",)
+    row = b"\0\0" + (5).to_bytes(4, "little") + (7).to_bytes(4, "little")
+    values = [[9], [8], [INSERT], [b"k"], [row], [None]]
+    raw = pa.RecordBatch.from_arrays(
+        [pa.array(each, field.type) for each, field in zip(values, RAW_SCHEMA, strict=True)], schema=RAW_SCHEMA
+    )
+    mounted = found.mounter.mount(raw).to_pylist()
+    assert [(each["_op"], each["_id"], each["title"]) for each in mounted] == [("insert", 5, 7)]
+    assert TableRecord("shop", found.record.table_info).whole == record(names=("id", "name"))

@@ -34,15 +34,16 @@ class FakeSource:
     """Reads the records of `record`."""
 
     keeps_history = False
+    warnings: tuple[str, ...] = ()
     per_table = False
 
     def __init__(self, records=()):
         self.records = list(records)
 
-    async def snapshot(self, ts):
+    async def snapshot(self, ts, before=()):
         return self.records
 
-    def table(self, table):
+    def table(self, table, before=None):
         info = table.table_info
         if info.get("keyless"):
             raise TableIneligibleError(f"{table.name} has no key")

@@ -11,8 +11,9 @@ from kvproto import metapb_pb2
 
 from gcsafepoint.service import Compat, ServiceUpdate
 from gcsafepoint.states import NULL_KEYSPACE
+from server.coordinator.cluster.cluster import encode_cluster_id
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.keys import ClusterKeys
+from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.leadership.leader import Leadership
 from server.coordinator.term import Term
 from server.rpc.credentials import SecurityConfig
@@ -78,6 +79,7 @@ async def test_the_same_write_of_a_leader_is_kept(write: Callable[[Term], Awaita
 async def led_term(directory: Path) -> AsyncIterator[tuple[Meta, Term]]:
     async with EmbeddedEtcd.open(directory) as etcd:
         meta = EtcdMeta(etcd)
+        await meta.put(CLUSTER_ID, encode_cluster_id(KEYS.cluster_id))
         revision = await meta.put(LEADER, b"us")
         leadership = Leadership((Compare.created_at(LEADER, revision),), lambda: math.inf)
         term = await Term.load(leadership, meta, KEYS, SecurityConfig(), Compat.CLASSIC)

@@ -23,6 +23,7 @@ from server.dump.errors import ChunkLostError
 from server.dump.job import PAUSED, DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
 from server.puller.table import SourceTable
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.errors import InvalidError, UnavailableError
@@ -83,6 +84,7 @@ class Sorter:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
+        self.open_transactions = OpenTransactions()
         self.keys: dict[bytes, int] = {}
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:

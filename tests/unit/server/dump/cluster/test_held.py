@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.cluster.held import HeldRows, HeldTables, HoldLateError
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.errors import ClosedError
 from storage.model.event import snapshot_rows
 from storage.model.span import Span
@@ -21,6 +22,7 @@ class Sorter:
 
     def __init__(self, executor: Executor | None = None) -> None:
         self.executor: Any = executor
+        self.open_transactions = OpenTransactions()
         self.resolved: list[int] = []
         self.added: list[tuple[int, int]] = []
         self.refuses = False

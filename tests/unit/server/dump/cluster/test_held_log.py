@@ -22,6 +22,7 @@ class Rows:
     """Where the log's rows go."""
 
     executor: Any = None
+    open_transactions: Any = None
     resolved: dict[Span, int] = field(default_factory=dict)
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:

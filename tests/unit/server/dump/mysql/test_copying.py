@@ -1,21 +1,30 @@
 """What a dump answers the log about rows that no event brings: durable before it says yes."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from server.dump.job import DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.copying import DumpCopying
 from server.dump.mysql.listener import DumpListener
+from server.dump.mysql.window import HIGH, LOW, Chunk
 from server.dump.progress import Cell, Range, TableProgress, TableState
-from server.dump.table_dump import TableDump
+from server.dump.table_dump import Read, TableDump
+from server.puller.mysql.listener import Again
 from server.puller.mysql.source import mysql_table
+from server.puller.source import TableChange
 from server.puller.table import SourceTable, TableRecord
+from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.model.errors import UnavailableError
+from storage.model.ts import MAX_TS
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
 
@@ -43,7 +52,7 @@ def dumping(records: DumpRecords, *tables: TableProgress) -> DumpCopying:
     listener.take_up({each.table_id: TableDump(each) for each in tables})
     keeper = ProgressKeeper("shop", records, listener)
     keeper.begin({each.table_id: each for each in tables})
-    return DumpCopying("shop", listener, keeper)
+    return DumpCopying("shop", listener, keeper, records)
 
 
 @pytest.mark.parametrize("state", [TableState.WAITING, TableState.DUMPING, TableState.FAILED])
@@ -94,3 +103,145 @@ def test_a_range_that_was_set_back_is_not_read_with_the_cursor_it_had() -> None:
     assert listener.begin_anew(["s.a"], JOB)
     assert listener.known_at(1, 0, epoch) is None
     assert listener.known_at(1, 0, dump.ahead(0)[1]) == listener.known(1)
+
+
+def again(ts: int, *ids: int) -> Again:
+    names = {1: "s.a", 2: "s.b"}
+    tables = {each: names[each] for each in ids}
+    return Again(ts, tables, dict.fromkeys(tables.values(), "MODIFY v INT NOT NULL: NULL becomes a value"))
+
+
+class Life:
+    """A dump's ear and mouth from a checkpoint on, as they begin anew after a crash."""
+
+    def __init__(self, records: DumpRecords, *tables: TableProgress) -> None:
+        self.holds = Holds()
+        self.listener = DumpListener("shop", [table("a", 1), table("b", 2)], self.holds)
+        self.listener.take_up({each.table_id: TableDump(each) for each in tables})
+        self.keeper = ProgressKeeper("shop", records, self.listener)
+        self.keeper.begin({each.table_id: each for each in tables})
+        self.copying = DumpCopying("shop", self.listener, self.keeper, records)
+        self.copying.taken_up(None)
+
+    def read(self, table_id: int, commit_ts: int) -> None:
+        """All of a table, in one chunk whose window closes there."""
+        with self.listener.looking():
+            dump = self.listener.dump(table_id)
+            assert dump is not None
+            dump.planned((Range(),), 1)
+        for kind, name in ((LOW, "low"), (HIGH, "high")):
+            if kind == LOW:
+                self.listener.begin("low", "high", [table_id])
+            else:
+                with self.listener.looking():
+                    _, epoch = dump.ahead(0)
+                known = self.listener.known(table_id)
+                assert known is not None
+                none = pa.array([], pa.binary())
+                chunk = Chunk(table_id, known[1], Read(0, epoch, None, True, 0, 0), none, none)
+                self.listener.fill("high", [chunk], frozenset())
+            values = {"changefeed_id": "shop", "unique_identifier": name, "event_type": kind}
+            self.listener.watermark(values, commit_ts)
+
+
+async def test_cuts_wait_from_before_the_answer_until_all_tables_are_complete(records: DumpRecords) -> None:
+    life = Life(records, progress("a", 1, TableState.DONE), progress("b", 2, TableState.DONE))
+    assert await life.copying.reads_again(again(50, 1, 2))
+    job = await records.job()
+    assert job is not None
+    assert (dict(job.since_ts), set(job.reasons)) == ({"s.a": 50, "s.b": 50}, {"s.a", "s.b"})
+    assert (life.holds.open_since, life.holds.bound(60), life.listener.again) == (50, 50, {1, 2})
+    assert {each.state for each in await records.tables(Job("j"))} == {TableState.WAITING}, "durable, too"
+    life.read(1, 70)
+    assert life.holds.bound(80) == 50
+    life.read(2, 80)
+    assert (life.holds.open_since, life.holds.bound(79), life.holds.bound(80)) == (0, 50, MAX_TS)
+    assert life.listener.again == frozenset()
+
+
+async def test_a_ddl_of_the_table_begins_it_anew_and_its_end_lets_the_others_go(records: DumpRecords) -> None:
+    life = Life(records, progress("a", 1, TableState.DONE), progress("b", 2, TableState.DONE))
+    await life.copying.reads_again(again(50, 1, 2))
+    life.read(1, 70)
+    life.listener.changed_schema(TableChange(75, "RENAME", (table("c", 1),)))
+    life.read(2, 80)
+    assert life.holds.open_since == 50, "the chunks of `a` were of another name, perhaps of other columns"
+    assert life.holds.waiting[1][0] == 75
+    life.listener.changed_schema(TableChange(85, "DROP", dropped=("s.c",)))
+    assert (life.holds.open_since, life.holds.bound(84), life.holds.bound(85)) == (0, 50, MAX_TS)
+    assert life.holds.tables(50, 85, []) == {1: None, 2: 50}
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_whatever_was_durable_when_a_capture_died_the_next_one_reads_again(
+    records: DumpRecords, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """The job, then the progress; the checkpoint stands at the DDL or before it, and never beyond."""
+    done = progress("a", 1, TableState.DONE)
+    await records.put_tables([done])
+    life, left = Life(records, done), [steps]
+    for name in ("put_job", "put_tables"):
+        write = getattr(records, name)
+
+        async def dies(*arguments: Any, write: Any = write) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise UnavailableError("killed before it was written")
+            await write(*arguments)
+            if left[0] < 0:
+                return
+            left[0] -= 1
+            if left[0] == 0:
+                raise UnavailableError("killed right behind it")
+
+        monkeypatch.setattr(records, name, dies)
+    with contextlib.suppress(UnavailableError):
+        await life.copying.reads_again(again(50, 1))
+    monkeypatch.undo()
+    job = await records.job()
+    before = Life(records, *(await records.tables(Job("j"))))
+    await before.copying.begin(40)
+    assert not before.holds.open_since, "the log has yet to tell the DDL"
+    assert await before.copying.reads_again(again(50, 1))
+    assert before.holds.open_since == 50
+    if steps == 0:
+        assert job is not None
+        at = Life(records, *(await records.tables(job)))
+        await at.copying.begin(50)
+        assert (at.holds.open_since, at.listener.again) == (50, {1})
+        assert "NULL becomes" in at.holds.waiting[1][1]
+        beyond = Life(records)
+        await beyond.copying.begin(51)
+        assert not beyond.holds.open_since
+
+
+async def test_a_table_that_an_earlier_life_began_to_read_again_is_no_dump_under_way(records: DumpRecords) -> None:
+    """Else the DDL, told once more, would begin it anew while cuts go on, and show it in part."""
+    life = Life(records)
+    await life.copying.reads_again(again(50, 1, 2))
+    job = await records.job()
+    assert job is not None
+    after = Life(records)
+    after.copying.taken_up(job)
+    await after.copying.begin(40)
+    assert not await after.copying.copies_anew(["s.a"])
+    assert not await after.copying.copies(["s.a"])
+    assert await after.copying.reads_again(again(50, 1))
+    beyond = Life(records)
+    beyond.copying.taken_up(job)
+    await beyond.copying.begin(51)
+    assert await beyond.copying.copies(["s.a"])
+
+
+async def test_a_table_that_cannot_be_read_again_is_told_until_it_is_tried_anew(records: DumpRecords) -> None:
+    life = Life(records, progress("a", 1, TableState.DONE))
+    await life.copying.reads_again(again(50, 1))
+    life.listener.cannot_read_again(2, "of no concern")
+    assert life.holds.error is None
+    life.listener.cannot_read_again(1, "SELECT command denied")
+    assert life.holds.error is not None
+    assert life.holds.error.code == "ErrDumpRereadFailed"
+    assert "s.a cannot be read again" in life.holds.error.message
+    assert "dumpresume -c shop" in life.holds.error.message
+    life.listener.retry()
+    assert life.holds.error is None

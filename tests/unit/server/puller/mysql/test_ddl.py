@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.statement import Kind, Verb
+from server.puller.mysql.ddl import read_statement, statement_of
+from server.puller.mysql.statement import Action, Kind, Verb
+from server.puller.mysql.tokens import Dialect
+from storage.mysql.control import Query
 
 DDL = {
     "alter table a.t add column x int, drop column y": ["altered a.t"],
@@ -35,7 +37,6 @@ DDL = {
 }
 NOTHING = (
     "create database a",
-    "create temporary table tt(a int)",
     "DROP TEMPORARY TABLE IF EXISTS `db`.`tt`",
     "create or replace view v as select 1",
     "create definer=`r`@`%` trigger tr before insert on t for each row set new.a=1",
@@ -44,14 +45,13 @@ NOTHING = (
     "alter database a character set utf8",
     "grant select on *.* to x",
     "analyze table t",
-    "SAVEPOINT `s`",
     "set password for x='y'",
     "# nothing at all",
 )
 
 
 def shown(query: str, *, fold_case: bool = False) -> list[str]:
-    actions = read_statement(query, "db", fold_case=fold_case).actions
+    actions = read_statement(query, "db", dialect=Dialect(fold_case=fold_case)).actions
     return [" ".join([each.verb.value, ".".join(each.name), ".".join(each.to or ())]).strip() for each in actions]
 
 
@@ -86,6 +86,23 @@ def test_transactions_are_steered_by_statements_too(query: str, kind: Kind, xid:
     assert (statement.kind, statement.xid) == (kind, xid)
 
 
+@pytest.mark.parametrize(
+    ("query", "kind", "name"),
+    [
+        ("SAVEPOINT `a``b`", Kind.SAVEPOINT, "a`b"),
+        ("SAVEPOINT savepoint", Kind.SAVEPOINT, "savepoint"),
+        ("ROLLBACK TO `a b`", Kind.ROLLBACK_TO, "a b"),
+        ("ROLLBACK TO savepoint", Kind.ROLLBACK_TO, "savepoint"),
+        ("rollback work to savepoint é;", Kind.ROLLBACK_TO, "é"),
+        ("ROLLBACK TO", Kind.UNKNOWN, ""),
+        ("ROLLBACK TO a, b", Kind.UNKNOWN, ""),
+    ],
+)
+def test_savepoints_are_read_by_their_names(query: str, kind: Kind, name: str) -> None:
+    statement = read_statement(query, "db")
+    assert (statement.kind, statement.savepoint) == (kind, name)
+
+
 NAME = st.text(st.characters(min_codepoint=1, max_codepoint=0x2FFF, exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
@@ -107,3 +124,13 @@ def test_any_text_is_read_without_an_error(query: str) -> None:
 
 def test_names_are_folded_where_the_server_folds_them() -> None:
     assert shown("DROP TABLE A.`T`", fold_case=True) == ["dropped a.t"]
+
+
+def test_a_statement_that_failed_did_what_the_server_says_or_is_not_understood() -> None:
+    sql = "CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, c INT DEFAULT 'x')"
+    failed = statement_of(Query(1, "db", sql, 1067), Dialect())
+    assert failed.actions == (Action(Verb.DROPPED, ("db", "t")),)
+    unclear = statement_of(Query(1, "db", "ALTER TABLE t ADD x INT", 1317), Dialect())
+    assert (unclear.kind, "t" in unclear.words) == (Kind.UNKNOWN, True)
+    assert "1317" in unclear.reason
+    assert statement_of(Query(1, "db", "BEGIN", 1317), Dialect()).kind is Kind.BEGIN

@@ -40,7 +40,7 @@ COMMITS = st.builds(
 
 def query(sql: str, schema: str = "db") -> bytes:
     head = struct.pack("<IIBHH", 1, 0, len(schema), 0, 3)
-    return event(EventType.QUERY, head + b"\x01\x02\x03" + schema.encode() + b"\0" + sql.encode())
+    return event(EventType.QUERY, head + b"\x05\x01Z" + schema.encode() + b"\0" + sql.encode())
 
 
 def log_of(commits: list[Commit]) -> list[bytes]:

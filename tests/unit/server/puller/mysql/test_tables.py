@@ -11,6 +11,7 @@ from server.puller.mysql.lookahead import Lookahead, Sought, is_before
 from server.puller.mysql.source import mysql_table
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
+from server.puller.mysql.tokens import Dialect
 from server.puller.table import SourceTable, TableIneligibleError
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
@@ -106,18 +107,18 @@ def test_a_table_that_becomes_a_partition_is_gone() -> None:
 )
 def test_statements_that_may_change_rows_of_ours_are_refused(query: str, expected: type[Exception]) -> None:
     with pytest.raises(expected, match=r"binlog\.000001:9"):
-        tables().check(read_statement(query, "s"), query, "binlog.000001:9")
+        tables().check(read_statement(query, "s"), query, "binlog.000001:9", 7)
 
 
 def test_names_that_are_no_words_are_found_in_statements_too() -> None:
     query = "UPDATE `ta-b` SET v = 1"
     with pytest.raises(StatementLoggedError, match="ta-b"):
-        Tables([table("ta-b", 1)]).check(read_statement(query, "s"), query, "here")
+        Tables([table("ta-b", 1)]).check(read_statement(query, "s"), query, "here", 7)
 
 
 def test_statements_about_other_tables_are_not_refused() -> None:
     for query in ("INSERT INTO z VALUES (1)", "REORGANIZE THE z"):
-        tables().check(read_statement(query, "s"), query, "here")
+        tables().check(read_statement(query, "s"), query, "here", 7)
 
 
 def test_a_renamed_table_is_known_by_its_new_name_only() -> None:
@@ -142,7 +143,7 @@ def test_what_makes_a_table_ineligible_is_kept_in_its_record() -> None:
 
 def looked(*queries: str) -> dict[TableName, str]:
     """By the names a table has first: where it is at the end, or `gone`."""
-    look = Lookahead(fold_case=False, sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
+    look = Lookahead(Dialect(), sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
     for query in queries:
         look._see_statement(read_statement(query, "s"))
     return {each.name: "gone" for each in look.done} | {each.name: now[1] for now, each in look.sought.items()}

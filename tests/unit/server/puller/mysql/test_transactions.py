@@ -23,6 +23,7 @@ STANDALONE, DDL, PREPARED, COMPLETED = 1, 32, 64, 128
 MYSQL: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[4] / "golden/mysql_events.json").read_text(encoding="utf-8")
 )
+MAP = bytes(8) + b"\1d\0\1t\0"
 FDE = event(EventType.FORMAT_DESCRIPTION, bytes(60))
 
 
@@ -52,7 +53,7 @@ class Log:
         for _ in range(count):
             self.rows += 1
             bodies.append(b"row %d" % self.rows)
-            self.parts += [event(EventType.TABLE_MAP, b"map"), event(EventType.WRITE_ROWS_V1, bodies[-1])]
+            self.parts += [event(EventType.TABLE_MAP, MAP), event(EventType.WRITE_ROWS_V1, bodies[-1])]
         return bodies
 
     def query(self, sql: str) -> None:
@@ -175,7 +176,7 @@ def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_the
     eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
     with pytest.raises(TornTransactionError) as told:
         [taken(eager, [part]) for part in log.parts]
-    warned = Transactions(LogPosition(Anchor(0, "")), held_bytes=1, torn=frozenset({told.value.place}))
+    warned = Transactions(LogPosition(Anchor(0, "")), held_bytes=1, torn={told.value.place: told.value.rows})
     found = [each for part in log.parts for each in taken(warned, [part])]
     assert found == log.wanted, "the transaction after it has its GTID and commit_ts, and is not left out"
     assert warned.position.ts == log.ts

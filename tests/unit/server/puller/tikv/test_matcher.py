@@ -1,14 +1,18 @@
 """The matcher against a model region that knows every transaction."""
 
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.puller.tikv import matcher
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.matcher import LateCommitError, Matcher, UnmatchedCommitError
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 
 PUT, DEL = 1, 2
@@ -195,8 +199,16 @@ def scanned(live, start_ts):
     return found + list(locks.values())
 
 
-@given(histories(), st.data())
-def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_nothing_else(history, data):
+def still_open(live):
+    """The rows of transactions that have not ended after the events `live`."""
+    locked = {(row.start_ts, row.key) for kind, row in live if kind == "lock"}
+    return locked - {(row.start_ts, row.key) for kind, row in live if kind in ("commit", "rollback")}
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 900, 0])
+@settings(max_examples=60)
+@given(history=histories(), data=st.data())
+def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_nothing_else(limit, history, data):
     live, committed = history
     start_ts = data.draw(st.integers(0, 6))
     attach = data.draw(st.integers(0, len(live)))
@@ -210,8 +222,17 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
     ready = data.draw(st.integers(0, len(tail)))
     merged += [*tail[:ready], INITIALIZED, *tail[ready:]]
 
-    region, out = Matcher(start_ts), Changes()
-    region.apply(merged, out)
+    with TemporaryDirectory() as directory, closing(OpenTransactions(Path(directory) / "open", limit)) as shared:
+        region, out = Matcher(start_ts, shared), Changes()
+        while merged:
+            size = data.draw(st.integers(1, len(merged)))
+            region.apply(merged[:size], out)
+            region.spill_if_short()
+            merged = merged[size:]
+        assert shared.spilled == sum(rows.spilled for rows in region._maps)
+        assert len(region) == len(still_open(live)), "entries of ended transactions remain"
+        region.clear()
+        assert (shared.spilled, shared.used_bytes, Path(directory, "open").exists()) == (0, 0, False)
 
     expected = {
         (
@@ -227,10 +248,6 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
     }
     got = set(zip(out.commit_ts, out.start_ts, out.key, out.op, out.value, out.old_value, strict=True))
     assert got == expected
-    still_open = {(row.start_ts, row.key) for kind, row in live if kind == "lock"} - {
-        (row.start_ts, row.key) for kind, row in live if kind in ("commit", "rollback")
-    }
-    assert len(region) == len(still_open), "entries of ended transactions remain"
 
 
 def test_one_run_of_commits_may_end_several_transactions_and_a_key_twice_in_it_is_unmatched():

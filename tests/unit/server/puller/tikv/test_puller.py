@@ -10,6 +10,7 @@ from kvproto import metapb_pb2 as metapb
 
 from server.puller.tikv.fault import ClusterIdMismatchError, Fault
 from server.puller.tikv.matcher import LateCommitError
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import RegionRoute
 from storage.codec import encode_bytes
@@ -62,11 +63,13 @@ class Feeds:
 class Sorter:
     def __init__(self):
         self.rows, self.resolved, self.moved = [], [], asyncio.Event()
+        self.sizes = []
         self.loop = asyncio.get_running_loop()
 
     def add(self, span, batch):
         assert span == SPAN
         self.rows += [(row["commit_ts"], row["key"]) for row in batch.to_pylist()]
+        self.sizes.append(batch.num_rows)
         self.loop.call_soon_threadsafe(self.moved.set)
 
     def resolve(self, span, ts):
@@ -87,10 +90,10 @@ class Sorter:
 
 
 @asynccontextmanager
-async def pulling(pd, start_ts=10):
+async def pulling(pd, start_ts=10, shared=None):
     feeds, sorter = Feeds(), Sorter()
     with ThreadPoolExecutor(1) as executor:
-        puller = TablePuller(SPAN, start_ts, Upstream(pd, feeds, executor), sorter)
+        puller = TablePuller(SPAN, start_ts, Upstream(pd, feeds, executor, shared or OpenTransactions()), sorter)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(puller.run())
             yield feeds, sorter, puller, task

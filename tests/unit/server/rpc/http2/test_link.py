@@ -20,6 +20,9 @@ class Stuck(asyncio.Transport):
         assert not self.closing
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closing = True
 
@@ -33,8 +36,8 @@ class Stuck(asyncio.Transport):
         self.paused = False
 
 
-def connected() -> tuple[Link, Stuck]:
-    link, transport = Link(EchoHost(), BOUNDS, set()), Stuck()
+def connected(host: EchoHost | None = None) -> tuple[Link, Stuck]:
+    link, transport = Link(host or EchoHost(), BOUNDS, set()), Stuck()
     link.connection_made(transport)
     return link, transport
 

@@ -28,6 +28,30 @@ def test_any_cut_gives_the_same_messages(bodies: list[bytes], draw: st.DataObjec
     assert reader.held == 0
 
 
+def fed(reader: MessageReader, data: bytes) -> list[bytes]:
+    """All messages, in as many turns as they need."""
+    messages = reader.feed(data)
+    while reader.pending:
+        messages += reader.feed(b"")
+    return messages
+
+
+def test_one_turn_decompresses_a_slice_only_and_counts_it() -> None:
+    reader = MessageReader(64 << 20, b"gzip")
+    packed = message(gzip.compress(bytes(10 << 20)), flag=1)
+    assert reader.feed(packed + message(b"next")) == []
+    assert reader.pending
+    assert reader.held <= len(packed) + (1 << 20)
+    turns = 1
+    messages: list[bytes] = []
+    while not messages:
+        messages = reader.feed(b"")
+        turns += 1
+    assert messages == [bytes(10 << 20), b"next"]
+    assert turns >= 10
+    assert reader.held == 0
+
+
 def test_a_length_beyond_the_bound_is_refused_before_its_bytes() -> None:
     with pytest.raises(MessageError) as refused:
         MessageReader(100, b"").feed(b"\0" + (101).to_bytes(4))
@@ -39,9 +63,10 @@ def test_a_length_beyond_the_bound_is_refused_before_its_bytes() -> None:
 def test_a_bomb_is_refused_before_it_is_large(encoding: bytes) -> None:
     pack = gzip.compress if encoding == b"gzip" else zlib.compress
     reader = MessageReader(1 << 20, encoding)
-    assert reader.feed(message(pack(bytes(1 << 20)), flag=1)) == [bytes(1 << 20)]
+    assert fed(reader, message(pack(bytes(1 << 20)), flag=1)) == [bytes(1 << 20)]
     with pytest.raises(MessageError) as refused:
-        reader.feed(message(pack(bytes(50 << 20)), flag=1))
+        fed(reader, message(pack(bytes(50 << 20)), flag=1))
+    assert reader.held < 2 << 20
     assert refused.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -16,7 +16,7 @@ from server.rpc.http2.request_head import RequestHead
 from server.rpc.http2.stream import Stream
 
 METHOD = "/tikvpb.Tikv/RawGet"
-BOUNDS = Bounds(metadata_bytes=16 << 10, streams=100, pings=20, pings_per_s=1)
+BOUNDS = Bounds(metadata_bytes=16 << 10, streams=100, pings=20, pings_per_s=1, unsent_bytes=64 << 20)
 CALL = (
     (":method", "POST"),
     (":scheme", "http"),
@@ -58,8 +58,13 @@ class Echo(Stream):
         self.got += self.reader.feed(data)
         self.hold(self.reader.held)
         self.give_credit()
-        if ended and self.head.method != "/hold":
+        if self.reader.pending:
+            self.connection.unpacking[self.number] = self
+        elif ended and self.head.method != "/hold":
             self.answer(b"".join(self.got))
+
+    def awaits_rest(self) -> bool:
+        return not self.remote_closed
 
     def aborted(self) -> None:
         self.was_aborted = True
@@ -74,6 +79,10 @@ class EchoHost:
     opened: list[Echo] = field(default_factory=list)
     open_now: int = 0
     held: int = 0
+    turn: float = 60.0
+    behind: int = 0
+    buffered: int = 0
+    errors: list[Exception] = field(default_factory=list)
 
     def open(self, connection: Connection, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
         if self.open_now >= self.most:
@@ -84,6 +93,24 @@ class EchoHost:
 
     def released(self) -> None:
         self.open_now -= 1
+
+    def report_error(self, connection: Connection, err: Exception) -> None:
+        self.errors.append(err)
+
+    def begin(self, call: Any) -> None:
+        call.start()
+
+    def go_on(self, connection: Connection) -> None:
+        connection.gated = False
+
+    def turn_s(self) -> float:
+        return self.turn
+
+    def fall_behind(self, change: int) -> None:
+        self.behind += change
+
+    def buffer(self, change: int) -> None:
+        self.buffered += change
 
     def hold(self, change: int) -> bool:
         self.held += change
@@ -113,7 +140,9 @@ class Client:
 
     def take(self) -> list[Frame]:
         """All frames since the last look."""
-        data, found = self.connection.take(), []
+        data, found = b"", []
+        while part := self.connection.take():
+            data += part
         while data:
             word, flags, stream = frames.HEADER.unpack_from(data)
             end = frames.HEADER_BYTES + (word >> 8)

@@ -5,12 +5,12 @@ import pytest
 from pyspark_tidemark.digest import Leaves, Ranges
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
-from pyspark_tidemark.lake.target import TargetUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.database.lake import DatabaseLake, current_rows
 from server.verify.lake.question import Question
 
-URI = TargetUri.parse("postgresql://u@h:1/lake")
+URI = SinkUri.parse("postgresql://u@h:1/lake")
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 ASKED = Question("shop.t", 50, 7, ("id",), SCHEMA, Ranges(), ())
 
@@ -28,6 +28,8 @@ class Reader:
 
     def quoted(self, name):
         return f"<{name}>"
+
+    quoted_table = quoted
 
     def batches(self, table, query, schema):
         assert (table, query) == ("shop.t", "SELECT {columns} FROM <shop.t>")
@@ -67,4 +69,4 @@ def test_what_cannot_be_repaired_is_refused(name, mode, reason):
 
 
 def test_current_rows_of_a_changelog_begin_behind_what_emptied_the_table():
-    assert current_rows(str.upper, ASKED, "append").count("_commit_ts <= 50 AND _commit_ts > 7") == 1
+    assert current_rows(str.upper, ASKED.name, ASKED, "append").count("_commit_ts <= 50 AND _commit_ts > 7") == 1

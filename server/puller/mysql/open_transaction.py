@@ -1,0 +1,202 @@
+"""The transaction that a log is in the middle of: its events so far, and the savepoints it may go back to. Pure.
+
+A server logs ROLLBACK TO SAVEPOINT, and the rows before it, where the transaction also made or dropped a temporary
+table, or wrote a table without transactions; else it cuts both out of its log. Rows of tables without transactions are
+in transactions of their own, so all rows of the transaction from the savepoint on are undone.
+
+Invariants:
+1. `rows` counts the row events that are in force: going back to a savepoint cuts them like a stack.
+2. TABLE_MAPs stay when the rows behind them are undone: later rows of the same statement may lean on them.
+3. If rows that are undone were given already, nothing more is given, and the end says which ones
+   (TornTransactionError): the next reading leaves them out from the beginning.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from server.puller.mysql.commits import Commits, joined, size_of
+from server.puller.mysql.marks import Gtid
+from server.puller.mysql.statement import Statement, TableName
+from storage.mysql.buffer import Offsets
+from storage.mysql.control import Query
+from storage.mysql.event import Events, EventType
+from storage.mysql.table_map import TableMap
+
+RowRanges: TypeAlias = tuple[tuple[int, int], ...]
+"""Row events of one transaction, `[first, last)`, counted from its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A place within a transaction."""
+
+    rows: int
+    """How many row events in force are before it."""
+    read: int
+    """How many row events were read before it, undone ones too."""
+    rows_if_outer: int
+    """`rows` of the first savepoint of this name. If the later one was set by a function or trigger, whose savepoints
+    end with it, a ROLLBACK TO behind it means the first one; the log does not say which."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnclearSavepoint:
+    """A ROLLBACK TO SAVEPOINT of which the log does not tell which rows it undoes."""
+
+    commit_ts: int
+    name: str
+    tables: frozenset[TableName] | None
+    """The tables of its transaction; None: any."""
+    reason: str
+    nests: bool = False
+    """It is clear if no function and no trigger sets savepoints: the last one of the name is meant."""
+
+
+class Savepoints:
+    """Those of one transaction, in the order in which they were set. RELEASE is in no log."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Savepoint] = {}
+        self._all_ascii = True
+
+    def put(self, name: str, rows: int, read: int) -> None:
+        """One is set; one of the same name moves."""
+        key = _folded(name)
+        before = self._by_name.pop(key, None)
+        self._all_ascii &= name.isascii()
+        self._by_name[key] = Savepoint(rows, read, before.rows_if_outer if before else rows)
+
+    def get(self, name: str) -> Savepoint | None:
+        """The one that ROLLBACK TO goes back to; None: the log does not tell which one it is.
+
+        Servers compare names by a collation of their version, by which `é` may be `e`: the last of all that may be
+        equal must have the very same name.
+        """
+        key = _folded(name)
+        if self._all_ascii and key.isascii():
+            return self._by_name.get(key)
+        last = next((each for each in reversed(self._by_name) if _may_equal(each, key)), None)
+        return self._by_name[key] if last == key else None
+
+    def drop_behind(self, name: str) -> None:
+        """ROLLBACK TO `name` ends the savepoints that were set after it."""
+        key = _folded(name)
+        while next(reversed(self._by_name)) != key:
+            self._by_name.popitem()
+
+
+@dataclass(slots=True)
+class OpenTransaction:
+    """A transaction that has begun."""
+
+    ts: int
+    gtid: Gtid | None
+    place: tuple[str, int]
+    """The log's file, and the offset behind its first event."""
+    single: bool
+    """Its first statement ends it."""
+    prepared: bool = False
+    """It is of two phases: its rows wait for `XA COMMIT`."""
+    left_out: RowRanges = ()
+    """Rows that are known to be undone, from an earlier reading."""
+    parts: list[Events] = field(default_factory=list)
+    """What is held of it."""
+    size: int = 0
+    stated: list[tuple[Query, Statement]] = field(default_factory=list)
+    savepoints: Savepoints = field(default_factory=Savepoints)
+    given: int = 0
+    """How many parts of it were given before its end."""
+    undone: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of rows read, of which some were given already."""
+    _rows: int = 0
+    _read: int = 0
+    _rows_given: int = 0
+
+    def hold(self, part: Events) -> None:
+        """Keep events in a buffer of their own; rows that are known to be undone are not kept."""
+        rows = part.rows
+        if not len(part):
+            return
+        numbers = np.arange(self._read, self._read + len(rows))
+        undone = np.zeros(len(rows), np.bool_)
+        for first, last in self.left_out:
+            undone |= (numbers >= first) & (numbers < last)
+        self._read += len(rows)
+        self._rows += len(rows) - int(undone.sum())
+        if self.undone:
+            return  # all of it is read again
+        kept = joined([_without(part, rows[undone])])
+        self.parts.append(kept)
+        self.size += size_of(kept)
+
+    def give(self) -> Iterator[Commits]:
+        """The parts held, before its end."""
+        for part in self.parts:
+            self.given += 1
+            yield Commits(part, np.full(len(part), self.ts), np.empty(0, np.int64), self.given)
+        self.parts.clear()
+        self._rows_given = self._rows
+
+    def set_savepoint(self, name: str, rows_since: int) -> None:
+        """SAVEPOINT, behind `rows_since` row events that are not held yet."""
+        self.savepoints.put(name, self._rows + rows_since, self._read + rows_since)
+
+    def undoes_rows(self, savepoint: Savepoint) -> bool:
+        """Whether rows are between a savepoint and here; all events up to here are held."""
+        return savepoint.rows < self._rows
+
+    def roll_back_to(self, savepoint: Savepoint) -> None:
+        """Undo the rows behind it; all events up to here are held."""
+        if savepoint.rows < self._rows_given or self.undone:
+            self._undo_given(savepoint)
+            return
+        excess = self._rows - savepoint.rows
+        for place in range(len(self.parts) - 1, -1, -1):
+            if not excess:
+                break
+            rows = self.parts[place].rows
+            cut = min(excess, len(rows))
+            if cut:
+                before = self.parts[place]
+                self.parts[place] = joined([_without(before, rows[len(rows) - cut :])])
+                self.size += size_of(self.parts[place]) - size_of(before)
+                excess -= cut
+        self._rows = savepoint.rows
+
+    def _undo_given(self, savepoint: Savepoint) -> None:
+        while self.undone and self.undone[-1][0] >= savepoint.read:
+            self.undone.pop()
+        self.undone.append((savepoint.read, self._read))
+        self._rows = min(self._rows, savepoint.rows)
+        self.parts.clear()
+
+    def tables(self) -> frozenset[TableName] | None:
+        """The tables that its rows may be of; None: not known any more."""
+        if self.given:
+            return None
+        maps = [(part, number) for part in self.parts for number in part.of(EventType.TABLE_MAP).tolist()]
+        return frozenset(TableMap.names(part.body(number)) for part, number in maps)
+
+    def rows_left_out(self) -> RowRanges:
+        """What the next reading is to leave out."""
+        return tuple(sorted({*self.left_out, *self.undone}))
+
+
+def _without(events: Events, numbers: Offsets) -> Events:
+    keep = np.ones(len(events), np.bool_)
+    keep[numbers] = False
+    return Events(events.data, events.begin[keep], events.end[keep])
+
+
+def _folded(name: str) -> str:
+    """In lower case, as far as all servers agree."""
+    return name.encode().lower().decode()
+
+
+def _may_equal(one: str, other: str) -> bool:
+    """Whether two names may be one by some collation: of letters beyond ASCII nothing is known."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a == b or not (a.isascii() and b.isascii()) for a, b in pairs)

@@ -1,0 +1,221 @@
+"""Cuts statements of MySQL and MariaDB into tokens, as the server's lexer does in the session that ran them. Pure.
+
+Comments are left out; what stands in executable comments (`/*!50700 … */`, `/*M!100301 … */`) is a part of the
+statement where the server's version runs it. Strings lose their quotes and escapes.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+ANSI_QUOTES: Final = 1 << 2
+ORACLE: Final = 1 << 9
+NO_BACKSLASH_ESCAPES: Final = 1 << 20
+_STRICT: Final = 1 << 21 | 1 << 22
+_REAL_AS_FLOAT: Final = 1
+_PAD_CHAR: Final = 1 << 31
+_ROUND_FRACTIONAL: Final = 1 << 34
+
+_SPACE: Final = re.compile(r"[\s\0]+")
+_LINE_COMMENT: Final = re.compile(r"(?:#|--(?=[\s\0]|$))[^\n]*")
+_EXECUTABLE: Final = re.compile(r"/\*(M?)!(\d{5,6})?")
+_NAME: Final = re.compile(r"`((?:[^`]|``)*)`")
+_ANSI_NAME: Final = re.compile(r'"((?:[^"]|"")*)"')
+_WORD: Final = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
+_NUMBER: Final = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+_HEX: Final = re.compile(r"0x([0-9A-Fa-f]+)|[xX]'((?:[0-9A-Fa-f]{2})*)'")
+_BITS: Final = re.compile(r"0b([01]+)|[bB]'([01]*)'")
+_ESCAPED: Final = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
+_STRINGS: Final = {
+    (quote, escapes): re.compile(f"{quote}((?:[^{quote}{escapes}]|{quote}{quote}{escaped})*){quote}", re.S)
+    for quote in ("'", '"')
+    for escapes, escaped in (("", ""), (r"\\", r"|\\."))
+}
+
+
+class NotUnderstoodError(Exception):
+    """The statement goes another way than is known."""
+
+
+class Sort(enum.Enum):
+    """What a token is."""
+
+    WORD = "word"
+    """A keyword, or a name without quotes."""
+    NAME = "name"
+    """A quoted name."""
+    STRING = "string"
+    NUMBER = "number"
+    HEX = "hex"
+    """Its text is the digits."""
+    BITS = "bits"
+    SYMBOL = "symbol"
+
+
+class Token(NamedTuple):
+    """One of them."""
+
+    sort: Sort
+    text: str
+    begin: int
+    end: int
+
+    def is_word(self, *words: str) -> bool:
+        """Whether it is one of these keywords, which are in upper case."""
+        return self.sort is Sort.WORD and self.text.upper() in words
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The server that ran a statement, and the sql_mode of the session."""
+
+    mariadb: bool = True
+    version: int = 0
+    """As in executable comments: 101119 is 10.11.19; 0: not known, all of them are taken to run."""
+    sql_mode: int = 1 << 21
+    fold_case: bool = False
+    """The server keeps names of tables in lower case."""
+    connection: str = "utf8mb4"
+    """The character set of the session's constants."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a value that does not fit makes a statement fail."""
+        return bool(self.sql_mode & _STRICT)
+
+    @property
+    def real_as_float(self) -> bool:
+        """Whether REAL is FLOAT."""
+        return bool(self.sql_mode & _REAL_AS_FLOAT)
+
+    @property
+    def pads_char(self) -> bool:
+        """Whether values of CHAR are read with blanks up to their length."""
+        return bool(self.sql_mode & _PAD_CHAR)
+
+    @property
+    def rounds_fractions(self) -> bool:
+        """Whether a MariaDB rounds fractions of seconds that are too long."""
+        return bool(self.sql_mode & _ROUND_FRACTIONAL)
+
+    def runs(self, comment: re.Match[str]) -> bool:
+        """Whether the server runs what stands in an executable comment."""
+        only_mariadb, number = bool(comment[1]), int(comment[2] or 0)
+        if only_mariadb and not self.mariadb:
+            return False
+        if self.mariadb and not only_mariadb and 50700 <= number <= 99999:
+            return False
+        return not self.version or number <= self.version
+
+
+def version_number(server_version: str) -> int:
+    """`10.11.19-MariaDB-log` as 101119."""
+    found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", server_version)
+    return int(found[1]) * 10000 + int(found[2]) * 100 + int(found[3]) if found else 0
+
+
+def tokens_of(query: str, dialect: Dialect) -> list[Token]:
+    """The tokens of a statement.
+
+    Raises:
+        NotUnderstoodError: a string, a name or a comment has no end.
+    """
+    return list(_Lexer(query, dialect).run())
+
+
+class _Lexer:
+    def __init__(self, query: str, dialect: Dialect) -> None:
+        self._query = query
+        self._dialect = dialect
+        self._at = 0
+        self._in_comment = 0
+        """How many executable comments are open."""
+        self._found: list[Token] = []
+
+    def run(self) -> list[Token]:
+        while self._skip_blanks():
+            self._found.append(self._token())
+            self._at = self._found[-1].end
+        if self._in_comment:
+            raise NotUnderstoodError("a comment has no end")
+        return self._found
+
+    def _skip_blanks(self) -> bool:
+        """Go to the next token; False: there is none."""
+        query = self._query
+        while self._at < len(query):
+            blank = _SPACE.match(query, self._at) or _LINE_COMMENT.match(query, self._at)
+            if blank:
+                self._at = blank.end()
+            elif self._in_comment and query.startswith("*/", self._at):
+                self._in_comment, self._at = self._in_comment - 1, self._at + 2
+            elif query.startswith("/*", self._at):
+                self._comment()
+            else:
+                return True
+        return False
+
+    def _comment(self) -> None:
+        executable = _EXECUTABLE.match(self._query, self._at)
+        if executable and self._dialect.runs(executable):
+            self._in_comment, self._at = self._in_comment + 1, executable.end()
+            return
+        end = self._query.find("*/", self._at + 2)
+        if executable:  # one that does not run may hold plain comments
+            inner = self._query.find("/*", self._at + 2)
+            while 0 <= inner < end:
+                inner, end = self._query.find("/*", inner + 2), self._query.find("*/", end + 2)
+        if end < 0:
+            raise NotUnderstoodError("a comment has no end")
+        self._at = end + 2
+
+    def _token(self) -> Token:
+        query, at = self._query, self._at
+        char = query[at]
+        if char == "`" or (char == '"' and self._dialect.sql_mode & ANSI_QUOTES):
+            return self._quoted(_NAME if char == "`" else _ANSI_NAME, char)
+        if char in "'\"":
+            return self._string(at)
+        if char in "nN" and query[at + 1 : at + 2] == "'":
+            return self._string(at + 1)
+        after_dot = bool(self._found) and self._found[-1].text == "." and self._found[-1].sort is Sort.SYMBOL
+        if not after_dot:
+            for sort, pattern in ((Sort.HEX, _HEX), (Sort.BITS, _BITS)):
+                if (found := pattern.match(query, at)) and not _goes_on(query, found):
+                    return Token(sort, found[1] or found[2] or "", at, found.end())
+            number = _NUMBER.match(query, at)
+            if number and not _goes_on(query, number) and not self._names_part(char):
+                return Token(Sort.NUMBER, number[0], at, number.end())
+        if word := _WORD.match(query, at):
+            return Token(Sort.WORD, word[0], at, word.end())
+        return Token(Sort.SYMBOL, char, at, at + 1)
+
+    def _names_part(self, char: str) -> bool:
+        """Whether a dot goes between two parts of a name."""
+        return char == "." and bool(self._found) and self._found[-1].sort in (Sort.WORD, Sort.NAME)
+
+    def _quoted(self, pattern: re.Pattern[str], quote: str) -> Token:
+        found = pattern.match(self._query, self._at)
+        if found is None:
+            raise NotUnderstoodError("a quoted name has no end")
+        return Token(Sort.NAME, found[1].replace(2 * quote, quote), self._at, found.end())
+
+    def _string(self, at: int) -> Token:
+        quote, plain = self._query[at], bool(self._dialect.sql_mode & NO_BACKSLASH_ESCAPES)
+        found = _STRINGS[quote, "" if plain else r"\\"].match(self._query, at)
+        if found is None:
+            raise NotUnderstoodError("a string has no end")
+        return Token(Sort.STRING, _unescaped(found[1], quote, plain=plain), self._at, found.end())
+
+
+def _goes_on(query: str, found: re.Match[str]) -> bool:
+    """Whether a number is only the beginning of a name, as `1a` is."""
+    return bool(_WORD.match(query, found.end())) if found[0][-1:].isalnum() else False
+
+
+def _unescaped(text: str, quote: str, *, plain: bool) -> str:
+    if plain:
+        return text.replace(2 * quote, quote)
+    pattern = re.compile(rf"\\(.)|{quote}{quote}", re.S)
+    return pattern.sub(lambda each: _ESCAPED.get(each[1], each[1]) if each[1] else quote, text)

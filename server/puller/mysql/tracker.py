@@ -1,0 +1,460 @@
+"""What a table is after a statement, computed from what it was and from the statement's tree. Pure.
+
+Invariants:
+1. A column keeps its id through renames, moves and changes of type; one that is added gets an id that no column of the
+   table has had. So DROP v, ADD v is another column.
+2. All changes of one ALTER are about the columns as they were before it, as on the server.
+3. Where the tree does not tell what the table is, LostError says so; where stored values change that no event tells,
+   `Tracked.unclear` says why. Nothing is guessed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from server.puller.mysql.cascade import cascade_fault
+from server.puller.mysql.column_types import Collations, LostError, character_bytes, column_of_definition
+from server.puller.mysql.conversion import change_of_values
+from server.puller.mysql.held import UnclearValueError, held_value
+from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.tree import (
+    AddColumn,
+    AddKey,
+    AlterTable,
+    ChangeColumn,
+    Charset,
+    ColumnDef,
+    CreateTable,
+    DropColumn,
+    DropKey,
+    Engine,
+    Key,
+    Position,
+    RenameColumn,
+    RenameKey,
+    Spec,
+    Versioning,
+)
+from storage.mysql.charset import BINARY
+from storage.mysql.schema import Column, Index, Table
+from storage.mysql.types import STRINGS, Type
+
+TRANSACTIONAL: Final = frozenset({"innodb", "rocksdb", "tokudb"})
+_TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a statement's text does not tell: the server's collations, and the session."""
+
+    collations: Collations = field(default_factory=Collations)
+    dialect: Dialect = field(default_factory=Dialect)
+    schema_collation: str = ""
+    """What text columns of new tables have by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """A table after a statement."""
+
+    table: Table
+    unclear: tuple[str, ...] = ()
+    """Why its rows must be read again."""
+    faults: tuple[str, ...] = ()
+    """Why it can no longer be replicated."""
+
+
+def created(tree: CreateTable, table_id: int, first_column_id: int, context: Context) -> Tracked:
+    """The table that CREATE TABLE makes.
+
+    Raises:
+        LostError: its columns come from elsewhere, or depend on what is not known.
+    """
+    if tree.like is not None or not tree.columns or (tree.selects and not tree.logs_rows):
+        raise LostError("its columns come from another table")
+    usual = _table_collation(tree.options, context.collations.by_name.get(context.schema_collation, 0), context)
+    columns = [
+        replace(_column(definition, usual, context), id=first_column_id + place)
+        for place, definition in enumerate(tree.columns)
+    ]
+    keys = _Keys((), {})
+    for definition in tree.columns:
+        keys.add_all(definition.keys)
+    keys.add_all(tree.keys)
+    table = _table(Table(table_id, tree.name[1], (), ()), columns, keys.all, first_column_id + len(columns), usual)
+    return Tracked(table, (), faults_of(tree))
+
+
+def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int) -> Tracked:
+    """The table that CREATE TABLE … LIKE makes."""
+    columns = tuple(
+        replace(column, id=first_column_id + place, held=None) for place, column in enumerate(source.columns)
+    )
+    return Tracked(
+        replace(
+            source,
+            id=table_id,
+            name=tree.name[1],
+            columns=columns,
+            next_column_id=first_column_id + len(columns),
+        )
+    )
+
+
+def taken_over(before: Table, table: Table, context: Context) -> Tracked:
+    """Another table, with its rows, has become the one of a name: gh-ost and pt-online-schema-change end so.
+
+    Columns of one name are the same; what the rows hold in others was never seen.
+    """
+    known = {column.name.lower(): column for column in before.columns}
+    unclear = []
+    for column in table.columns:
+        was = known.get(column.name.lower())
+        why = change_of_values(was, column, context.dialect, ignores=True) if was is not None else ""
+        if why:
+            unclear.append(f"column {column.name}: {why}")
+    return Tracked(table, tuple(unclear))
+
+
+def altered(table: Table, tree: AlterTable, context: Context) -> Tracked:
+    """The table that ALTER TABLE makes of `table`, under its old name.
+
+    Raises:
+        LostError: the statement is about columns that the table does not have, or depends on what is not known.
+    """
+    return _Alter(table, tree, context).run()
+
+
+class _Alter:
+    def __init__(self, table: Table, tree: AlterTable, context: Context) -> None:
+        self._table = table
+        self._tree = tree
+        self._context = context
+        self._old = {column.name.lower(): column for column in table.columns}
+        self._dropped: set[str] = set()
+        self._changed: dict[str, ChangeColumn] = {}
+        self._renamed: dict[str, str] = {}
+        self._new: list[AddColumn | ChangeColumn] = []
+        self._next_id = table.free_column_id
+        self._unclear: list[str] = []
+        self._usual = _table_collation(tree.specs, table.collation, context)
+
+    def run(self) -> Tracked:
+        for spec in self._tree.specs:
+            self._sort(spec)
+        columns = self._columns()
+        names = [column.name.lower() for column in columns]
+        if len(set(names)) < len(names) or not columns:
+            raise LostError("two columns have one name, or none is left")
+        columns = self._converted(columns)
+        indexes = self._indexes()
+        if self._tree.ignore and self._drops_rows():
+            self._unclear.append("IGNORE takes rows away")
+        table = _table(self._table, columns, indexes, self._next_id, self._usual)
+        table = self._with_key(table)
+        return Tracked(table, tuple(self._unclear), _faults(self._tree.specs, self._keys_added()))
+
+    def _with_key(self, table: Table) -> Table:
+        """Keys that are not known stay what tells rows apart, if their columns do."""
+        if table.indexes is not None:
+            return table
+        if any(isinstance(spec, AddKey | DropKey) for spec in self._tree.specs) or self._keys_added():
+            raise LostError("its keys are not known")
+        renames = {old: new for old, new in self._names().items() if new is not None}
+        key = [renames.get(name.lower()) for name in self._table.primary_key]
+        if None in key:
+            raise LostError("its keys are not known")
+        return replace(table, primary_key=tuple(name for name in key if name is not None))
+
+    # What the statement says of columns
+
+    def _sort(self, spec: Spec) -> None:
+        if isinstance(spec, DropColumn):
+            if self._has(spec.name, optional=spec.if_exists):
+                self._dropped.add(spec.name.lower())
+        elif isinstance(spec, ChangeColumn):
+            if self._has(spec.old, optional=spec.if_exists):
+                if spec.old.lower() in self._changed:
+                    raise LostError(f"column {spec.old} is changed twice")
+                self._changed[spec.old.lower()] = spec
+                self._new.append(spec)
+        elif isinstance(spec, RenameColumn):
+            if self._has(spec.old, optional=spec.if_exists):
+                if spec.old.lower() in self._renamed:
+                    raise LostError(f"column {spec.old} is renamed twice")
+                self._renamed[spec.old.lower()] = spec.new
+        elif isinstance(spec, AddColumn):
+            if spec.if_not_exists and spec.column.keys:
+                raise LostError(f"whether column {spec.column.name} brings a key depends on the keys' names")
+            added = {each.column.name.lower() for each in self._new if isinstance(each, AddColumn)}
+            if not (spec.if_not_exists and spec.column.name.lower() in {*self._old, *added}):
+                self._new.append(spec)
+
+    def _has(self, name: str, *, optional: bool) -> bool:
+        if name.lower() in self._old:
+            return True
+        if not optional:
+            raise LostError(f"there is no column {name}")
+        return False
+
+    def _columns(self) -> list[Column]:
+        if self._dropped & (self._changed.keys() | self._renamed.keys()) or self._changed.keys() & self._renamed.keys():
+            raise LostError("a column is changed in two ways")
+        made = {id(each): self._made(each) for each in self._new}
+        columns: list[Column] = []
+        for name, column in self._old.items():
+            change = self._changed.get(name)
+            if name in self._dropped:
+                continue
+            if change is None:
+                columns.append(replace(column, name=self._renamed.get(name, column.name)))
+            elif change.position is None:
+                columns.append(made[id(change)])
+        for each in self._new:
+            if each.position is not None:
+                columns.insert(_place(columns, each.position), made[id(each)])
+            elif isinstance(each, AddColumn):
+                columns.append(made[id(each)])
+        return columns
+
+    def _made(self, spec: AddColumn | ChangeColumn) -> Column:
+        column = _column(spec.column, self._usual, self._context)
+        if isinstance(spec, ChangeColumn):
+            return self._changed_column(self._old[spec.old.lower()], spec.column, column)
+        column = replace(column, id=self._next_id)
+        self._next_id += 1
+        if column.generated or column.auto_increment:
+            self._unclear.append(f"column {column.name} is computed for each row")
+            return column
+        try:
+            return replace(column, held=held_value(column, spec.column, self._context.dialect))
+        except UnclearValueError as err:
+            self._unclear.append(f"the value that rows get in column {column.name} is not known: {err}")
+            return column
+
+    def _changed_column(self, old: Column, definition: ColumnDef, new: Column) -> Column:
+        if any(key.kind == "primary" for key in definition.keys) or self._is_in_primary(old.name):
+            new = replace(new, nullable=False)
+        why = change_of_values(old, new, self._context.dialect, ignores=self._tree.ignore)
+        if not why and new.type in (Type.FLOAT, Type.DOUBLE) and definition.type.scale is not None:
+            why = "digits may be rounded off"
+        if why:
+            self._unclear.append(f"column {old.name}: {why}")
+        return replace(new, id=old.id, held=old.held if old.type is new.type and old.meta == new.meta else None)
+
+    def _is_in_primary(self, name: str) -> bool:
+        if any(isinstance(spec, DropKey) and spec.kind == "primary" for spec in self._tree.specs):
+            return False
+        primary = [index.columns for index in self._table.indexes or () if index.kind == "primary"]
+        return name in (primary[0] if primary else ())
+
+    def _converted(self, columns: list[Column]) -> list[Column]:
+        """CONVERT TO CHARACTER SET, of columns that were there before."""
+        charsets = [spec for spec in self._tree.specs if isinstance(spec, Charset)]
+        if not any(spec.converts for spec in charsets):
+            return columns
+        if self._changed or len(charsets) > 1:
+            raise LostError("columns are converted, and changed otherwise at once")
+        types = [spec.column.type for spec in self._new]
+        if any(spec.charset or spec.collation or spec.bin for spec in types):
+            raise LostError("columns are converted, and one is added with a character set of its own")
+        return [self._in_charset(column) for column in columns]
+
+    def _in_charset(self, column: Column) -> Column:
+        if column.type not in _TEXTS or column.charset == BINARY:
+            return column
+        if not self._usual:
+            raise LostError("the table's collation is not known")
+        old, new = character_bytes(column.collation), character_bytes(self._usual)
+        converted = replace(column, collation=self._usual)
+        if column.type in (Type.VARCHAR, Type.STRING):
+            converted = replace(converted, meta=column.meta // old * new)
+        elif column.type is Type.BLOB and new > old and column.meta < 4:
+            converted = replace(converted, meta=column.meta + 1)
+        if column.id < self._table.free_column_id:
+            why = change_of_values(column, converted, self._context.dialect, ignores=self._tree.ignore)
+            if why:
+                self._unclear.append(f"column {column.name}: {why}")
+        return converted
+
+    # Keys
+
+    def _names(self) -> dict[str, str | None]:
+        """New names of the columns there were; None: dropped."""
+        names: dict[str, str | None] = {name: column.name for name, column in self._old.items()}
+        names |= self._renamed
+        names |= {name: change.column.name for name, change in self._changed.items()}
+        return names | dict.fromkeys(self._dropped)
+
+    def _names_in_keys(self) -> dict[str, str | None]:
+        """As MariaDB has it: the part of a key that is over a dropped column goes on with an added one of that name."""
+        names = self._names()
+        added = {each.column.name.lower() for each in self._new if isinstance(each, AddColumn)} & names.keys()
+        in_keys = {name.lower() for index in self._table.indexes or () for name in index.columns}
+        if added & in_keys and (not self._context.dialect.mariadb or added & in_keys - self._dropped):
+            raise LostError("a column of a key gives its name to another one")
+        return names | {name: name for name in added & in_keys}
+
+    def _keys_added(self) -> list[Key]:
+        """A column that is there already, or not, is passed over by IF [NOT] EXISTS; its keys are not."""
+        columns = [spec.column for spec in self._tree.specs if isinstance(spec, AddColumn | ChangeColumn)]
+        keys = [key for column in columns for key in column.keys]
+        return keys + [spec.key for spec in self._tree.specs if isinstance(spec, AddKey)]
+
+    def _indexes(self) -> tuple[Index, ...] | None:
+        if self._table.indexes is None:
+            return None
+        keys = _Keys(self._table.indexes, self._names_in_keys())
+        for spec in self._tree.specs:
+            if isinstance(spec, DropKey):
+                keys.drop(spec)
+            elif isinstance(spec, RenameKey):
+                keys.rename(spec)
+        keys.add_all(self._keys_added())
+        primary = next((set(key.columns) for key in keys.all if key.kind == "primary"), set())
+        strict = self._context.dialect.is_strict and not self._tree.ignore
+        was_nullable = {column.name for column in self._table.columns if column.nullable}
+        if not strict and primary & was_nullable:
+            self._unclear.append("NULL becomes a value in the primary key")
+        return keys.all
+
+    def _drops_rows(self) -> bool:
+        """Whether keys, or other values in them, may make rows equal."""
+        changes = (AddColumn, ChangeColumn, Charset)
+        return any(key.kind in ("unique", "primary") for key in self._keys_added()) or any(
+            isinstance(spec, changes) for spec in self._tree.specs
+        )
+
+
+class _Keys:
+    """The keys of a table while a statement changes them."""
+
+    def __init__(self, indexes: Sequence[Index], names: dict[str, str | None]) -> None:
+        self._indexes: list[Index] = []
+        for index in indexes:
+            columns = [names.get(name.lower(), name) if name else "" for name in index.columns]
+            left = tuple(name for name in columns if name is not None)
+            if left:
+                self._indexes.append(replace(index, columns=left))
+
+    @property
+    def all(self) -> tuple[Index, ...]:
+        """Those there are now."""
+        return tuple(self._indexes)
+
+    def drop(self, spec: DropKey) -> None:
+        if spec.kind in ("foreign", "check"):
+            return
+        name = "primary" if spec.kind == "primary" else spec.name.lower()
+        self._indexes = [index for index in self._indexes if index.name.lower() != name]
+
+    def rename(self, spec: RenameKey) -> None:
+        self._indexes = [
+            replace(index, name=spec.new) if index.name.lower() == spec.old.lower() else index
+            for index in self._indexes
+        ]
+
+    def add_all(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if key.kind in ("primary", "unique", "plain"):
+                self._add(key)
+
+    def _add(self, key: Key) -> None:
+        columns = tuple(part.column for part in key.parts)
+        name = "PRIMARY" if key.kind == "primary" else key.name or self._own_name(columns)
+        taken = any(index.name.lower() == name.lower() for index in self._indexes)
+        if taken and not key.if_not_exists:
+            raise LostError(f"two keys have the name {name}")
+        if not taken:
+            self._indexes.append(Index(name, key.kind, columns))
+
+    def _own_name(self, columns: Sequence[str]) -> str:
+        """The name of its first column, with a number where that is taken."""
+        first = columns[0] or "functional_index"
+        taken = {index.name.lower() for index in self._indexes}
+        number, name = 1, first
+        while name.lower() in taken or name.lower() == "primary":
+            number += 1
+            name = f"{first}_{number}"
+        return name
+
+
+def row_key(columns: Sequence[Column], indexes: Sequence[Index]) -> tuple[str, ...]:
+    """What tells rows apart: the primary key, else the unique key of the fewest columns, none of them nullable."""
+    by_name = {column.name.lower(): column for column in columns}
+    usable = []
+    for index in indexes:
+        parts = [by_name.get(name.lower()) for name in index.columns]
+        if index.kind != "plain" and all(part is not None and not part.nullable for part in parts):
+            usable.append((index.kind != "primary", len(parts), index.name, [part.name for part in parts if part]))
+    return tuple(min(usable)[3]) if usable else ()
+
+
+def _column(definition: ColumnDef, usual: int, context: Context) -> Column:
+    column = column_of_definition(definition, usual, context.collations, mariadb=context.dialect.mariadb)
+    if definition.row_period:
+        raise LostError("a period of system versioning")
+    is_key = any(key.kind == "primary" for key in definition.keys)
+    return replace(column, nullable=column.nullable and not is_key and not definition.auto_increment)
+
+
+def _table(
+    table: Table, columns: Sequence[Column], indexes: tuple[Index, ...] | None, next_id: int, collation: int
+) -> Table:
+    """The table with these columns, those of its primary key NOT NULL."""
+    primary = {name.lower() for index in indexes or () if index.kind == "primary" for name in index.columns}
+    columns = tuple(replace(column, nullable=False) if column.name.lower() in primary else column for column in columns)
+    return Table(
+        table.id, table.name, columns, row_key(columns, indexes or ()), next_id, collation, _spelt(indexes, columns)
+    )
+
+
+def _spelt(indexes: tuple[Index, ...] | None, columns: Sequence[Column]) -> tuple[Index, ...] | None:
+    """Keys with their columns' names as the columns spell them."""
+    if indexes is None:
+        return None
+    names = {column.name.lower(): column.name for column in columns}
+    for index in indexes:
+        if any(name and name.lower() not in names for name in index.columns):
+            raise LostError(f"key {index.name} is over a column that is not there")
+    return tuple(
+        replace(index, columns=tuple(names[name.lower()] if name else "" for name in index.columns))
+        for index in indexes
+    )
+
+
+def _place(columns: Sequence[Column], position: Position) -> int:
+    if position.after is None:
+        return 0
+    for place, column in enumerate(columns):
+        if column.name.lower() == position.after.lower():
+            return place + 1
+    raise LostError(f"there is no column {position.after}")
+
+
+def _table_collation(specs: Sequence[Spec], before: int, context: Context) -> int:
+    """The table's own collation after the options in a statement."""
+    charset, collation = "", ""
+    for spec in specs:
+        if isinstance(spec, Charset):
+            charset, collation = spec.charset or charset, spec.collation or ("" if spec.charset else collation)
+            if spec.converts and not spec.charset:
+                raise LostError("the database's character set is not known")
+    if not charset and not collation:
+        return before
+    return context.collations.of(charset, collation, before)
+
+
+def faults_of(tree: CreateTable) -> tuple[str, ...]:
+    """Why a table that is made like this cannot be replicated, wherever its columns come from."""
+    return _faults(tree.options, [*tree.keys, *(key for column in tree.columns for key in column.keys)])
+
+
+def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
+    faults = [cascade_fault(key.changes_rows) for key in keys if key.changes_rows]
+    for spec in specs:
+        if isinstance(spec, Engine) and spec.name.lower() not in TRANSACTIONAL:
+            faults.append(f"its engine {spec.name} knows no transactions; ALTER TABLE … ENGINE=InnoDB")
+        if isinstance(spec, Versioning) and spec.adds:
+            faults.append("it is system-versioned, so its log has rows of the past")
+    return tuple(faults)

@@ -1,0 +1,195 @@
+"""Bounds the connections of listeners whose accepting is not ours: gRPC's and Flight's C++ do not say whom they let in.
+
+The kernel does. A few times a second the process's open files are counted, and looked at if there are enough of them
+for a bound to be exceeded. What an address has beyond its share, and what all have beyond the listener's bound, is shut
+down, which the listener sees as the client's leaving. Calls are not known here, so those connections go that have been
+silent for longest, in both directions: of the address itself, or of those that have the most. Some room is left for
+newcomers.
+"""
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from server.rpc.addresses import client_address
+from server.rpc.http2 import metrics
+from server.rpc.limits import Limits
+
+_LOOK_EVERY_S = 0.1
+_MOST_OF_TIME = 0.1
+"""Looking takes no more of a core than this, however many connections there are."""
+_LOOK_ANYWAY_S = 5.0
+"""After so long the files that are no connections are counted again: a database has many of them, and not always."""
+_NEWCOMERS_PART = 8
+"""One part of so many is left for who comes between two looks."""
+_FILES = "/proc/self/fd"
+_TCP_INFO_BYTES, _LAST_SENT, _LAST_RECEIVED = 104, 44, 52
+"""Offsets in Linux's `struct tcp_info` of two u32: milliseconds since data was sent, and received."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An open connection of a listener: its file, the socket's inode, and its client."""
+
+    file: int
+    inode: int
+    address: str
+
+
+def allowed_each(counts: Sequence[int], most: int, share: int) -> int:
+    """How many connections each address may keep so that all together have at most `most`, and none above `share`.
+
+    It is the same number for all: those with few keep all of theirs, and those with the most lose the same.
+    """
+    left = most
+    for number, count in enumerate(sorted(counts)):
+        fair = left // (len(counts) - number)
+        if count > fair:
+            return max(1, min(fair, share))
+        left -= count
+    return share
+
+
+class ConnectionGuard:
+    """Looks after one listener of this process; run it beside what serves."""
+
+    def __init__(self, port: int, limits: Limits) -> None:
+        self._port = port
+        self._share = limits.most_connections_per_address
+        most = limits.most_connections
+        self._most = most - most // _NEWCOMERS_PART
+        self._known: dict[int, tuple[int, Accepted | None]] = {}
+        """By file: the socket's inode, and what it is if it is a connection of the listener."""
+        self._warned: set[str] = set()
+        self._other_files = 0
+        self._looked_s = 0.0
+
+    async def run(self) -> None:
+        """Look until cancelled; return at once where the system does not tell."""
+        if not sys.platform.startswith("linux"):
+            _log.warning("connections of one address are not bounded here: this is not Linux", port=self._port)
+            return
+        while True:
+            took_s = 0.0
+            if self._may_be_too_many(len(_open_files())):
+                took_s = await asyncio.to_thread(self._timed_look)
+            await asyncio.sleep(max(_LOOK_EVERY_S, took_s / _MOST_OF_TIME))
+
+    def _may_be_too_many(self, files: int) -> bool:
+        bound = min(self._share, self._most)
+        if files <= bound:
+            return False
+        return files - self._other_files > bound or time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
+
+    def look(self) -> int:
+        """End what is too much; returns how many connections."""
+        self._looked_s = time.monotonic()
+        by_address: defaultdict[str, list[Accepted]] = defaultdict(list)
+        accepted = self._accepted()
+        self._other_files = len(self._known) - len(accepted)
+        for one in accepted:
+            by_address[one.address].append(one)
+        by_address.pop("", None)
+        allowed = allowed_each([len(ones) for ones in by_address.values()], self._most, self._share)
+        ended = 0
+        for address, ones in by_address.items():
+            if len(ones) > allowed:
+                self._warn(address, allowed)
+                ended += sum(map(_end, _most_silent(ones, len(ones) - allowed)))
+        metrics.EVICTED.labels("guard").inc(ended)
+        return ended
+
+    def _timed_look(self) -> float:
+        """CPU seconds of a look."""
+        began_s = time.thread_time()
+        self.look()
+        return time.thread_time() - began_s
+
+    def _accepted(self) -> list[Accepted]:
+        """The listener's open connections; only files that are new since the last look are asked what they are."""
+        known, self._known = self._known, {}
+        for file in _open_files():
+            with suppress(OSError):  # it may be closed meanwhile
+                inode = os.fstat(file).st_ino
+                before = known.get(file)
+                same = before is not None and before[0] == inode
+                self._known[file] = before if same and before else (inode, self._inspected(file, inode))
+        return [one for _, one in self._known.values() if one is not None]
+
+    def _inspected(self, file: int, inode: int) -> Accepted | None:
+        try:
+            with _borrowed(file) as connection:
+                name = connection.getsockname()
+                if not isinstance(name, tuple) or name[1] != self._port:
+                    return None
+                return Accepted(file, inode, client_address(connection.getpeername()))
+        except OSError:
+            return None  # no socket, a listening one, or one that is closed
+
+    def _warn(self, address: str, allowed: int) -> None:
+        if address not in self._warned:
+            self._warned.add(address)
+            _log.warning("an address has more connections than it may have", address=address, allowed=allowed)
+
+
+def _most_silent(connections: Sequence[Accepted], count: int) -> list[Accepted]:
+    return sorted(connections, key=_silent_ms, reverse=True)[:count]
+
+
+def _silent_ms(connection: Accepted) -> int:
+    """For how long neither side has sent anything; -1: it is closed."""
+    try:
+        with _borrowed(connection.file) as one:
+            info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return -1
+    sent, received = (int.from_bytes(info[at : at + 4], sys.byteorder) for at in (_LAST_SENT, _LAST_RECEIVED))
+    return min(sent, received)
+
+
+def _end(connection: Accepted) -> bool:
+    """Shut it down, if its file is still what it was."""
+    with suppress(OSError), _duplicate(connection.file) as one:
+        if os.fstat(one.fileno()).st_ino == connection.inode:
+            one.shutdown(socket.SHUT_RDWR)
+            return True
+    return False
+
+
+def _open_files() -> Sequence[int]:
+    try:
+        return [int(name) for name in os.listdir(_FILES)]  # noqa: PTH208 - thousands of them, as names only
+    except OSError:  # out of files: none is left to look with
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+@contextmanager
+def _borrowed(file: int) -> Iterator[socket.socket]:
+    """Another one's socket, to read from what the kernel knows of it."""
+    connection = socket.socket(fileno=file)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
+def _duplicate(file: int) -> AbstractContextManager[socket.socket]:
+    """A socket behind a file of its own: the owner may close his at any time, and another take its number."""
+    try:
+        return socket.socket(fileno=os.dup(file))
+    except OSError as err:
+        if err.errno == errno.EMFILE:
+            return _borrowed(file)
+        raise

@@ -1,0 +1,215 @@
+"""HTTP/1.1 beside gRPC's own engine: a listener in front of it looks at the first bytes of each connection.
+
+What begins like HTTP/1.1 is answered here; everything else is copied to and from gRPC's listener, a Unix socket in a
+directory that only this user may enter. TLS is passed through: gRPC's listener ends it, and checks certificates, as it
+does alone. The ClientHello tells which clients want gRPC: those that offer `h2` by ALPN, and not `http/1.1`, too.
+"""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from server.rpc.accepting import Accepting
+from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
+from server.rpc.http2.sockets import close, listening
+from server.rpc.limits import Limits
+
+_PEEK_BYTES = 16 << 10
+_FIRST_BYTES_S = 10.0
+_PEEK_AGAIN_S = 0.01
+_COPY_BYTES = 64 << 10
+_FILES_OF_A_CONNECTION = 3
+"""The client's, and both ends of the one to gRPC's listener."""
+_TLS_HANDSHAKE, _CLIENT_HELLO, _ALPN = 0x16, 1, 16
+
+_log = structlog.get_logger(__name__)
+
+
+class GrpcioFront:
+    """The public listener; `address` is where gRPC's own has to listen."""
+
+    def __init__(self, front: Http1Front, tls: ssl.SSLContext | None, limits: Limits) -> None:
+        """`tls` is for HTTP/1.1; None if the port is plaintext."""
+        self._front = front
+        self._tls = tls
+        if tls is not None:
+            tls.set_alpn_protocols(["http/1.1"])
+        self._limits = limits
+        self._directory = Path(tempfile.mkdtemp(prefix="tidemark-"))
+        self._sockets: Sequence[socket.socket] = ()
+        self._accepting: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = f"unix:{self._directory / 'grpc.sock'}"
+
+    def bind(self, address: str) -> int:
+        """Listen on `host:port`; returns the port. Connections wait until `start`.
+
+        Raises:
+            OSError: the address is taken or not ours.
+        """
+        try:
+            self._sockets = listening(address)
+        except OSError:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        name = self._sockets[-1].getsockname()
+        return int(name[1]) if isinstance(name, tuple) else 1
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Accept connections, in tasks of the group, until `stop_accepting`."""
+        self._group = tasks
+        accepting = Accepting(self._connect, self._limits.spare_files)
+        self._accepting = tasks.create_task(accepting.run(self._sockets))
+
+    def stop_accepting(self) -> None:
+        """Take no more connections."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        for one in self._sockets:
+            close(one)
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        await self._front.close()
+        for task in list(self._tasks):
+            task.cancel()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _connect(self, accepted: socket.socket, _address: str) -> None:
+        if len(self._tasks) >= self._limits.most_connections:
+            accepted.close()
+            return
+        assert self._group is not None
+        task = self._group.create_task(self._connected(accepted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, accepted: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(_FIRST_BYTES_S):
+                http1 = await self._is_http1(accepted)
+            await (self._answer(accepted) if http1 else self._splice(accepted))
+        except (OSError, TimeoutError) as err:
+            _log.debug("a connection was not set up, or broke", reason=str(err))
+        except Exception:  # noqa: BLE001 - an exception in a connection ends that connection only
+            _log.exception("a connection could not be set up")
+        finally:
+            accepted.close()
+
+    async def _is_http1(self, accepted: socket.socket) -> bool:
+        """Look at what has come until it is clear. Raises: ConnectionError: the client has gone."""
+        seen = 0
+        while True:
+            await _readable(accepted)
+            first = accepted.recv(_PEEK_BYTES, socket.MSG_PEEK)
+            if not first:
+                raise ConnectionError("closed before the first byte")
+            http1 = begins_like_http1(first) if self._tls is None else wants_http1(first)
+            if http1 is not None:
+                return http1
+            if len(first) == _PEEK_BYTES:
+                return False
+            if len(first) == seen:
+                await asyncio.sleep(_PEEK_AGAIN_S)  # what was only looked at keeps the socket readable
+            seen = len(first)
+
+    async def _answer(self, accepted: socket.socket) -> None:
+        closed = asyncio.Event()
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Http1Connection(self._front, closed.set),
+            accepted,
+            ssl=self._tls,
+            ssl_handshake_timeout=_FIRST_BYTES_S if self._tls else None,
+        )
+        await closed.wait()
+
+    async def _splice(self, accepted: socket.socket) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(self.address.removeprefix("unix:"))
+        outer_reader, outer_writer = await asyncio.open_connection(sock=accepted)
+        try:
+            async with asyncio.TaskGroup() as copies:
+                copies.create_task(_copy(outer_reader, inner_writer, outer_writer))
+                copies.create_task(_copy(inner_reader, outer_writer, inner_writer))
+        finally:
+            for writer in (inner_writer, outer_writer):
+                writer.transport.abort()
+
+
+def passed_on(limits: Limits) -> Limits:
+    """`limits` with as many connections as there are files for, when each is passed on."""
+    return replace(limits, connections=min(limits.connections, limits.spare_files // _FILES_OF_A_CONNECTION))
+
+
+def wants_http1(data: bytes) -> bool | None:
+    """Whether a TLS ClientHello asks for HTTP/1.1: offers it by ALPN, or offers no HTTP/2; None: more is needed."""
+    offered = offered_protocols(data)
+    return None if offered is None else b"http/1.1" in offered or b"h2" not in offered
+
+
+def offered_protocols(data: bytes) -> Sequence[bytes] | None:
+    """What a TLS ClientHello offers by ALPN (RFC 8446 §4.1.2, RFC 7301 §3.1); None if it takes more bytes to tell.
+
+    What is no ClientHello, or one that is spread over several records, is left to gRPC as if it offered `h2`.
+    """
+    if not data or data[0] != _TLS_HANDSHAKE:
+        return (b"h2",)
+    if len(data) < 9 or len(data) < 5 + int.from_bytes(data[3:5]):
+        return None
+    size = int.from_bytes(data[6:9])
+    hello = data[9 : 9 + size]
+    if data[5] != _CLIENT_HELLO or len(hello) < size:
+        return (b"h2",)
+    at = 2 + 32  # version, random
+    for width in (1, 2, 1):  # session id, cipher suites, compression methods
+        at += width + int.from_bytes(hello[at : at + width])
+    at += 2
+    while at + 4 <= len(hello):
+        kind, size = int.from_bytes(hello[at : at + 2]), int.from_bytes(hello[at + 2 : at + 4])
+        if kind == _ALPN:
+            return _names(hello[at + 6 : at + 4 + size])
+        at += 4 + size
+    return ()
+
+
+def _names(data: bytes) -> Sequence[bytes]:
+    names: list[bytes] = []
+    while data:
+        names.append(data[1 : 1 + data[0]])
+        data = data[1 + data[0] :]
+    return names
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, origin: asyncio.StreamWriter) -> None:
+    """Copy until either side ends; then the other one ends when it has taken what was copied."""
+    with suppress(OSError):
+        while data := await reader.read(_COPY_BYTES):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    origin.transport.abort()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _readable(accepted: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(accepted, _resolve, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(accepted)

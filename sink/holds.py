@@ -1,0 +1,172 @@
+"""Cuts that are withheld while tables are read again: no reader sees a table whose rows have come in part only. Pure.
+
+A DDL changes rows beside the log, so its table is read again behind it. From the DDL on no cut is offered until
+all such tables are complete, at a high watermark; the next cut then goes up to there. Invariants:
+1. No cut ends between a window's first DDL and its end, but at a DDL in between, which no cut may cross.
+2. Up to such a DDL a table of the window stays as it was at the first one. All its rows come with the cut that reaches
+   the window's end, and it is emptied at the last DDL before: where that cut begins.
+3. What is acknowledged inside of a window moves no checkpoint beyond its first DDL, so whoever begins again there reads
+   the tables again.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from sink.ddl import Ddl
+from sink.errors import RangeHeldError
+from sink.versions import Versions
+from storage.model.errors import TidemarkError
+from storage.model.ts import MAX_TS
+
+
+@dataclass(slots=True)
+class Window:
+    """Tables that are read again: `since_ts` is the first DDL, `end_ts` where all are complete (MAX_TS: not yet)."""
+
+    since_ts: int
+    end_ts: int = MAX_TS
+    reasons: dict[int, str] = field(default_factory=dict)
+    tables: dict[int, int | None] = field(default_factory=dict)
+    """By id of the table the last DDL of it: its rows come from there on; None: it has ended, and none come."""
+
+    def has(self, ts: int) -> bool:
+        """Whether a cut may not end at `ts`, unless there is a DDL; or begins there, within the window."""
+        return self.since_ts <= ts < self.end_ts
+
+
+class Holds:
+    """The windows of one changefeed, in order, of which the last one may be open; safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._windows: list[Window] = []
+        self.error: TidemarkError | None = None
+        """Why a table cannot be read again, and so no cut be offered."""
+
+    def clear(self) -> None:
+        """The log is read anew, from the checkpoint."""
+        with self._lock:
+            self._windows.clear()
+            self.error = None
+
+    @property
+    def open_since(self) -> int:
+        """The DDL from which on cuts are withheld; 0: none are."""
+        with self._lock:
+            window = self._open()
+            return window.since_ts if window else 0
+
+    @property
+    def waiting(self) -> dict[int, tuple[int, str]]:
+        """The tables for which cuts are withheld, by id: since which DDL they are read again, and why."""
+        with self._lock:
+            window = self._open()
+            if window is None:
+                return {}
+            return {each: (ts, window.reasons.get(each, "")) for each, ts in window.tables.items() if ts is not None}
+
+    def begin(self, ts: int, table_id: int, reason: str = "") -> None:
+        """A table is read again from its DDL at `ts` on, or once more as another DDL touched it."""
+        with self._lock:
+            window = self._open()
+            if window is None:
+                window = Window(ts)
+                self._windows.append(window)
+            window.tables[table_id] = ts
+            if reason:
+                window.reasons[table_id] = reason
+
+    def leave(self, table_id: int) -> None:
+        """A table has ended before it was complete: it stays as it was until its end."""
+        with self._lock:
+            window = self._open()
+            if window is not None:
+                window.tables[table_id] = None
+
+    def end(self, ts: int) -> None:
+        """All tables of the open window are complete at `ts`."""
+        with self._lock:
+            window = self._open()
+            if window is not None:
+                window.end_ts = ts
+            self.error = None
+
+    def forget(self, checkpoint_ts: int) -> None:
+        """Nobody asks for what is below the checkpoint any more."""
+        with self._lock:
+            self._windows = [each for each in self._windows if each.end_ts > checkpoint_ts]
+
+    def bound(self, resolved_ts: int) -> int:
+        """How far readers may go where everything is resolved up to `resolved_ts`; MAX_TS: that far."""
+        with self._lock:
+            window = self._of(resolved_ts)
+            return window.since_ts if window else MAX_TS
+
+    def cut_end(self, start_ts: int, end_ts: int) -> int:
+        """Where a cut ends that begins at `start_ts` and would fit up to `end_ts`."""
+        with self._lock:
+            window = self._of(end_ts)
+            if window is None or end_ts == window.since_ts:
+                return end_ts
+            return window.end_ts if start_ts >= window.since_ts else window.since_ts
+
+    def acknowledged(self, ts: int) -> int:
+        """Up to where what a reader has acknowledged is at the target for good."""
+        with self._lock:
+            window = self._of(ts)
+            return window.since_ts if window else ts
+
+    def tables(self, start_ts: int, end_ts: int, ddls: Sequence[int]) -> dict[int, int | None]:
+        """For the tables that are read again within a cut: from where on their rows are in it; None: none of them.
+
+        Raises:
+            RangeHeldError: no cut ends there; `ddls` are where it may.
+        """
+        with self._lock:
+            window = next((each for each in self._windows if each.has(start_ts)), None)
+            if window is None or end_ts <= start_ts:
+                return {}
+            if end_ts >= window.end_ts:
+                return dict(window.tables)
+            if end_ts not in ddls:
+                raise RangeHeldError(
+                    f"no cut ends at {end_ts} any more: tables are read again since the DDL at {window.since_ts}, and "
+                    "are not complete there; ask for the latest cut"
+                )
+            return dict.fromkeys(window.tables)
+
+    def shown(self, ddls: Sequence[Ddl], versions: Versions) -> tuple[Ddl, ...]:
+        """DDLs as readers follow them: tables that are read again are emptied where their rows come."""
+        with self._lock:
+            windows = [each for each in self._windows if ddls and each.end_ts > ddls[0].ts]
+        for window in windows:
+            inside = [each.ts for each in versions.ddls(window.since_ts) if window.has(each.ts)]
+            ddls = [_shown(each, window, inside[-1], versions) if window.has(each.ts) else each for each in ddls]
+        return tuple(ddls)
+
+    def _open(self) -> Window | None:
+        return self._windows[-1] if self._windows and self._windows[-1].end_ts == MAX_TS else None
+
+    def _of(self, ts: int) -> Window | None:
+        return next((each for each in self._windows if each.has(ts)), None)
+
+
+def _shown(ddl: Ddl, window: Window, last_ts: int, versions: Versions) -> Ddl:
+    ids = {version.name: version.span.table_id for version in versions.at(ddl.ts)}
+    known = {name for name, table_id in ids.items() if table_id in window.tables}
+    others = tuple(name for name in ddl.truncated if name not in known)
+    names = {name for name in known if window.tables[ids[name]] is not None}
+    if ddl.ts != last_ts:
+        names = {name for name in names if _is_retyped(name, ddl.ts, versions)}
+    return replace(ddl, truncated=(*others, *sorted(names)))
+
+
+def _is_retyped(name: str, ts: int, versions: Versions) -> bool:
+    """Whether a column has another type above `ts`: few targets could keep the old rows."""
+    now = versions.version(name, ts)
+    before = versions.of_span(now.span, ts - 1) if now is not None else None
+    if now is None or before is None:
+        return False
+    old, new = before.mounter.schema, now.mounter.schema
+    return any(field.name in old.names and old.field(field.name).type != field.type for field in new)

@@ -1,0 +1,74 @@
+"""The keys of a cut's inserts that a table has already: their rows are replaced, counted and told, never doubled."""
+
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_tidemark.lake.delta.files import DataFile, meeting, numbered
+from pyspark_tidemark.lake.delta.layout import Layout
+from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.delta.vectors import Vectors
+from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
+from pyspark_tidemark.lake.mode import IS_CURRENT
+
+_FEWEST_BYTES_A_ROW: Final = 8
+
+
+class Inserted:
+    """Searches the files of tables for keys that should not be there, and counts those that are."""
+
+    def __init__(self) -> None:
+        self._index = KeyIndex()
+        self._replaced: dict[str, int] = {}
+
+    def there(self, table: str, known: Listing, keys: Any) -> Any:
+        """Those of `keys` (pyarrow.Table, each key once) that the table shows, in mode `scd2` as current versions."""
+        searched = meeting((file for file in known.files.values() if not file.ended), keys)
+        again = keys.slice(0, 0)
+        if searched:
+            columns = tuple(known.layout.physical[name] for name in keys.column_names)
+            self._index.keep_only(table, [(path, columns) for path in known.files])
+            digests = numbers(keys)
+            hits = [self._hits(table, known.layout, file, (digests, keys.schema, columns)) for file in searched]
+            candidates = keys.filter(pa.array(reduce(np.logical_or, hits)))
+            for file, among in zip(searched, hits, strict=True):
+                if among.any():
+                    shown = _shown(known.layout, file, keys.schema)
+                    found = candidates.join(shown, keys=keys.column_names, join_type="left semi", use_threads=False)
+                    again = pa.concat_tables([again, found])
+        self.replacing(table, len(again))
+        return again
+
+    def replacing(self, table: str, rows: int) -> None:
+        """So many rows are replaced by the cut that is being applied; an earlier try of the same cut does not count."""
+        self._replaced[table] = rows
+
+    def replaced(self, table: str) -> int:
+        """How many rows the cut that was applied last has replaced."""
+        return self._replaced.pop(table, 0)
+
+    def forget(self, table: str) -> None:
+        """The table is gone."""
+        self._index.forget(table)
+
+    def _hits(self, table: str, layout: Layout, file: DataFile, keys: tuple[Any, Any, tuple[str, ...]]) -> Any:
+        digests, schema, columns = keys
+        rows = file.rows or file.size // _FEWEST_BYTES_A_ROW
+
+        def read() -> Any:
+            return numbered(layout, file, schema).select(schema.names)
+
+        return self._index.hits(table, (file.add["path"], columns), digests, FileKeys(read, rows))
+
+
+def _shown(layout: Layout, file: DataFile, schema: Any) -> Any:
+    """The keys in a file that the table shows (mode `scd2`: of current versions)."""
+    versioned = IS_CURRENT in layout.schema.names
+    held = numbered(layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema)
+    live = np.ones(len(held), bool)
+    live[Vectors(layout.root).read(file.add.get("deletionVector"))] = False
+    if versioned:
+        live &= held[IS_CURRENT].to_numpy()
+    return held.select(schema.names).filter(pa.array(live))

@@ -1,0 +1,77 @@
+"""Any exception of the lake job as an error with a code, and whether starting the job again can mend it.
+
+What cannot heal: a refusal of Spark's analyser, a refusal of a capture, and exceptions that tell of a mistake in data
+or program, which the same input brings about again. What may heal: networks, disks, memory, Spark's own processes.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
+
+from pyspark_tidemark.errors import SourceError, from_text
+
+_REFUSED: Final = (AnalysisException, ParseException, IllegalArgumentException)
+_MISTAKES: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    pa.ArrowInvalid,
+    pa.ArrowKeyError,
+    pa.ArrowNotImplementedError,
+    pa.ArrowTypeError,
+)
+_PERMANENT_CODES: Final = frozenset(
+    {
+        "ErrChangeFeedNotExists",
+        "ErrCheckpointForeign",
+        "ErrCredentials",
+        "ErrOptionInvalid",
+        "ErrRangeCleaned",
+        "ErrRangeCrossesDdl",
+        "ErrSchemaIncompatible",
+        "ErrTableNotExists",
+        "ErrUnauthenticated",
+    }
+)
+"""Codes whose errors cannot heal, for errors that come as text out of Spark's Python processes."""
+_CAUSE_CHARACTERS_MAX = 600
+
+
+def named(err: BaseException) -> SourceError:
+    """`err` with a code; its own message is the cause."""
+    if isinstance(err, SourceError):
+        return err
+    text, cause = str(err), _cause(err)
+    if "No space left on device" in text:
+        return SourceError(
+            "ErrTargetFull", "the target's disk is full; make room: the job goes on by itself", retryable=True
+        )
+    if "[TM:" in text:
+        told = from_text(text, retryable=True)
+        return SourceError(told.code, told.message, retryable=told.code not in _PERMANENT_CODES)
+    if isinstance(err, MemoryError):
+        return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)
+    if isinstance(err, _REFUSED):
+        return SourceError("ErrTargetRefused", f"Spark refuses: {cause}")
+    if isinstance(err, _MISTAKES):
+        return SourceError("ErrJobInternal", f"the job met what it has no rule for: {cause}")
+    return SourceError("ErrQueryFailed", cause, retryable=True)
+
+
+def in_table(err: SourceError, table: str) -> SourceError:
+    """`err`, with the table named in its message."""
+    if table in err.message:
+        return err
+    return SourceError(err.code, f"{table}: {err.message}", retryable=err.retryable)
+
+
+def _cause(err: BaseException) -> str:
+    """The exception's type and the beginning of what it says; Spark's own classes say which they are in the text."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    text = " ".join(lines)[:_CAUSE_CHARACTERS_MAX]
+    return f"{type(err).__name__}: {text}" if text else type(err).__name__

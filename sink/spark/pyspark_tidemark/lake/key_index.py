@@ -1,0 +1,111 @@
+"""Which data files hold a key that a cut inserts: an insert promises that its key is new, and the promise is checked.
+
+Files are looked into only where their bounds do not exclude the key, so keys that ascend cost a comparison a file.
+What is looked into is remembered as one 64-bit number a key, as data files never change: random keys cost reading each
+file's key columns once in the life of a job. Files beyond the budget are not searched, and that is told once a table
+(docs/design/0030).
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Collection, Hashable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MOST_BYTES: Final = 128 << 20
+"""Of the numbers of all tables, 8 bytes a key: sixteen million keys."""
+_FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_NULL: Final = np.uint64(0x6A09E667F3BCC909)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileKeys:
+    """The keys of a data file."""
+
+    read: Callable[[], Any]
+    """As a pyarrow.Table of the key's columns."""
+    rows: int
+    """How many at most."""
+
+
+class KeyIndex:
+    """The keys of data files, by table; tables may be searched by threads of their own."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._files: dict[str, dict[Hashable, Any]] = {}
+        self._bytes = 0
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def keep_only(self, table: str, files: Collection[Hashable]) -> None:
+        """Forget the files that a table does not show any more."""
+        with self._lock:
+            known = self._files.get(table, {})
+            for gone in known.keys() - set(files):
+                self._bytes -= known.pop(gone).nbytes
+
+    def forget(self, table: str) -> None:
+        """The table is another one now."""
+        self.keep_only(table, ())
+        self._warned.discard(table)
+
+    def hits(self, table: str, file: Hashable, keys: Any, there: FileKeys) -> Any:
+        """For each of `keys` (`numbers`) whether the file may hold it.
+
+        "No" is certain for a file that is remembered. Of one that there is no room for nothing is known, and none is
+        said to be there.
+        """
+        held = self._files.get(table, {}).get(file)
+        if held is None:
+            if self._bytes + 8 * there.rows > self._most_bytes:
+                self._warn(table)
+                return np.zeros(len(keys), bool)
+            held = np.sort(numbers(there.read()))
+            with self._lock:
+                self._files.setdefault(table, {})[file] = held
+                self._bytes += held.nbytes
+        if not len(held):
+            return np.zeros(len(keys), bool)
+        places = np.minimum(np.searchsorted(held, keys), len(held) - 1)
+        return held[places] == keys
+
+    def _warn(self, table: str) -> None:
+        if table not in self._warned:
+            self._warned.add(table)
+            _logger.warning(
+                "%s: more keys than %s MiB of their numbers hold lie between those that are inserted: not all of its "
+                "files are searched for keys that are there already; tidemark cli verify compares them",
+                table,
+                self._most_bytes >> 20,
+            )
+
+
+def numbers(keys: Any) -> Any:
+    """One 64-bit number for each key (pyarrow.Table of the key's columns), equal in this process for equal keys."""
+    found = np.zeros(len(keys), np.uint64)
+    for column in keys.columns:
+        found = _mixed(found ^ _values(column))
+    return found
+
+
+def _values(column: Any) -> Any:
+    if pa.types.is_integer(column.type):
+        values = _mixed(pc.fill_null(column, 0).cast(pa.int64(), safe=False).to_numpy().view(np.uint64))
+        return values if not column.null_count else values ^ np.where(column.is_null().to_numpy(), _NULL, np.uint64(0))
+    hashes = (hash(value) & 0xFFFF_FFFF_FFFF_FFFF for value in column.to_pylist())
+    return _mixed(np.fromiter(hashes, np.uint64, len(column)))
+
+
+def _mixed(values: Any) -> Any:
+    """Spread over all 64 bits, one to one (the finalizer of SplitMix64)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * _FACTORS[0]
+    values = (values ^ (values >> np.uint64(27))) * _FACTORS[1]
+    return values ^ (values >> np.uint64(31))

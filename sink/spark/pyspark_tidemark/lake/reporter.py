@@ -1,0 +1,74 @@
+"""Tells the captures how the lake job is: `ready` every ten seconds, the error that ends it, and that it was stopped.
+
+A report must never hold a cut up or fail one: it has one try of a few seconds, in a thread of its own while the job
+runs. Captures of an older version know no reports: the job then stops sending them.
+"""
+
+import logging
+import threading
+from typing import Final
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed
+
+EVERY_S: Final = 10.0
+_CHANGEFEED_CODES: Final = frozenset(
+    {"ErrChangefeedFailed", "ErrChangefeedNotRunning", "ErrChangeFeedNotExists", "ErrNotOwner", "ErrUnauthenticated"}
+)
+"""What the captures themselves said: they need not be told."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """The reports of one run of the job."""
+
+    def __init__(self, changefeed: Changefeed, every_s: float = EVERY_S) -> None:
+        self._changefeed = changefeed
+        self._every_s = every_s
+        self._cut_ts = 0
+        self._applied = threading.Event()
+        self._ended = threading.Event()
+        self._understood = True
+        self._thread = threading.Thread(target=self._run, name="job-reports", daemon=True)
+
+    def start(self) -> None:
+        """Report from the first applied cut on."""
+        self._thread.start()
+
+    def applied(self, cut_ts: int) -> None:
+        """A cut is in the lake: only from now on the job is ready, as an earlier error may strike at each first cut."""
+        self._cut_ts = cut_ts
+        self._applied.set()
+
+    def stopped(self) -> None:
+        """The job ends on purpose."""
+        self._end()
+        self._report("stopped")
+
+    def failed(self, error: SourceError) -> None:
+        """The job ends by an error."""
+        self._end()
+        if error.code not in _CHANGEFEED_CODES:
+            self._report("retrying" if error.retryable else "failed", error)
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._applied.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._applied.wait()
+        while not self._ended.is_set():
+            self._report("ready")
+            self._ended.wait(self._every_s)
+
+    def _report(self, state: str, error: SourceError | None = None) -> None:
+        if not self._understood:
+            return
+        try:
+            self._changefeed.report(state, self._cut_ts, error)
+        except Exception as err:  # noqa: BLE001 - whatever a capture answers, the job goes on, or ends by its own error
+            self._understood = getattr(err, "code", "") != "ErrFlightRequestInvalid"
+            _logger.warning("the captures could not be told that the job is %s: %s", state, err)

@@ -1,0 +1,368 @@
+"""Where a changefeed's rows go, as a URI; captures, lake jobs and `verify` read it here, and nowhere else.
+
+    delta:///path  iceberg:///path  parquet:///path             a directory of the machine that the lake job runs on
+    delta+hdfs://authority/path  parquet+s3a://bucket/path …     one that Hadoop reaches
+    postgresql://user@host:port/db  mysql://user@host:port/db    a database
+    flight://  none://  blackhole://                             no lake job: readers take the rows by themselves
+
+A sink URI is stored, logged and shown, so it never holds a secret, only where the secret is: `password-file=/path`, or
+`password-env=NAME`. Text that is no valid sink URI, as in a record of an earlier version, is shown by `redacted`.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+from pyspark_tidemark.errors import SourceError
+
+UPSERT, APPEND, SCD2 = "upsert", "append", "scd2"
+MODES = (UPSERT, APPEND, SCD2)
+MODES_OF = {
+    "delta": (UPSERT, APPEND, SCD2),
+    "iceberg": (UPSERT, APPEND),
+    "parquet": (APPEND,),
+    "postgresql": (UPSERT, APPEND, SCD2),
+    "mysql": (UPSERT, APPEND, SCD2),
+}
+"""What each format can do, its default first."""
+DATABASES = ("postgresql", "mysql")
+READERS = ("flight", "none", "blackhole")
+"""Sinks without a lake job."""
+SYSTEMS = ("hdfs", "viewfs", "s3a")
+"""Hadoop's file systems that can hold a lake, by scheme: see `lake.hadoop`."""
+RENAMING = ("hdfs", "viewfs")
+"""Those whose rename is one step that fails if there is a file of the new name."""
+FORMS = (
+    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet and a SCHEME of "
+    f"{', '.join(SYSTEMS)}; postgresql://user@host:port/db or mysql://user@host:port/db; flight:// for readers of "
+    "your own"
+)
+SECRET_VARIABLE = "TIDEMARK_SECRET_"  # noqa: S105 - the begin of a name
+"""Environment variables that a URI may name begin like this: no other secret of a process can be sent to a host."""
+_BY_REFERENCE = (
+    "a sink URI holds no password, as it is stored and shown: write the password into a file that only the lake job's "
+    "user may read, and name it with the option password-file=/path, or set an environment variable of the job and "
+    f"name that with password-env={SECRET_VARIABLE}…"
+)
+_DATABASE_OPTIONS = ("password-file", "password-env", "ca-path")
+_MASK = "***"
+_REFERENCE = re.compile(r"(?i).*[-_](file|env|path)")
+_SECRET = re.compile(r"(?i).*(pass|pwd|secret|token|credential|signature|api[-_]?key|access[-_]?key|account[-_]?key).*")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_COLON = re.compile(r":|%3a", re.I)
+_OPTION = re.compile(r"(?P<name>[^/?&;#=@]+)=")
+_CHARACTERS_MAX = 2048
+_PASSWORD_BYTES_MAX = 1024
+_SYSTEM_DIRECTORIES = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr"),
+    *("/var/cache", "/var/lib/dpkg", "/var/lib/systemd", "/var/log", "/var/mail", "/var/run", "/var/spool"),
+)
+_TOP = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/tmp", "/var", "/var/lib", "/var/tmp")  # noqa: S108 - refused
+_NEAREST = {
+    "file": "delta:///path",
+    "hdfs": "delta+hdfs://authority/path",
+    "viewfs": "delta+viewfs://authority/path",
+    "s3": "delta+s3a://bucket/path",
+    "s3a": "delta+s3a://bucket/path",
+    "s3n": "delta+s3a://bucket/path",
+    "jdbc": "postgresql://user@host/db or mysql://user@host/db",
+    "postgres": "postgresql://user@host/db",
+    "pg": "postgresql://user@host/db",
+    "mariadb": "mysql://user@host/db",
+    "tidb": "mysql://user@host/db",
+    "kafka": "flight://, and a reader of your own that writes to Kafka",
+    "http": "flight://, and a reader of your own",
+    "https": "flight://, and a reader of your own",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkUri:
+    """A valid sink URI in its parts; none of them is a secret, so its `repr` shows none."""
+
+    format: str
+    path: str
+    """A directory of this machine; with a scheme, one that Hadoop reaches; a database's name."""
+    host: str = ""
+    port: int = 0
+    user: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "SinkUri":
+        """Read a URI; no message of an error repeats a secret.
+
+        Raises:
+            SourceError: ErrTargetInvalid.
+        """
+        _check_text(text)
+        try:
+            parts = urlsplit(text)
+            if secret_option(text) is not None:
+                raise _invalid(_BY_REFERENCE)
+            found, plus, _ = parts.scheme.partition("+")
+            if plus:
+                return cls._remote(parts)
+            _check_login(parts)
+            if parts.scheme in DATABASES:
+                return cls._database(parts)
+        except ValueError:  # a port that is none, brackets that do not match
+            raise _invalid(f"the sink URI {masked(text)!r} cannot be read; it is {FORMS}") from None
+        if found in READERS and not parts.query and not parts.path.strip("/") and not parts.netloc:
+            return cls(found, "")
+        if found not in MODES_OF:
+            raise _invalid(_unknown_scheme(text, parts))
+        return cls._local(parts)
+
+    @classmethod
+    def _local(cls, parts: SplitResult) -> "SinkUri":
+        path = re.sub(r"/+", "/", parts.path)
+        if parts.netloc or not path.startswith("/"):
+            absolute = f"{parts.scheme}:///{parts.netloc.rpartition('@')[2]}{parts.path}"
+            raise _invalid(f"a directory needs its whole path, such as {masked(absolute)}")
+        if parts.query:
+            raise _invalid(f"a {parts.scheme} sink has no options: write {parts.scheme}://{path}")
+        _check_path(path)
+        return cls(parts.scheme, path.rstrip("/") or "/")
+
+    @classmethod
+    def _remote(cls, parts: SplitResult) -> "SinkUri":
+        found, _, system = parts.scheme.partition("+")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise _invalid(
+                "credentials and settings of a file system are Hadoop's: --conf spark.hadoop.fs.…, or its own files"
+            )
+        if found not in MODES_OF or found in DATABASES or system not in SYSTEMS or not parts.path.startswith("/"):
+            hints = {
+                "file": f"; a directory of this machine is {found}:///path",
+                "s3": "; S3 is s3a",
+                "s3n": "; S3 is s3a",
+            }
+            raise _invalid(f"a sink on another file system is FORMAT+SCHEME://…: {FORMS}{hints.get(system, '')}")
+        if parts.netloc.endswith(":") or parts.port == 0:
+            raise _invalid(f"{parts.scheme}:// has no port after its colon")
+        if system == "s3a" and (not parts.netloc or ":" in parts.netloc):
+            raise _invalid(f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
+        if found == "iceberg" and system not in RENAMING:
+            raise _invalid(
+                f"Iceberg commits to directories by renaming, which {system} cannot do in one step, so two jobs could "
+                f"destroy a table: take delta+{system}:// or parquet+{system}://",
+            )
+        _check_path(parts.path)
+        return cls(found, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
+
+    @classmethod
+    def _database(cls, parts: SplitResult) -> "SinkUri":
+        options = tuple(parse_qsl(parts.query, keep_blank_values=True))
+        unknown = [name for name, _ in options if name not in _DATABASE_OPTIONS]
+        name = parts.path.strip("/")
+        if unknown or not parts.hostname or not parts.username or not name or "/" in name:
+            said = f"unknown {', '.join(unknown)}; " if unknown else ""
+            raise _invalid(
+                f"{said}a database target is {parts.scheme}://user@host:port/database?"
+                f"password-file=/path&ca-path=/path (both optional; password-env={SECRET_VARIABLE}… instead of a file)",
+            )
+        check_reference(dict(options))
+        port = parts.port or (5432 if parts.scheme == "postgresql" else 3306)
+        return cls(parts.scheme, name, parts.hostname, port, parts.username, options)
+
+    def __str__(self) -> str:
+        """The URI again, in one form for each place; parsing it gives an equal one."""
+        if self.format in READERS:
+            return f"{self.format}://"
+        if self.is_database:
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            options = "&".join(f"{name}={_quoted(value)}" for name, value in self.options)
+            return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}" + (f"?{options}" if options else "")
+        return f"{self.format}+{self.path}" if self.is_remote else f"{self.format}://{self.path}"
+
+    def check_directory(self) -> None:
+        """Refuse a directory of this machine that is the system's: whoever may make a changefeed would write there.
+
+        Raises:
+            SourceError: ErrTargetInvalid.
+        """
+        if self.is_database or self.is_remote or not self.is_lake:
+            return
+        system = any(self.path == each or self.path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES)
+        if system or self.path in _TOP:
+            raise _invalid(
+                f"{self.path} belongs to the system; give the lake a directory of its own, such as "
+                f"{self.format}:///lake/NAME or {self.format}:///var/lib/tidemark/NAME"
+            )
+
+    @property
+    def is_lake(self) -> bool:
+        """Whether a lake job keeps it."""
+        return self.format in MODES_OF
+
+    @property
+    def is_database(self) -> bool:
+        """Whether it is not a directory."""
+        return self.format in DATABASES
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a directory that Hadoop reaches."""
+        return "://" in self.path
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """What tells it from other sinks; how to log in there does not count."""
+        return self.format, self.path, self.host, self.port
+
+    def option(self, name: str) -> str:
+        """The option's value; empty if it is not given."""
+        return dict(self.options).get(name, "")
+
+    def mode(self, wanted: str) -> str:
+        """`wanted`, or the format's default for an empty one.
+
+        Raises:
+            SourceError: ErrModeUnsupported.
+        """
+        modes = MODES_OF[self.format]
+        if wanted and wanted not in modes:
+            raise SourceError(
+                "ErrModeUnsupported",
+                f"a {self.format} target cannot do --mode {wanted}; it can do {', '.join(modes)}"
+                if wanted in MODES
+                else f"--mode is {', '.join(MODES)}, not {wanted!r}",
+            )
+        return wanted or modes[0]
+
+
+def redacted(text: str) -> str:
+    """A stored sink URI as it may be shown: a valid one as it is, any other with `***` wherever a secret may be."""
+    try:
+        SinkUri.parse(text)
+    except SourceError:
+        return masked(text)
+    return text
+
+
+def masked(text: str) -> str:
+    """Any URI, valid or not, with `***` wherever a secret may be; rather too much of it than too little.
+
+    A password may itself hold `/`, `?`, `@` and `&`: what follows the first colon is hidden up to the last `@`, and
+    what follows the first option that can be a secret up to the end.
+    """
+    scheme = _SCHEME.match(text)
+    begin = scheme.end() if scheme else 0
+    rest = text[begin:]
+    colon, at = _COLON.search(rest), rest.rfind("@")
+    if colon is not None and colon.start() < at:
+        rest = f"{rest[: colon.start()]}:{_MASK}{rest[at:]}"
+    option = secret_option(rest)
+    if option is not None:
+        rest = f"{rest[: option.end()]}{_MASK}"
+    return text[:begin] + rest
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a stored sink URI may hold a secret, and is masked wherever it is shown."""
+    return redacted(text) != text
+
+
+def is_secret(option: str) -> bool:
+    """Whether an option of that name may hold a secret, not only say where it is."""
+    return bool(_SECRET.fullmatch(option)) and not _REFERENCE.fullmatch(option)
+
+
+def check_reference(options: Mapping[str, str]) -> None:
+    """See that a password is named in one way, and that a variable is one that URIs may name.
+
+    Raises:
+        SourceError: ErrTargetInvalid.
+    """
+    variable = options.get("password-env")
+    if variable is None:
+        return
+    if "password-file" in options:
+        raise _invalid("password-file and password-env are two ways to one password: give one of them")
+    if not re.fullmatch(rf"{SECRET_VARIABLE}[A-Za-z0-9_]+", variable):
+        raise _invalid(
+            f"password-env={variable[:80]!r}: a URI may only name environment variables that begin with "
+            f"{SECRET_VARIABLE}, as {SECRET_VARIABLE}LAKE"
+        )
+
+
+def read_secret(options: Mapping[str, str]) -> str:
+    """The password that a URI names, without the line's end; empty if it names none. Not pure.
+
+    Raises:
+        SourceError: ErrCredentials.
+    """
+    if (variable := options.get("password-env")) is not None:
+        check_reference(options)
+        if variable not in os.environ:
+            raise SourceError("ErrCredentials", f"the environment variable {variable}, with the password, is not set")
+        return os.environ[variable]
+    path = options.get("password-file", "")
+    if not path:
+        return ""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_PASSWORD_BYTES_MAX + 1).decode().rstrip("\r\n")
+    except (OSError, ValueError) as err:
+        said = getattr(err, "strerror", None) or "it is no UTF-8 text"
+        raise SourceError("ErrCredentials", f"cannot read the password file {path}: {said}") from None
+    if len(content.encode()) > _PASSWORD_BYTES_MAX - 2 or "\n" in content:
+        raise SourceError("ErrCredentials", f"the password file {path} must hold one line with the password, no more")
+    return content
+
+
+def _check_text(text: str) -> None:
+    if len(text) > _CHARACTERS_MAX:
+        raise _invalid(f"a sink URI has at most {_CHARACTERS_MAX} characters")
+    if text != text.strip() or any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise _invalid("a sink URI has no blanks at its ends, and no control characters")
+
+
+def secret_option(text: str) -> re.Match[str] | None:
+    """The first option that may hold a secret, wherever it stands."""
+    return next((option for option in _OPTION.finditer(text) if is_secret(unquote(option["name"]))), None)
+
+
+def _check_login(parts: SplitResult) -> None:
+    if ":" in unquote(parts.netloc.rpartition("@")[0]):
+        raise _invalid(_BY_REFERENCE)
+    if parts.fragment:
+        raise _invalid("a sink URI has no fragment: leave out # and what follows it")
+
+
+def _check_path(path: str) -> None:
+    for spelling in (path, unquote(path)):
+        if {".", ".."} & set(re.split(r"[/\\]", spelling)) or "\0" in spelling:
+            raise _invalid(f"the path {path!r} of the sink URI has . or .. in it: write it without")
+
+
+def _unknown_scheme(text: str, parts: SplitResult) -> str:
+    scheme = parts.scheme
+    if not scheme or not _SCHEME.match(text):
+        advice = f"delta://{masked(text)}" if text.startswith("/") else "delta:///path or postgresql://user@host/db"
+        return f"the sink URI {masked(text)!r} has no scheme; give one such as {_NEAREST.get(scheme) or advice}"
+    near = _nearest(scheme)
+    return f"no sink is called {scheme}://{f'; the nearest is {near}' if near else ''}. A sink is {FORMS}"
+
+
+def _nearest(scheme: str) -> str:
+    close = next(iter(difflib.get_close_matches(scheme, (*_NEAREST, *MODES_OF, *READERS), 1, 0.6)), "")
+    if close in _NEAREST or not close:
+        return _NEAREST.get(close, "")
+    return (
+        f"{close}://user@host/db" if close in DATABASES else f"{close}://" if close in READERS else f"{close}:///path"
+    )
+
+
+def _quoted(value: str) -> str:
+    return quote(value, safe="/:")
+
+
+def _invalid(said: str) -> SourceError:
+    return SourceError("ErrTargetInvalid", said)

@@ -1,0 +1,39 @@
+"""A few seconds of fuzzing; `python -m tests.fuzz.http2` and `tests.fuzz.capture_api` do it for longer."""
+
+from pathlib import Path
+
+from server.rpc.engine import Engine
+from tests.attacks.der import Authority
+from tests.attacks.target import coordinator
+from tests.fuzz.capture_api import fuzz as fuzz_capture
+from tests.fuzz.http2 import NAMES_UNREAD, fuzz_certificates, fuzz_frames
+
+SECONDS, SEED = 5.0, 16
+
+
+def test_mutated_conversations_end_their_connections_only(tmp_path: Path) -> None:
+    with coordinator(tmp_path, Engine.NATIVE) as target:
+        outcome = fuzz_frames(target, seconds=SECONDS, seed=SEED)
+    print(f"seed {SEED}: {outcome}")
+    assert outcome.tried > 20
+    assert not outcome.errors, outcome.log[-5000:]
+    assert outcome.grown_mib < 200
+
+
+def test_mutated_certificates_end_their_connections_only(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with coordinator(tmp_path, Engine.NATIVE, authority) as target:
+        outcome = fuzz_certificates(target, seconds=SECONDS, seed=SEED)
+    print(f"seed {SEED}: {outcome}")
+    assert outcome.tried > 20
+    assert outcome.answered > 0
+    assert outcome.errors <= outcome.log.count(NAMES_UNREAD), outcome.log[-5000:]
+    assert outcome.grown_mib < 200
+
+
+def test_mutated_requests_to_a_capture_are_refused_and_it_lives() -> None:
+    outcomes, alive = fuzz_capture(SECONDS, SEED)
+    print(f"seed {SEED}: {outcomes}")
+    assert alive
+    assert outcomes.total() > 50
+    assert not [outcome for outcome in outcomes if "unexpected" in outcome]

@@ -1,0 +1,253 @@
+"""Each way out that an error prints is followed, from MariaDB by a capture to a lake in PostgreSQL.
+
+What is followed is the text itself: the command's value is taken out of the message, as an operator would. The lake is
+kept by the job's own steps, in a thread and without Spark's query, which a database does not need.
+"""
+
+import contextlib
+import json
+import re
+import threading
+
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
+from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
+from pyspark_tidemark.lake.jdbc.postgres import Postgres
+from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.reporter import Reporter
+from pyspark_tidemark.options import parse
+from pyspark_tidemark.sink_uri import UPSERT, SinkUri
+
+from tests.integration.capture.processes import Reader, running_cluster
+from tests.integration.lake.test_databases import rows
+from tests.integration.lake.test_job_errors import until
+from tests.mariadb import running_mariadb
+
+pytestmark = pytest.mark.timeout(500)
+OVERWRITE = re.compile(r"--overwrite-checkpoint-ts (\d+|now)")
+
+
+class Shop:
+    """One changefeed of its own database, its lake in PostgreSQL, and what an operator does with both."""
+
+    def __init__(self, name, server, cluster, target, secret):
+        self.name, self.server, self.cluster, self.target = name, server, cluster, target
+        self.source = f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=300"
+        server.execute(f"CREATE DATABASE {name}")
+        self.execute("CREATE TABLE a (id INT PRIMARY KEY, v INT, x INT)", "CREATE TABLE b (id INT PRIMARY KEY)")
+
+    def execute(self, *statements):
+        return self.server.execute(*statements, database=self.name)
+
+    def create(self, *flags, tables=("*",)):
+        flags = ["-c", self.name, "--sink-uri", self.target, "--source-uri", self.source, *flags]
+        rules = [part for table in tables for part in ("--filter", f"{self.name}.{table}")]
+        assert self.cluster.cli("changefeed", "create", *flags, *rules)["state"] == "normal"
+
+    def keeper(self):
+        """A lake job, for the block."""
+        return Keeper(self)
+
+    def refused(self, *flags):
+        """The line that the command line prints instead of making the changefeed."""
+        flags = ["-c", self.name, "--sink-uri", self.target, "--source-uri", self.source, *flags]
+        return self.cluster.cli("changefeed", "create", *flags, "--filter", f"{self.name}.*")
+
+    def cli(self, verb, *flags):
+        return self.cluster.cli("changefeed", verb, "-c", self.name, *flags)
+
+    def resume(self, ts):
+        return self.cli("resume", "--overwrite-checkpoint-ts", str(ts), "--yes")
+
+    def lake(self, table="a"):
+        with contextlib.suppress(Exception):  # it may not be there yet
+            found = rows(self.target, f"{self.name}.{table}")
+            return sorted(tuple(value for name, value in row.items() if name != "_commit_ts") for row in found)
+
+    def state(self):
+        document = self.cli("query")
+        return document["state"], (document["error"] or {}).get("code")
+
+    def fails_with(self, code):
+        """Wait for it; returns the message."""
+        until(self.state, ("failed", f"TM:{code}"))
+        return self.cli("query")["error"]["message"]
+
+    def skipped(self):
+        """By `changefeed query`, and by the lake's newest cut."""
+        shown = [(each["start_tso"], each["end_tso"]) for each in self.cli("query")["skipped"]]
+        kept = [json.loads(row["document"]) for row in rows(self.target, "_tidemark_cuts")]
+        newest = max((each for each in kept if each["changefeed"] == self.name), key=lambda each: each["end_ts"])
+        return shown, [tuple(each) for each in newest.get("skipped", [])]
+
+
+class Keeper:
+    """Keeps one lake as the job does: skip, cuts, acknowledgements, reports; started again after each error."""
+
+    def __init__(self, shop):
+        self._shop = shop
+        endpoint = f"grpc://{shop.cluster.capture.endpoints['flight']}"
+        self._options = {"endpoint": endpoint, "changefeed": shop.name, "cuts": "true", "ack": "false"}
+        self._changefeed = Changefeed(parse(self._options))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._stop.wait(0.1):
+            try:
+                self._live()
+            except SourceError as err:
+                Reporter(self._changefeed).failed(err)
+
+    def _live(self):
+        database = Postgres(SinkUri.parse(self._shop.target))
+        target = JdbcTarget(database, self._shop.name)
+        with DatabaseManifest.opened(database, self._shop.name) as manifest:
+            described = self._changefeed.describe()
+            skip(manifest, described, UPSERT)
+            cuts = CutApplier(
+                self._changefeed,
+                self._shop.name,
+                target,
+                manifest,
+                policy=Policy(UPSERT),
+                source_options=self._options,
+                spark=None,
+                parallel=2,
+            )
+            at_ts = described.checkpoint_ts if manifest.last is None else manifest.last.end_ts
+            while not self._stop.is_set():
+                end_ts = self._changefeed.latest(at_ts, wait_ms=300)
+                if end_ts > at_ts:
+                    cuts.apply(Cut(0, at_ts, end_ts))
+                    cuts.acknowledge()
+                    self._changefeed.report("ready", end_ts)
+                    at_ts = end_ts
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory, postgres):
+    directory = tmp_path_factory.mktemp("ways-out")
+    secret = directory / "password"
+    secret.write_text("s3cret")
+    with running_mariadb() as server, running_cluster(directory) as cluster:
+        server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc")
+        yield server, cluster, postgres.create("waysout"), secret
+
+
+@pytest.fixture
+def shop(services, request):
+    name = "w" + re.sub(r"[\W_]", "", request.node.name)[-20:]
+    made = Shop(name, *services)
+    with made.keeper():
+        yield made
+    made.cli("remove", "--no-confirm")
+
+
+def test_a_statement_in_the_log_is_passed_over_by_the_printed_resume(shop):
+    shop.create()
+    shop.execute("INSERT INTO a VALUES (1, 10, 100)")
+    until(shop.lake, [(1, 10, 100)])
+    shop.execute("SET binlog_format=STATEMENT", "UPDATE a SET v = 11", "SET binlog_format=ROW")
+    shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+    message = shop.fails_with("ErrMySQLStatementLogged")
+    assert shop.lake() == [(1, 10, 100)]
+
+    before = shop.cli("query")["checkpoint_tso"]
+    (ts,) = OVERWRITE.findall(message)
+    assert shop.resume(ts)["state"] == "normal"
+    until(shop.lake, [(1, 10, 100), (2, 20, 200)])  # what was skipped, and what came after it
+    assert shop.state() == ("normal", None)
+    assert shop.skipped() == ([(before, int(ts))], [(before, int(ts))])
+
+
+def test_columns_keep_their_identities_in_a_lake_that_goes_on_elsewhere(shop):
+    shop.execute("ALTER TABLE a DROP v")
+    shop.create()
+    shop.execute("INSERT INTO a VALUES (1, 100)", "ALTER TABLE a DROP x, ADD y INT, ADD z INT")
+    shop.execute("UPDATE a SET y = 5, z = 6")
+    until(shop.lake, [(1, 5, 6)])
+    shop.cli("pause")
+    shop.execute("ALTER TABLE a ADD late INT FIRST", "CREATE TABLE c (id INT PRIMARY KEY)", "DROP TABLE b")
+    assert shop.resume("now")["state"] == "normal"
+    shop.execute("INSERT INTO a (id, y, z, late) VALUES (2, 7, 8, 9)", "INSERT INTO c VALUES (1)")
+    until(lambda: {row["id"]: (row["y"], row["z"], row.get("late")) for row in rows(shop.target, f"{shop.name}.a")},
+          {1: (5, 6, None), 2: (7, 8, 9)})  # fmt: skip
+    until(lambda: shop.lake("c"), [(1,)])
+
+
+def test_an_unknown_xa_transaction_is_passed_over_and_the_dump_brings_its_rows(shop):
+    shop.execute("XA START 'w'", "INSERT INTO a VALUES (1, 1, 1)", "XA END 'w'", "XA PREPARE 'w'")
+    shop.create()
+    shop.execute("INSERT INTO a VALUES (2, 2, 2)")
+    shop.execute("XA COMMIT 'w'", "INSERT INTO a VALUES (3, 3, 3)")
+    message = shop.fails_with("ErrMySQLXAUnknown")
+    until(shop.lake, [(2, 2, 2)])
+    (ts,) = OVERWRITE.findall(message)
+    assert "dumpstart" in message
+    assert shop.resume(ts)["state"] == "normal"
+    until(shop.lake, [(2, 2, 2), (3, 3, 3)])
+    shop.cli("dumpstart")
+    until(shop.lake, [(1, 1, 1), (2, 2, 2), (3, 3, 3)])
+
+
+def test_a_table_that_lost_its_key_goes_on_once_that_is_undone(shop):
+    shop.create()
+    shop.execute("INSERT INTO a VALUES (1, 10, 100)")
+    until(shop.lake, [(1, 10, 100)])
+    shop.execute("ALTER TABLE a DROP PRIMARY KEY")
+    shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+    message = shop.fails_with("ErrTableIneligible")
+    shop.execute("ALTER TABLE a ADD PRIMARY KEY (id)")
+    (ts,) = OVERWRITE.findall(message)
+    assert shop.resume(ts)["state"] == "normal"
+    assert "dumpstart" in message
+    shop.cli("dumpstart")
+    until(shop.lake, [(1, 10, 100), (2, 20, 200)])
+
+
+def test_a_purged_log_is_passed_over_by_the_printed_resume_and_a_dump(shop):
+    shop.create()
+    shop.execute("INSERT INTO a VALUES (1, 10, 100), (2, 20, 200)")
+    until(shop.lake, [(1, 10, 100), (2, 20, 200)])
+    shop.cli("pause")
+    shop.execute("UPDATE a SET v = 11 WHERE id = 1", "FLUSH LOGS", "FLUSH LOGS")
+    newest = shop.execute("SHOW BINARY LOGS")[-1][0]
+    until(lambda: shop.execute(f"PURGE BINARY LOGS TO '{newest}'", "SHOW BINARY LOGS")[0][0], newest)
+    shop.cli("resume")
+    message = shop.fails_with("ErrMySQLLogPurged")
+    (ts,) = OVERWRITE.findall(message)
+    assert shop.resume(ts)["state"] == "normal"
+    assert "dumpstart" in message
+    shop.cli("dumpstart")
+    until(shop.lake, [(1, 11, 100), (2, 20, 200)])
+
+
+def test_a_lake_behind_another_readers_acknowledgement_is_given_the_changes_again(services):
+    shop = Shop("behind", *services)
+    shop.create()
+    with shop.keeper():
+        shop.execute("INSERT INTO a VALUES (1, 10, 100)")
+        until(shop.lake, [(1, 10, 100)])
+    shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+    reader, start_ts = Reader(shop.cluster, shop.name), shop.cli("query")["checkpoint_tso"]
+    end_ts = reader.wait_resolved(start_ts + 1)
+    assert reader.ask("ack", ts=end_ts)["checkpoint_ts"] > start_ts
+    with shop.keeper():
+        message = shop.fails_with("ErrCutGap")
+        (ts,) = OVERWRITE.findall(message)
+        shop.cli("pause")
+        assert shop.resume(ts)["state"] == "normal"
+        until(shop.lake, [(1, 10, 100), (2, 20, 200)])
+        assert shop.skipped() == ([], [])
+    shop.cli("remove", "--no-confirm")

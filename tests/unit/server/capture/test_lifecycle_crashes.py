@@ -1,0 +1,194 @@
+"""Whoever owns the changefeeds dies at any step of a creation, pause, resume, removal or end.
+
+A step is a call to the coordinator or a transaction of the metadata; it is done or not when the owner dies, and GC goes
+as far as it may before the next owner comes. No changefeed may lose history then, and no safepoint may be left over.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from server.capture.changefeed import State
+from server.capture.flight import OwnerFeeds
+from sink.flight.feeds import FAILED, Report
+from storage.meta.client import EtcdMeta
+from storage.model.errors import TidemarkError
+from tests.unit.server.capture.conftest import new
+from tests.unit.server.capture.test_owner import until
+
+URI = "delta:///lake"
+SERVICE = "ticdc-default-feed"
+CREATING = "ticdc-default-creating_feed"
+
+
+class Steps:
+    """Counts what goes out, and lets the owner hang at one step for ever, before or after it is done."""
+
+    def __init__(self, upstream, meta, monkeypatch):
+        self.hangs_at, self.is_done = 0, False
+        self.count = 0
+        self.hanging = asyncio.Event()
+        self.counting = False
+        upstream.meta = EtcdMeta(meta._api)  # what the coordinator writes is no step of the owner's
+        for owner, name in ((upstream, "update_service_gc_safe_point"), (meta, "txn")):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, call):
+        async def counted(*arguments):
+            if not self.counting:
+                return await call(*arguments)
+            self.count += 1
+            at = self.count == self.hangs_at
+            if at and not self.is_done:
+                await self._hang()
+            answer = await call(*arguments)
+            if at:
+                await self._hang()
+            return answer
+
+        return counted
+
+    async def _hang(self):
+        self.hanging.set()
+        await asyncio.Event().wait()
+
+
+async def create(owner):
+    await owner.create(new("feed", URI, 1000, 0, [owner.table]))
+
+
+async def pause(owner):
+    await owner.pause("feed")
+
+
+async def resume(owner):
+    await owner.resume("feed")
+
+
+async def resume_elsewhere(owner):
+    await owner.resume("feed", 1100)
+
+
+async def resume_failed_job(owner):
+    await owner.resume("feed")
+
+
+async def resume_failed_job_elsewhere(owner):
+    await owner.resume("feed", 1100)
+
+
+async def remove(owner):
+    await owner.remove("feed")
+
+
+async def finish(owner):
+    feed = owner.feed("feed")
+    feeds = OwnerFeeds(owner)
+    await asyncio.to_thread(feeds.ack, "feed", None, 1500)
+    await until(lambda: feed.released)
+
+
+async def prepared(owner, change, upstream):
+    """What has to be there before the change."""
+    if change is create:
+        return
+    feed = await owner.create(new("feed", URI, 1000, 1500 if change is finish else 0, [owner.table]))
+    await until(lambda: feed.safepoint_time)
+    if change is finish:
+        await until(lambda: upstream.subscriptions)
+        upstream.resolve(1600)
+        await until(lambda: feed.processor.resolved_ts == 1500)
+    if change in (resume_failed_job, resume_failed_job_elsewhere):
+        OwnerFeeds(owner).report("feed", Report(FAILED, 0, "ErrTargetRefused", "no"))
+        await until(lambda: feed.job_saved)
+    if change is resume_failed_job_elsewhere:
+        feed.info = feed.info.moved_to(State.FAILED)  # as after the day for which such a changefeed holds GC back
+        await feed.stop()
+    if change in (resume, resume_elsewhere):
+        await owner.pause("feed")
+
+
+CHANGES = [
+    create, pause, resume, resume_elsewhere, resume_failed_job, resume_failed_job_elsewhere, remove, finish
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("change", CHANGES)
+async def test_no_crash_leaves_a_safepoint_or_takes_one_away(capture, upstream, meta, monkeypatch, change, is_done):
+    steps = Steps(upstream, meta, monkeypatch)
+    upstream.now_ts = 2000
+    for step in range(1, 40):
+        owner = await capture.start()
+        owner.table = capture.table
+        await prepared(owner, change, upstream)
+        steps.count, steps.hangs_at, steps.is_done, steps.counting = 0, step, is_done, True
+        steps.hanging.clear()
+        changing = asyncio.get_running_loop().create_task(change(owner))
+        hanging = asyncio.get_running_loop().create_task(steps.hanging.wait())
+        await asyncio.wait([changing, hanging], return_when=asyncio.FIRST_COMPLETED)
+        steps.counting = False
+        hung = steps.hanging.is_set()
+        for task in (changing, hanging):
+            task.cancel()
+            with suppress(asyncio.CancelledError, TidemarkError):
+                await task
+        await capture.stop()
+
+        others = [ts for service, ts in upstream.safepoints.items() if service != "gc_worker"]
+        upstream.safepoints["gc_worker"] = max(upstream.safepoints["gc_worker"], min([*others, 1900]))
+        owner = await capture.start()
+        await check(owner, upstream)
+        if "feed" in owner.feeds:
+            await owner.remove("feed")
+        assert set(upstream.safepoints) == {"gc_worker"}
+        upstream.safepoints["gc_worker"] = 0
+        await capture.stop()
+        if not hung:
+            assert step > 1
+            return
+    raise AssertionError("it has no end")
+
+
+async def check(owner, upstream):
+    """After the next owner's first round: who runs is protected, and nothing else is."""
+    await until(lambda: CREATING not in upstream.safepoints)
+    await until(lambda: not any(feed.is_ending for feed in owner.feeds.values()))
+    feed = owner.feeds.get("feed")
+    if feed is None:
+        assert SERVICE not in upstream.safepoints
+        return
+    assert feed.info.state != "failed", feed.info.error  # a warning: the dead owner's sorter is still being closed
+    if feed.info.state.is_running:
+        await until(lambda: feed.safepoint_time)
+        assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1
+    elif feed.info.state == "finished":
+        assert feed.checkpoint_ts == 1500
+        assert SERVICE not in upstream.safepoints
+    else:
+        assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1, "a paused one is kept for a day"
+
+
+async def test_a_changefeed_whose_id_looks_like_a_creation_keeps_its_safepoint(capture, upstream):
+    owner = await capture.start()
+    twin = await owner.create(new("creating-feed", URI, 1000, 0, [capture.table]))
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    assert upstream.safepoints["ticdc-default-creating-feed"] == 999
+    await owner.remove("feed")
+    assert upstream.safepoints["ticdc-default-creating-feed"] == 999
+    assert twin.info.state == "normal"
+
+
+async def test_what_older_captures_left_is_swept_and_what_is_not_ours_stays(capture, upstream):
+    left = {"ticdc-default-creating-gone": 5, "ticdc-default-creating_gone": 5}
+    foreign = {"ticdc-default-7123456789012345678": 5, "ticdc-default-7123-creating-default_x": 5, "br-1": 5}
+    owner = await capture.start()
+    await owner.create(new("creating-kept", URI, 1000, 0, [capture.table]))
+    await capture.stop()
+    for service, safe_point in (left | foreign).items():
+        await upstream.update_service_gc_safe_point(service, 60, safe_point)
+    await capture.start()
+    await until(lambda: not left.keys() & upstream.safepoints.keys())
+    assert foreign.items() <= upstream.safepoints.items()
+    assert "ticdc-default-creating-kept" in upstream.safepoints

@@ -1,0 +1,210 @@
+"""What tables are after statements, by identity: renames, swaps, what is dropped and added, values that change."""
+
+# ruff: noqa: E501 (statements are shown on one line)
+
+import base64
+from typing import Any
+
+import pytest
+
+from server.puller.mysql.column_types import Collations, LostError
+from server.puller.mysql.ddl import read_statement
+from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.tracker import Context, Tracked, altered, created
+from server.puller.mysql.tree import AlterTable, CreateTable
+
+STRICT = Dialect(version=101119, sql_mode=1 << 21)
+LAX = Dialect(version=101119, sql_mode=0)
+COLLATIONS = Collations(
+    {"utf8mb4_general_ci": 45, "utf8mb4_bin": 46, "latin1_swedish_ci": 8, "latin1_bin": 47, "utf8mb3_general_ci": 33},
+    {"utf8mb4": 45, "latin1": 8, "utf8mb3": 33},
+)
+
+
+def table_of(definition: str, dialect: Dialect = STRICT) -> Tracked:
+    tree = read_statement(f"CREATE TABLE t ({definition}) CHARSET utf8mb4", "db", dialect=dialect).tree
+    assert isinstance(tree, CreateTable)
+    return created(tree, 1, 1, Context(COLLATIONS, dialect))
+
+
+def after(definition: str, *statements: str, dialect: Dialect = STRICT) -> Tracked:
+    tracked = table_of(definition, dialect)
+    for statement in statements:
+        tree = read_statement(statement, "db", dialect=dialect).tree
+        assert isinstance(tree, AlterTable), statement
+        tracked = altered(tracked.table, tree, Context(COLLATIONS, dialect))
+    return tracked
+
+
+def ids(tracked: Tracked) -> dict[str, int]:
+    return {column.name: column.id for column in tracked.table.columns}
+
+
+T = "id INT PRIMARY KEY, v INT, x INT, y INT"
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("/* app:1 */ ALTER TABLE t RENAME COLUMN v TO w", {"id": 1, "w": 2, "x": 3, "y": 4}),
+        ("-- x\nALTER TABLE t RENAME COLUMN v TO w", {"id": 1, "w": 2, "x": 3, "y": 4}),
+        ("# x\nALTER TABLE t RENAME /* x */ COLUMN`v`TO`w`", {"id": 1, "w": 2, "x": 3, "y": 4}),
+        ("ALTER TABLE t RENAME COLUMN IF EXISTS V TO w", {"id": 1, "w": 2, "x": 3, "y": 4}),
+        ("ALTER TABLE t CHANGE t.V w INT", {"id": 1, "w": 2, "x": 3, "y": 4}),
+        ("ALTER TABLE t MODIFY V BIGINT", {"id": 1, "V": 2, "x": 3, "y": 4}),
+        ("ALTER TABLE t MODIFY ID BIGINT", {"ID": 1, "v": 2, "x": 3, "y": 4}),
+        ("ALTER TABLE t RENAME COLUMN x TO y, RENAME COLUMN y TO x", {"id": 1, "v": 2, "y": 3, "x": 4}),
+        ("ALTER TABLE t CHANGE x y INT, CHANGE y x INT", {"id": 1, "v": 2, "y": 3, "x": 4}),
+        ("ALTER TABLE t RENAME COLUMN x TO y, RENAME COLUMN y TO z", {"id": 1, "v": 2, "y": 3, "z": 4}),
+        ("ALTER TABLE t RENAME COLUMN v TO w, ADD v INT DEFAULT 77", {"id": 1, "w": 2, "x": 3, "y": 4, "v": 5}),
+        ("ALTER TABLE t DROP v, ADD v INT DEFAULT 5", {"id": 1, "x": 3, "y": 4, "v": 5}),
+        ("ALTER TABLE t DROP v, ADD z INT COMMENT 'rename column v to z'", {"id": 1, "x": 3, "y": 4, "z": 5}),
+        ("ALTER TABLE t ADD a INT FIRST, ADD b INT AFTER a, MODIFY y INT AFTER b",
+         {"a": 5, "b": 6, "y": 4, "id": 1, "v": 2, "x": 3}),
+    ],
+)  # fmt: skip
+def test_columns_keep_their_identity(statement: str, expected: dict[str, int]) -> None:
+    tracked = after(T, statement)
+    assert list(ids(tracked).items()) == list(expected.items())
+    assert not tracked.unclear
+    assert tracked.table.primary_key == (next(iter(name for name, number in expected.items() if number == 1)),)
+
+
+def test_ids_are_never_given_out_again() -> None:
+    tracked = after(T, "ALTER TABLE t ADD n INT DEFAULT 5", "ALTER TABLE t DROP n", "ALTER TABLE t ADD n INT DEFAULT 6")
+    assert ids(tracked)["n"] == 6
+    again = type(tracked.table).parse(tracked.table.to_doc())
+    assert again == tracked.table
+    assert again.free_column_id == 7
+
+
+def test_several_alters_are_followed_each_by_itself() -> None:
+    tracked = after(T, "ALTER TABLE t ADD n INT DEFAULT 5", "ALTER TABLE t RENAME COLUMN n TO m")
+    assert [(column.id, column.held) for column in tracked.table.columns if column.name == "m"] == [(5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("column", "statement", "strict", "lax"),
+    [
+        ("c INT", "MODIFY c INT NOT NULL", False, True),
+        ("c VARCHAR(9)", "MODIFY c VARCHAR(3)", True, True),
+        ("c VARCHAR(9)", "MODIFY c VARCHAR(20)", False, False),
+        ("c VARCHAR(9)", "MODIFY c TEXT", False, False),
+        ("c CHAR(9)", "MODIFY c VARCHAR(9)", False, False),
+        ("c VARCHAR(9)", "MODIFY c CHAR(9)", True, True),
+        ("c DATETIME(6)", "MODIFY c DATETIME", True, True),
+        ("c DATETIME", "MODIFY c DATETIME(6)", False, False),
+        ("c DATETIME", "MODIFY c TIMESTAMP", True, True),
+        ("c SET('x','y')", "MODIFY c SET('y','x')", True, True),
+        ("c ENUM('x','y')", "MODIFY c ENUM('y','x')", True, True),
+        ("c ENUM('x','y')", "MODIFY c ENUM('x','y','z')", False, False),
+        ("c VARCHAR(9)", "CONVERT TO CHARACTER SET latin1", True, True),
+        ("c VARCHAR(9) CHARSET latin1", "CONVERT TO CHARACTER SET utf8mb4", False, False),
+        ("c INT", "CONVERT TO CHARACTER SET latin1", False, False),
+        ("c BIGINT", "MODIFY c INT", False, True),
+        ("c INT", "MODIFY c BIGINT", False, False),
+        ("c INT UNSIGNED", "MODIFY c BIGINT", False, False),
+        ("c INT", "MODIFY c VARCHAR(20)", True, True),
+        ("c DECIMAL(10,2)", "MODIFY c DECIMAL(12,2)", False, False),
+        ("c DECIMAL(10,2)", "MODIFY c DECIMAL(10,1)", True, True),
+        ("c FLOAT", "MODIFY c FLOAT(5,1)", True, True),
+        ("c INT", "ADD n INT AUTO_INCREMENT UNIQUE", True, True),
+        ("c INT", "ADD g INT AS (c*2) STORED", True, True),
+        ("c INT", "ADD g INT AS (c*2)", True, True),
+        ("c INT AS (id*3) STORED", "MODIFY c INT AS (id*5) STORED", True, True),
+        ("c INT", "ADD u VARCHAR(36) DEFAULT (uuid())", True, True),
+        ("c INT", "ADD u DATETIME DEFAULT NOW()", True, True),
+        ("c INT", "ADD u TIMESTAMP DEFAULT '2024-01-01 00:00:00'", True, True),
+        ("c INT", "ADD u INT DEFAULT 99999999999", True, True),
+        ("c INT", "ADD u INT DEFAULT 9, ADD KEY (u), COMMENT 'x', ENGINE=InnoDB", False, False),
+        ("c INT", "DROP PRIMARY KEY, ADD PRIMARY KEY (c)", False, True),
+    ],
+)
+def test_what_changes_stored_values_is_read_again(column: str, statement: str, strict: bool, lax: bool) -> None:
+    for dialect, expected in ((STRICT, strict), (LAX, lax)):
+        tracked = after(f"id INT PRIMARY KEY, {column}", f"ALTER TABLE t {statement}", dialect=dialect)
+        assert bool(tracked.unclear) == expected, tracked.unclear
+
+
+def test_ignore_takes_rows_away() -> None:
+    tracked = after("id INT PRIMARY KEY, c VARCHAR(9) UNIQUE", "ALTER IGNORE TABLE t MODIFY c VARCHAR(20)")
+    assert tracked.unclear
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DROP nobody", "RENAME COLUMN nobody TO w", "MODIFY nobody INT", "ADD a INT AFTER nobody", "ADD v INT", "ADD IF NOT EXISTS v INT UNIQUE",
+     "RENAME COLUMN v TO x", "ADD w VARCHAR(3) CHARSET klingon", "CONVERT TO CHARACTER SET DEFAULT",
+     "CONVERT TO CHARACTER SET utf8mb4, ADD w VARCHAR(3) BINARY", "ADD w TEXT CHARSET latin1, CONVERT TO CHARACTER SET utf8mb4"],
+)  # fmt: skip
+def test_what_does_not_fit_the_table_is_lost_not_guessed(statement: str) -> None:
+    with pytest.raises(LostError):
+        after(T, f"ALTER TABLE t {statement}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        (
+            "ADD FOREIGN KEY (v) REFERENCES p (id) on update set null on delete cascade",
+            "ON UPDATE SET ON DELETE CASCADE",
+        ),
+        ("ADD c INT REFERENCES p (id) ON DELETE CASCADE", "ON DELETE CASCADE"),
+        ("ADD FOREIGN KEY (v) REFERENCES p (id) ON DELETE RESTRICT ON UPDATE NO ACTION", ""),
+        ("ADD c INT COMMENT 'FOREIGN KEY x ON DELETE CASCADE'", ""),
+        ("ADD SYSTEM VERSIONING", "system-versioned"),
+        ("ENGINE = MyISAM", "transactions"),
+    ],
+)
+def test_what_makes_a_table_ineligible_is_told(statement: str, fault: str) -> None:
+    faults = "; ".join(after(T, f"ALTER TABLE t {statement}").faults)
+    assert fault in faults if fault else not faults
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("INT DEFAULT -5", -5), ("INT DEFAULT '5' COMMENT 'x'", 5), ("BOOL DEFAULT TRUE", 1), ("INT DEFAULT (7)", 7),
+        ("INT /*!50000 DEFAULT 3 */", 3), ("INT DEFAULT 0x41", 65), ("INT DEFAULT b'101'", 5), ("INT DEFAULT 5.50", 6),
+        ("DATE DEFAULT '2024-2-9'", "2024-02-09"), ("DATE DEFAULT 20240229", "2024-02-29"),
+        ("DATETIME DEFAULT '2024-01-01'", "2024-01-01T00:00:00"),
+        ("DATETIME(3) DEFAULT '2024-01-01 10:00:00.5'", "2024-01-01T10:00:00.500000"),
+        ("DATETIME(2) DEFAULT '2020-01-02 03:04:05.128'", "2020-01-02T03:04:05.120000"),
+        ("TIME DEFAULT '10:00'", "10:00:00"), ("TIME DEFAULT 100", "00:01:00"), ("TIME(2) DEFAULT '-1:2:3.4'", "-01:02:03.40"),
+        ("VARCHAR(9) DEFAULT _latin1'x'", "x"), ("VARCHAR(9) DEFAULT N'x'", "x"), ("VARCHAR(9) DEFAULT 'a' 'b'", "ab"),
+        ("VARCHAR(9) DEFAULT 5.50", "5.50"), ("VARCHAR(9) DEFAULT 0x41", "A"), ("VARCHAR(9) DEFAULT 'a\\nb'", "a\nb"),
+        ("VARCHAR(30) DEFAULT 'it''s, (new)' NOT NULL", "it's, (new)"), ("CHAR(5) DEFAULT 'y '", "y"),
+        ("VARBINARY(5) DEFAULT 'é'", b64("é".encode())), ("BINARY(3) DEFAULT 'a'", b64(b"a\0\0")),
+        ("DECIMAL(65,30) DEFAULT -0.5", "-0." + "5".ljust(30, "0")), ("DECIMAL(10,2) DEFAULT 1.005", "1.01"),
+        ("ENUM('new','paid') DEFAULT 'NEW'", "new"), ("ENUM('new','paid') DEFAULT 2", "paid"),
+        ("SET('p','q') DEFAULT 'q,p'", "p,q"), ("YEAR DEFAULT 99", 1999), ("BIT(12) DEFAULT 5", b64(b"\0\5")),
+        ("INT NOT NULL", 0), ("VARCHAR(3) NOT NULL", ""), ("ENUM('new','paid') NOT NULL", "new"),
+        ("BINARY(2) NOT NULL", b64(b"\0\0")), ("TIME(1) NOT NULL", "00:00:00.0"), ("DECIMAL(4,1) NOT NULL", "0.0"),
+        ("INT DEFAULT (1+1)", 2), ("BIGINT DEFAULT (-2 * 3 + 10 - 1)", 3), ("INT DEFAULT (5 - 2 * 2)", 1),
+        ("UUID DEFAULT '018f0000-0000-7000-8000-000000000001'", b64(bytes.fromhex("018f0000000070008000000000000001"))),
+        ("UUID NOT NULL", b64(bytes(16))), ("INET6 DEFAULT '::1'", b64(bytes(15) + b"\1")),
+        ("INET4 DEFAULT '10.0.0.1'", b64(b"\n\0\0\1")),
+        ("INT", None), ("INT DEFAULT NULL", None), ("DATE DEFAULT '0000-00-00'", "0000-00-00"),
+        ("DATE NOT NULL", "0000-00-00"), ("DATETIME(3) NOT NULL", "0000-00-00T00:00:00"), ("DATE", None),
+    ],
+)  # fmt: skip
+def test_a_constant_default_is_what_rows_hold_that_are_older(declared: str, value: Any) -> None:
+    tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD COLUMN IF NOT EXISTS c {declared} AFTER id")
+    assert tracked.table.columns[1].held == value
+    assert not tracked.unclear
+
+
+@pytest.mark.parametrize(
+    "declared",
+    ["INT DEFAULT (3 / 2)", "INT DEFAULT (1 + id)", "INT DEFAULT (2000000000 + 2000000000)", "VARCHAR(2) DEFAULT 'abc'", "VARCHAR(9) DEFAULT _latin1'é'", "DATE DEFAULT 'nonsense'",
+     "INET6 DEFAULT '1.2.3.4'", "INET4 DEFAULT 5", "UUID DEFAULT '018f000000007000-8000000000000001'", "TIMESTAMP DEFAULT 0",
+     "FLOAT(5,1) DEFAULT 1.25", "VARCHAR(9) CHARSET latin1 DEFAULT '日'", "INT DEFAULT 1e1", "JSON DEFAULT (json_array())"],
+)  # fmt: skip
+def test_a_value_that_is_not_known_is_never_told(declared: str) -> None:
+    tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD c {declared}")
+    assert tracked.table.columns[1].held is None
+    assert "not known" in tracked.unclear[0]

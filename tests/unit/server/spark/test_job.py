@@ -1,0 +1,82 @@
+"""The lake job's supervisor over real processes: what is started again, when, and what the captures are told."""
+
+import asyncio
+import sys
+
+import pytest
+
+from server.spark import job
+from server.spark.job import LakeJob, LakeJobError, backoff_s
+
+SAYS = "import sys; sys.stderr.write({!r}); sys.exit({})"
+
+
+def supervised(script, told, *, once=False):
+    return LakeJob(
+        "supervised",
+        [sys.executable, "-c", script],
+        once=once,
+        on_line=lambda line: None,
+        on_error=lambda error, again: told.append((error.code, error.message, again)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (SAYS.format("[TM:ErrTargetRefused] shop.t: no\n", 1), "ErrTargetRefused"),
+        (SAYS.format("Traceback …\n", 1), "ErrSparkJob"),
+        (SAYS.format("usage: …\n", 2), "ErrSparkJob"),
+    ],
+)
+async def test_a_job_that_cannot_heal_ends_with_its_code_and_is_reported(script, code):
+    told = []
+    with pytest.raises(LakeJobError) as caught:
+        await supervised(script, told).run()
+    assert caught.value.code == code
+    assert [(found, again) for found, _, again in told] == [(code, False)]
+
+
+async def test_a_job_that_may_heal_is_started_again_each_time_later_and_reported(monkeypatch, tmp_path):
+    """It ends with status 75 three times, then is killed, then ends well."""
+    pauses, told = [], []
+    monkeypatch.setattr(job, "backoff_s", lambda failures: pauses.append(backoff_s(failures)) or 0.001)
+    count = tmp_path / "count"
+    count.touch()
+    script = f"""
+import os, signal, sys
+with open({str(count)!r}, "a") as file: file.write("x")
+starts = os.path.getsize({str(count)!r})
+if starts == 4: os.kill(os.getpid(), signal.SIGKILL)
+if starts == 5: sys.exit(0)
+sys.stderr.write("[TM:ErrTargetUnavailable] away\\n")
+sys.exit(75)
+"""
+    await supervised(script, told).run()
+    assert [(code, again) for code, _, again in told] == [("ErrTargetUnavailable", True)] * 3 + [("ErrSparkJob", True)]
+    assert "status -9" in told[-1][1]
+    assert pauses == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_the_pause_doubles_up_to_a_minute():
+    assert [backoff_s(failures) for failures in (0, 1, 6, 7, 10**6)] == [0.5, 1.0, 32.0, 60.0, 60.0]
+
+
+async def test_a_job_that_is_drained_in_its_pause_ends_at_once(monkeypatch):
+    monkeypatch.setattr(job, "backoff_s", lambda failures: pausing.set() or 3600.0)
+    pausing = asyncio.Event()
+    lake_job = supervised(SAYS.format("[TM:ErrTargetUnavailable] away\n", 75), [])
+    running = asyncio.get_running_loop().create_task(lake_job.run())
+    async with asyncio.timeout(30):
+        await pausing.wait()
+        await lake_job.drain()
+        await running
+
+
+async def test_a_line_that_is_too_long_ends_neither_job_nor_supervisor(monkeypatch):
+    monkeypatch.setattr(job, "_LINE_BYTES", 1 << 12)
+    told = []
+    script = "import sys; sys.stderr.write('x' * 100_000 + '\\n[TM:ErrX] why\\n'); sys.exit(1)"
+    with pytest.raises(LakeJobError, match="why") as caught:
+        await supervised(script, told).run()
+    assert caught.value.code == "ErrX"

@@ -1,0 +1,176 @@
+"""What --target and --mode take, and what they say to everything else."""
+
+from contextlib import suppress
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.arguments import Arguments
+from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, masked, read_secret, redacted
+
+from server.puller.uri import SourceUri, SourceUriError
+
+BASE = ["--endpoint", "grpc://a:1", "--changefeed", "c", "--target"]
+
+
+def test_a_database_is_named_by_host_user_and_a_file_for_its_password():
+    uri = SinkUri.parse("postgresql://me@db.example/lake?password-file=/run/secret")
+    assert (uri.host, uri.port, uri.user, uri.path) == ("db.example", 5432, "me", "lake")
+    assert uri.option("password-file") == "/run/secret"
+    assert SinkUri.parse("mysql://me@db:3307/lake").port == 3307
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://me:secret@db/lake",
+        "postgresql://db/lake",
+        "mysql://me@db",
+        "mysql://me@db/a/b",
+        "mysql://me@db/a?x=1",
+    ],
+)
+def test_other_forms_are_refused_and_no_secret_is_repeated(text):
+    with pytest.raises(SourceError, match="ErrTargetInvalid") as caught:
+        SinkUri.parse(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_each_format_has_a_default_mode_and_refuses_what_it_cannot_do():
+    assert {name: SinkUri(name, "/x").mode("") for name in MODES_OF} == {
+        **dict.fromkeys(MODES_OF, "upsert"), "parquet": "append",
+    }  # fmt: skip
+    with pytest.raises(SourceError, match=r"ErrModeUnsupported.*parquet target cannot do --mode scd2.*append"):
+        SinkUri.parse("parquet:///x").mode("scd2")
+    with pytest.raises(SourceError, match=r"ErrModeUnsupported.*not 'often'"):
+        SinkUri.parse("delta:///x").mode("often")
+
+
+def test_a_directory_of_another_file_system_is_named_by_format_and_scheme():
+    uri = SinkUri.parse("delta+hdfs://nn:8020/lake/")
+    assert (uri.format, uri.path, uri.is_remote, uri.is_database) == ("delta", "hdfs://nn:8020/lake", True, False)
+    assert SinkUri.parse("parquet+s3a://bucket/a/b").path == "s3a://bucket/a/b"
+    assert SinkUri.parse("iceberg+viewfs:///lake").path == "viewfs:///lake"
+    assert not SinkUri.parse("delta:///lake").is_remote
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("delta+file:///lake", "delta:///path"),
+        ("delta+s3://bucket/lake", "S3 is s3a"),
+        ("delta+ftp://host/lake", "hdfs, viewfs, s3a"),
+        ("orc+hdfs://nn/lake", "delta, iceberg, parquet"),
+        ("mysql+hdfs://nn/lake", "delta, iceberg, parquet"),
+        ("parquet+s3a:///lake", "needs a bucket"),
+        ("iceberg+s3a://bucket/lake", "renaming"),
+        ("delta+s3a://key:secret@bucket/lake", "spark.hadoop.fs"),
+        ("delta+hdfs://nn/lake?user=me", "spark.hadoop.fs"),
+    ],
+)
+def test_what_no_lake_can_be_kept_in_is_refused_with_what_to_write_instead(text, said):
+    with pytest.raises(SourceError, match="ErrTargetInvalid") as caught:
+        SinkUri.parse(text)
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["mysql://me@db/lake", "delta+hdfs://nn/lake"])
+def test_sparks_own_files_need_a_directory_where_the_target_is_none_of_this_machine(target):
+    with pytest.raises(SourceError, match=r"ErrTargetInvalid.*--checkpoint-dir"):
+        Arguments.parse([*BASE, target])
+
+
+def test_a_database_can_keep_histories():
+    found = Arguments.parse([*BASE, "mysql://me@db/lake", "--checkpoint-dir", "/x", "--mode", "scd2"])
+    assert found.policy.mode == found.mode == "scd2"
+
+
+SECRETS = st.text("0369éß§/@:?&#;=%+ '\"~\\[](){}$", min_size=12, max_size=30)
+URIS = (
+    "postgresql://u:{}@h/d",
+    "mysql://u:{}@h:3306/d?password-file=/x",
+    "mysql://:{}@h/d",
+    "u:{}@h",
+    "jdbc:mysql://u:{}@h/d",
+    "delta+s3a://key:{}@bucket/lake",
+    "delta:///lake?password={}",
+    "postgresql://u@h/d?x=1&Secret={}",
+    "postgresql://u@h/d;token={}",
+    "s3a://b/l?fs.s3a.secret.key={}",
+    "mysql://h/d#pwd={}",
+    "x://u%3A{}@h",
+    "http://h/?p%61ssword={}",
+)
+
+
+@given(st.sampled_from(URIS), SECRETS)
+def test_no_secret_is_repeated_whatever_it_looks_like(form, secret):
+    text = form.format(secret)
+    said = masked(text) + redacted(text)
+    try:
+        said += repr(SinkUri.parse(text))
+    except SourceError as err:
+        said += str(err) + repr(err)
+    else:
+        pytest.fail(f"{text!r} was taken")
+    try:
+        said += repr(SourceUri.parse(text))
+    except SourceUriError as err:
+        said += str(err) + repr(err)
+    else:
+        pytest.fail(f"{text!r} was taken as a source")
+    assert secret not in said
+    assert quote(secret) not in said
+
+
+@given(st.text(max_size=60) | st.sampled_from(URIS))
+def test_any_text_is_a_sink_uri_or_a_named_error_and_can_be_shown(text):
+    redacted(text), masked(text)
+    with suppress(SourceError):
+        uri = SinkUri.parse(text)
+        assert SinkUri.parse(str(uri)) == uri
+        assert redacted(text) == text
+
+
+HOSTS = st.sampled_from(["h", "db-1.example", "[::1]"])
+NAMES = st.text(st.sampled_from("abcXYZ019_-. é表'"), min_size=1, max_size=8).filter(
+    lambda n: n == n.strip() and n.strip(".")
+)
+
+
+@given(
+    st.one_of(
+        st.builds("{}:///{}/{}".format, st.sampled_from(["delta", "iceberg", "parquet"]), NAMES, NAMES),
+        st.builds("delta+hdfs://nn:8020/{}/{}".format, NAMES, NAMES),
+        st.builds("parquet+s3a://bucket/{}/".format, NAMES),
+        st.builds("mysql://u@{}/{}?password-file=/{}".format, HOSTS, NAMES, NAMES),
+        st.builds("postgresql://u@{}:1/{}?ca-path=/a%26b".format, HOSTS, NAMES),
+        st.sampled_from(["flight://", "none:///", "blackhole:"]),
+    )
+)
+def test_its_text_is_one_for_each_place_and_reads_back(text):
+    uri = SinkUri.parse(text)
+    assert SinkUri.parse(str(uri)) == uri
+    assert str(SinkUri.parse(str(uri))) == str(uri)
+    assert redacted(text) == text
+
+
+def test_a_password_comes_from_one_line_of_a_file_or_from_a_variable_made_for_it(tmp_path, monkeypatch):
+    path = tmp_path / "password"
+    path.write_text("gehéim\n")
+    monkeypatch.setenv("TIDEMARK_SECRET_LAKE", "other")
+    assert read_secret({"password-file": str(path)}) == "gehéim"
+    assert read_secret({"password-env": "TIDEMARK_SECRET_LAKE"}) == "other"
+    assert read_secret({}) == ""
+    for content in (b"one\ntwo\n", b"x" * 5000, b"\xff\xfe"):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match="ErrCredentials") as caught:
+            read_secret({"password-file": str(path)})
+        assert "two" not in str(caught.value)
+    with pytest.raises(SourceError, match=r"TIDEMARK_SECRET_NONE.*not set"):
+        read_secret({"password-env": "TIDEMARK_SECRET_NONE"})
+    with pytest.raises(SourceError, match="ErrTargetInvalid"):
+        read_secret({"password-env": "HOME"})
