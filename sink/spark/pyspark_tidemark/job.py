@@ -1,8 +1,9 @@
 """The lake job: `python -m pyspark_tidemark.job …`, one Structured Streaming query over the cuts of a changefeed.
 
 Exit codes: 0 ended by SIGTERM, at --until-ts or at the changefeed's target_ts, 1 an error that starting again cannot
-mend, 2 bad usage,
-75 (EX_TEMPFAIL) an error after which the same command may succeed: whoever supervises the job starts it again.
+mend, 2 bad usage, 75 (EX_TEMPFAIL) an error after which the same command may succeed: whoever supervises the job starts
+it again.
+
 Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut. Whatever ends the job by an
 error has a code: the last line on standard error is `[TM:ErrName] …`, and the captures are told (`lake.reporter`).
 """
@@ -150,8 +151,7 @@ class Job:
 
     def _say(self, document: dict[str, Any]) -> None:
         with self._saying:
-            self._out.write(json.dumps(document) + "\n")
-            self._out.flush()
+            _write_line(self._out, document)
 
 
 def _query_failure(failed: BaseException | None) -> SourceError:
@@ -258,18 +258,22 @@ def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
 
 def _show_finished(ts: int, out: IO[str]) -> None:
     """The lake is where the job was to end: at --until-ts, or at the changefeed's target_ts."""
-    out.write(json.dumps({"finished": {"at_ts": ts}}) + "\n")
-    out.flush()
+    _write_line(out, {"finished": {"at_ts": ts}})
 
 
 def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
     """Nobody should overlook it: it stands in the job's log, its lines, and the manifest."""
-    out.write(json.dumps({"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}}) + "\n")
-    out.flush()
+    _write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
     sys.stderr.write(
         f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, {cut.end_ts}]: this "
-        "lake does not have them. `tidemark verify` shows the rows that differ, and --repair mends them\n"
+        f"lake does not have them. `tidemark cli verify -c {cut.changefeed}` shows the rows that differ, and --repair "
+        "mends them\n"
     )
+
+
+def _write_line(out: IO[str], document: dict[str, Any]) -> None:
+    out.write(json.dumps(document) + "\n")
+    out.flush()
 
 
 def _own_output() -> IO[str]:

@@ -184,8 +184,8 @@ class CutApplier:
         if applied.replaced:
             _logger.warning(
                 "%s: %s of the keys that the cut (%s, %s] inserts were in the table already: their rows were replaced. "
-                "Compare the table with its source: tidemark cli verify --table %s",
-                *(table.name, applied.replaced, start_ts, end_ts, table.name),
+                "Compare the table with its source: tidemark cli verify -c %s --table %s",
+                *(table.name, applied.replaced, start_ts, end_ts, self._name, table.name),
             )
         return TableCut(table.name, applied.rows, applied.version, applied.checksum, applied.replaced or None)
 

@@ -38,10 +38,9 @@ class Folded:
 def fold(changes: Any, key: Sequence[str]) -> Folded:
     """Fold a pyarrow.Table of changes by `key`."""
     ordered = changes.sort_by(_ORDER)
+    # The key's columns go by number: one of them may be called "row".
     keys = ordered.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))])
-    numbered = keys.append_column(
-        "row", pa.array(range(len(ordered)), pa.int64())
-    )  # no name of the table's is among them
+    numbered = keys.append_column("row", pa.array(range(len(ordered)), pa.int64()))
     grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate([("row", "max"), ("row", "min")])
     grouped = grouped.sort_by("row_max")
     last = ordered.take(grouped["row_max"])

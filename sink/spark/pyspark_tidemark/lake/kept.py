@@ -31,14 +31,17 @@ def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> froz
 
     `table` is its newest name: cuts from before a rename name it otherwise.
     """
-    found: dict[str, list[int]] = {}
+    found: dict[str, set[int]] = {}
     for cut in cuts:
         for old, new in cut.renamed:
-            found[new] = found.pop(old, [])
+            found[new] = found.pop(old, set())
         is_kept = datetime.fromisoformat(cut.applied_at) >= horizon
         for item in cut.tables:
-            found[item.table] = [*(found.get(item.table, []) if is_kept else []), item.version]
-    return frozenset(found.get(table, []))
+            if is_kept:
+                found.setdefault(item.table, set()).add(item.version)
+            else:
+                found[item.table] = {item.version}
+    return frozenset(found.get(table, ()))
 
 
 class Keeper:

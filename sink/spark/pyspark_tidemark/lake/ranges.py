@@ -44,9 +44,11 @@ def near(extent: Bounds, bounds: Bounds) -> bool:
     return not any(low > high_there or low_there > high for low, high, low_there, high_there in shared)
 
 
-def is_bound(value: Any) -> bool:
-    """Whether files' bounds may be compared with this value of a key."""
-    return isinstance(value, int | Decimal | str)
+def any_near(key: Sequence[str], lows: Sequence[Any], highs: Sequence[Any], files: Iterable[Bounds]) -> bool:
+    """Whether one of the files may hold a key between `lows` and `highs`, a value for each column of the key."""
+    pairs = zip(key, lows, highs, strict=True)
+    ends = {name: (low, high) for name, low, high in pairs if isinstance(low, int | Decimal | str)}
+    return any(near(ends, bounds) for bounds in files)
 
 
 def extent(rows: Any, key: Sequence[str]) -> Bounds:

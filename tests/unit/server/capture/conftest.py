@@ -21,6 +21,7 @@ from server.rpc.pd import MinSafePoint, RegionRoute
 from storage.tidb.column import Column
 from storage.tidb.record import encode_record
 from storage.tidb.schema import TableInfo
+from tests.unit.server.capture.flight_feed import Feed
 
 TABLE = TableInfo.build(101, "accounts", [Column.bigint("id"), Column.bigint("balance")])
 Row = cdcpb.Event.Row
@@ -116,6 +117,20 @@ def new(changefeed="feed", sink_uri="delta:///lake", start_ts=0, target_ts=0, ta
     return NewChangefeed(
         id=changefeed, sink_uri=sink_uri, start_ts=start_ts, target_ts=target_ts, tables=tables, **members
     )
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a `Feed` of tables that have these shapes."""
+    feeds = []
+
+    def make(*shapes):
+        feeds.append(Feed(tmp_path, *shapes))
+        return feeds[-1]
+
+    yield make
+    for feed in feeds:
+        feed.close()
 
 
 @pytest.fixture

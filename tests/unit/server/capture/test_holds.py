@@ -1,7 +1,7 @@
 """Cuts while tables are read again: whole before, whole after, never in between; whatever DDLs come meanwhile.
 
-Tables and readers are those of `test_flight`: a real sorter, sink and versions. The random walk has a lake that applies
-what it is given as the lake's job does, and is compared at every cut with a model of the upstream.
+The random walk has a lake that applies what it is given as the lake's job does, and is compared at every cut with a
+model of the upstream.
 """
 
 import random
@@ -9,22 +9,9 @@ import random
 import pytest
 
 from sink.errors import RangeHeldError
-from tests.unit.server.capture.test_flight import A_WIDE, START, A, B, Feed, Shape
+from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
 
 C = Shape.of(3, "c", "x")
-
-
-@pytest.fixture
-def opened(tmp_path):
-    feeds = []
-
-    def make(*shapes):
-        feeds.append(Feed(tmp_path, *shapes))
-        return feeds[-1]
-
-    yield make
-    for feed in feeds:
-        feed.close()
 
 
 def reads_again(feed, ts, *shapes, table_ids=(1,)):

@@ -7,7 +7,6 @@ replaced.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -20,7 +19,7 @@ from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
 from pyspark_tidemark.lake.fold import Folded, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.mode import lake_columns
 from pyspark_tidemark.lake.predicate import quoted
-from pyspark_tidemark.lake.ranges import is_bound, near
+from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import fitted
 
 
@@ -114,13 +113,8 @@ def _may_meet(last: DataFrame, key: Sequence[str], known: Listing) -> tuple[bool
     counts = [F.count_if(~is_new), F.count_if(is_new)]
     found = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
     lows, highs = found[2 : 2 + len(columns)], found[2 + len(columns) :]
+    files = [file.bounds for file in known.files.values()]
     return (
-        found[0] > 0 and _met(key, lows[: len(key)], highs[: len(key)], known),
-        found[1] > 0 and _met(key, lows[len(key) :], highs[len(key) :], known),
+        found[0] > 0 and any_near(key, lows[: len(key)], highs[: len(key)], files),
+        found[1] > 0 and any_near(key, lows[len(key) :], highs[len(key) :], files),
     )
-
-
-def _met(key: Sequence[str], lows: Sequence[Any], highs: Sequence[Any], known: Listing) -> bool:
-    pairs = zip(key, lows, highs, strict=True)
-    extent = {name: (low, high) for name, low, high in pairs if is_bound(low)}
-    return any(near(extent, file.bounds) for file in known.files.values())

@@ -25,7 +25,7 @@ from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.iceberg.types import storable
 from pyspark_tidemark.lake.mode import APPEND, UPSERT, check_key, lake_schema
 from pyspark_tidemark.lake.predicate import quoted
-from pyspark_tidemark.lake.ranges import is_bound, near
+from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
 
@@ -210,9 +210,7 @@ class IcebergTarget:
         inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
         ends = inserted.agg(F.count("*"), *map(F.min, columns), *map(F.max, columns)).collect()[0]
         lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
-        pairs = zip(layout.key, lows, highs, strict=True)
-        extent = {name: (low, high) for name, low, high in pairs if is_bound(low)}
-        if not ends[0] or not any(near(extent, bounds) for bounds in layout.held):
+        if not ends[0] or not any_near(layout.key, lows, highs, layout.held):
             return 0
         shown = Snapshot(self._spark, self._catalog, table, snapshot.snapshotId()).frame().select(*columns)
         return met_keys(shown, inserted, layout.key)
