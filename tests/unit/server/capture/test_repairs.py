@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,24 +57,30 @@ async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(capture
     await until(lambda: feed.processor.resolved_ts == 20_000)
     await until(lambda: feed.processor.stats().sorter_disk_bytes)
     before = await rows(feeds, 1000, 20_000)
-    for path in (tmp_path / "sorter" / "feed").rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # merged meanwhile
-            if path.is_file() and path.stat().st_size > 100_000 and "LOG" not in path.name:
-                damage(path)
-    feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what was staged in memory is whole
+
+    async def damage_until_seen():
+        for place in itertools.count():  # files that are merged meanwhile take their damage with them
+            damage(tmp_path / "sorter" / "feed", place)
+            feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what was staged in memory is whole
+            assert await rows(feeds, 1000, 20_000) == before
+
     with pytest.raises(TableDamagedError):
-        await rows(feeds, 1000, 20_000)
+        await damage_until_seen()
     await until(lambda: feed.info.state == "warning")
     await until(lambda: feed.info.state == "normal")
     assert await rows(feeds, 1000, 20_000) == before
 
 
-def damage(path):
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 1]))
+def damage(directory, place):
+    """Change one byte in the middle of each file that holds rows, another one for each `place`."""
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.stat().st_size > 100_000 and "LOG" not in path.name:
+                with path.open("r+b") as file:
+                    file.seek(path.stat().st_size // 2 + place)
+                    byte = file.read(1)
+                    file.seek(-1, 1)
+                    file.write(bytes([byte[0] ^ 1]))
 
 
 async def test_a_log_is_read_again_as_a_whole(capture, upstream):
