@@ -40,7 +40,7 @@ from tests.e2e.kill_points import STEPS, STEPS_OF, WAYS
 from tests.e2e.kill_target import TARGETS, Lake, opened
 
 _ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
-_AGING_LIVES, _AGING_S = 4, 1200.0
+_AGING_LIVES, _AGING_S = 4, 3600.0
 _LIFE_S, _END_S = 180.0, 800.0
 _CHANGEFEED = "bank"
 
