@@ -165,8 +165,8 @@ async def test_each_entry_point_of_a_connection_ends_it_alone(
     async with serving() as bound:
         with monkeypatch.context() as broken, capture_logs() as logs:
             broken.setattr(owner, name, _fail)
-            async with connect(bound) as channel, asyncio.timeout(60):
-                calling = asyncio.create_task(outcome_of(channel, method, get(b"k")))
+            async with connect(bound) as channel, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+                calling = tasks.create_task(outcome_of(channel, method, get(b"k")))
                 while not errors():  # noqa: ASYNC110 - nobody tells when a connection is gone
                     await asyncio.sleep(0.01)
                 # A GOAWAY that meets the start of a call can leave gRPC's channel idle with the call in it (1 of 200).
