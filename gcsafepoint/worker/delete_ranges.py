@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gcsafepoint.worker.cluster import Cluster, KeyRange
 from gcsafepoint.worker.delete_range import DeleteRange, due, due_again
 from gcsafepoint.worker.election import LeaseLostError
-from gcsafepoint.worker.records import DONE, PENDING, Records
+from gcsafepoint.worker.records import DONE, PENDING, SAFE_POINT_TS, Records, read_ts
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 from storage.tasks import together
 
@@ -51,6 +51,34 @@ async def register(records: Records, new: DeleteRange) -> None:
         held = [it for it in (*await load(records, PENDING), *await load(records, DONE)) if it.name == new.name]
         if not any(it.same(new) for it in held):
             raise DeleteRangeError(f"job {new.job_id} element {new.element_id} has another range already")
+
+
+async def withdraw(records: Records, job_id: int, element_id: int, *, dry_run: bool = False) -> DeleteRange:
+    """Forget a range that no round can have begun to destroy, and return it; durable when it returns.
+
+    A round destroys nothing at or above the recorded safepoint, so the range is forgotten on condition that this has
+    not moved. With `dry_run` it stays.
+
+    Raises:
+        DeleteRangeError: there is no such range, it is due, or it was destroyed.
+    """
+    name = f"{job_id}/{element_id}"
+    while True:
+        before = await records.read(SAFE_POINT_TS)
+        held = (await records.read(PENDING + name)).get(PENDING + name)
+        if held is None:
+            gone = DONE + name in await records.read(DONE + name)
+            raise DeleteRangeError(f"job {job_id} element {element_id} {'was destroyed' if gone else 'has no range'}")
+        found, safe_point = _read(name, held.value), await read_ts(records, SAFE_POINT_TS)
+        if found.ts < safe_point:
+            raise DeleteRangeError(
+                f"job {job_id} element {element_id} is due: its ts {found.ts} is before the safepoint {safe_point}, so "
+                "a round may have begun to destroy it"
+            )
+        unchanged = {PENDING + name: held.revision}
+        unchanged[SAFE_POINT_TS] = before[SAFE_POINT_TS].revision if SAFE_POINT_TS in before else 0
+        if dry_run or await records.write({PENDING + name: None}, unchanged):
+            return found
 
 
 def check(new: DeleteRange) -> None:

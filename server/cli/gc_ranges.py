@@ -1,6 +1,7 @@
 """`tidemark cli gc ranges`: what dropped tables left, waiting or destroyed; mysql.gc_delete_range and …_done.
 
 `gc ranges add` registers more of them: by flags, or from rows as `mysql -N` prints those of mysql.gc_delete_range.
+`gc ranges remove` takes one back before it is due.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gcsafepoint.worker.delete_range import DeleteRange
-from gcsafepoint.worker.delete_ranges import DeleteRangeError, check, register
+from gcsafepoint.worker.delete_ranges import DeleteRangeError, check, register, withdraw
 from gcsafepoint.worker.records import SAFE_POINT_TS, read_ts
 from server.cli.gc_leader import gc_records
 from server.cli.output import Output
@@ -45,6 +46,7 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed.add_argument("--state", choices=_STATES, help="only these")
     listed.set_defaults(command=show_ranges)
     _add_add(more, shared)
+    _add_remove(more, shared)
 
 
 def _add_add(verbs: Any, shared: argparse.ArgumentParser) -> None:
@@ -65,6 +67,18 @@ def _add_add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     add.set_defaults(command=add_ranges)
 
 
+def _add_remove(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    remove = verbs.add_parser(
+        "remove",
+        help="take a range back that is waiting; one whose --ts is before the safepoint may be destroyed already",
+        parents=[shared],
+    )
+    remove.add_argument("--job", type=int, required=True, help="id of its DDL job")
+    remove.add_argument("--element", type=int, required=True, help="id of its table or index")
+    remove.add_argument("--dry-run", action="store_true", help="check and show the range, and let it be")
+    remove.set_defaults(command=remove_range)
+
+
 async def add_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Register ranges, all of them checked before the first is; one that is registered already is left as it is.
 
@@ -82,6 +96,18 @@ async def add_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
         safe_point = await read_ts(records, SAFE_POINT_TS)
     listed = [ListedRange(new, "due" if new.ts < safe_point else "waiting", 0) for new in ranges]
     return Output([_row(each) | {"dry_run": arguments.dry_run} for each in listed], _COLUMNS)
+
+
+async def remove_range(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Forget a range that waits; its keys stay where they are.
+
+    Raises:
+        DeleteRangeError: there is no such range, or it may be destroyed already.
+    """
+    async with gc_records(remote) as records:
+        found = await withdraw(records, arguments.job, arguments.element, dry_run=arguments.dry_run)
+    state = "waiting" if arguments.dry_run else "removed"
+    return Output([_row(ListedRange(found, state, 0)) | {"dry_run": arguments.dry_run}], _COLUMNS)
 
 
 def parse_rows(lines: Iterable[str]) -> list[DeleteRange]:

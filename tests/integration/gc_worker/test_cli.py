@@ -112,6 +112,31 @@ async def test_a_row_of_gc_delete_range_is_registered_and_destroyed(cluster: Any
         await cli(cluster, "ranges", "add", *flags, "--ts", str(drop_ts))
 
 
+async def test_a_range_is_taken_back_before_it_is_due_and_its_keys_stay(cluster: Any, gc: Any) -> None:
+    del gc  # it runs
+    start, end = (b"t" + encode_i64(table) for table in (90, 92))
+    keys = [row_key(table, 1) for table in (90, 91)]
+    await cluster.put(*((key, b"v") for key in keys))
+    drop_ts = await cluster.now()
+    keys_of = ["--start-key", start.hex(), "--end-key", (b"t" + encode_i64(91)).hex(), "--ts", str(drop_ts)]
+    await cli(cluster, "ranges", "add", "--job", "112", "--element", "90", *keys_of)
+    keys_of = ["--start-key", (b"t" + encode_i64(91)).hex(), "--end-key", end.hex(), "--ts", str(drop_ts)]
+    await cli(cluster, "ranges", "add", "--job", "112", "--element", "91", *keys_of)
+    one = ("ranges", "remove", "--job", "112", "--element", "90")
+    [shown] = await cli(cluster, *one, "--dry-run")
+    assert (shown["element_id"], shown["state"], shown["dry_run"]) == (90, "waiting", True)
+    assert len(await cli(cluster, "ranges")) == 2
+    [removed] = await cli(cluster, *one)
+    assert (removed["element_id"], removed["start_key"], removed["state"]) == (90, start.hex(), "removed")
+    with pytest.raises(DeleteRangeError, match="job 112 element 90 has no range"):
+        await cli(cluster, *one)
+    await cli(cluster, "run", "--wait")
+    with pytest.raises(DeleteRangeError, match="job 112 element 91 was destroyed"):
+        await cli(cluster, "ranges", "remove", "--job", "112", "--element", "91")
+    now_ts = await cluster.now()
+    assert [await cluster.client.kv.get(key, now_ts) for key in keys] == [b"v", None]
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

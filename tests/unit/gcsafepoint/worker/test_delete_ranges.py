@@ -15,9 +15,10 @@ from gcsafepoint.worker.delete_ranges import (
     load,
     load_due,
     register,
+    withdraw,
 )
 from gcsafepoint.worker.election import LeaseLostError
-from gcsafepoint.worker.records import DONE, PENDING
+from gcsafepoint.worker.records import DONE, PENDING, SAFE_POINT_TS
 from storage.model.errors import CorruptError, TidemarkError
 
 ranges = st.builds(
@@ -160,6 +161,49 @@ async def test_registering_twice_is_once_but_another_range_is_refused(records: A
     await register(records, table(1))
     with pytest.raises(DeleteRangeError, match="another range already"):
         await register(records, DeleteRange(1, 1, b"x", b"y", 50))
+
+
+async def test_a_range_that_waits_is_taken_back_and_no_other_one(records: Any) -> None:
+    for number in (1, 11):
+        await register(records, table(number))
+    assert await withdraw(records, 1, 1, dry_run=True) == table(1)
+    assert len(await load(records, PENDING)) == 2
+    assert await withdraw(records, 1, 1) == table(1)
+    assert await load(records, PENDING) == [table(11)]
+    with pytest.raises(DeleteRangeError, match="job 1 element 1 has no range"):
+        await withdraw(records, 1, 1)
+
+
+async def test_a_range_that_a_round_may_have_destroyed_is_not_taken_back(cluster: Any, records: Any) -> None:
+    await register(records, table(1, ts=50))
+    await records.write({SAFE_POINT_TS: "51"}, {})
+    for dry_run in (True, False):
+        with pytest.raises(DeleteRangeError, match="is due: its ts 50 is before the safepoint 51"):
+            await withdraw(records, 1, 1, dry_run=dry_run)
+    await run(cluster, records, safe_point=51)
+    with pytest.raises(DeleteRangeError, match="was destroyed"):
+        await withdraw(records, 1, 1)
+
+
+async def test_a_safepoint_that_moves_meanwhile_is_seen(records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await register(records, table(1, ts=50))
+    await records.write({SAFE_POINT_TS: "50"}, {})
+    write = records.write
+
+    async def moved_before(changes: Any, expect: Any) -> int:
+        await write({SAFE_POINT_TS: "51"}, {})
+        return await write(changes, expect)
+
+    monkeypatch.setattr(records, "write", moved_before)
+    with pytest.raises(DeleteRangeError, match="is due"):
+        await withdraw(records, 1, 1)
+    assert await load(records, PENDING) == [table(1, ts=50)]
+
+
+async def test_a_record_that_cannot_be_read_can_be_taken_back(records: Any) -> None:
+    await records.write({f"{PENDING}7/-8": "garbage", SAFE_POINT_TS: "100"}, {})
+    await withdraw(records, 7, -8)
+    assert await load(records, PENDING) == []
 
 
 async def test_a_range_already_done_is_not_registered_again(cluster: Any, records: Any) -> None:
