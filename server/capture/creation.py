@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyspark_tidemark.sink_uri import format_of
+
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter, exact_rules
 from server.capture.catalog.tables import Chosen, chosen_tables, eligible
@@ -49,11 +51,12 @@ class NewChangefeed:
     async def chosen(self, source: Source, start_ts: int) -> Chosen:
         """Its tables as of `start_ts`; raises as `chosen_tables`."""
         given, ignore = self.records(), self.ignore_ineligible
-        columns = ColumnRules(self.columns, self.zero_dates)
+        columns, target = ColumnRules(self.columns, self.zero_dates), format_of(self.sink_uri)
         if not self.rules:
-            return eligible(source, given, columns=columns, ignore_ineligible=ignore)
-        rules = TableFilter(self.rules)
-        return await chosen_tables(source, rules, start_ts, given, columns=columns, ignore_ineligible=ignore)
+            return eligible(source, given, columns=columns, ignore_ineligible=ignore, target=target)
+        return await chosen_tables(
+            source, TableFilter(self.rules), start_ts, given, columns=columns, ignore_ineligible=ignore, target=target
+        )
 
     def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
         """Its record."""

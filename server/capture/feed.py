@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
+from pyspark_tidemark.sink_uri import format_of
+
 from server.capture.catalog.catalog import FeedCatalog, Terms
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
@@ -138,5 +140,6 @@ class Feed:
 def _catalog(
     workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
 ) -> FeedCatalog:
-    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, ColumnRules(info.columns, info.zero_dates))
+    columns, target = ColumnRules(info.columns, info.zero_dates), format_of(info.sink_uri)
+    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, columns, target)
     return FeedCatalog(terms, source, history, start_ts, partial(workshop.records.schemas.append, info.id))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
+from pyspark_tidemark.sink_uri import format_of
 
 from server.capture import metrics
 from server.capture.catalog.columns import ColumnRules
@@ -33,6 +34,7 @@ from server.capture.keeper import Keeper
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
 from server.puller.source import Source
+from server.puller.table import check_names
 from server.puller.tikv.puller import TablePuller
 from server.puller.uri import ON_UNCLEAR_DDL, with_option
 from server.rpc.pd import PdClient
@@ -193,6 +195,7 @@ class Owner:
 
         Raises:
             SinkUriError: it is not valid, or names another place.
+            TableIneligibleError: it cannot hold a table's names.
             SourceUriError: the source has no such option, or not with this value.
             ParameterError: nothing is to be changed.
         """
@@ -204,6 +207,8 @@ class Owner:
             feed = self._own(changefeed)
             sink_uri = sink_uri or feed.info.sink_uri
             check_same_sink(feed.info.sink_uri, sink_uri)
+            for table in feed.tables:
+                check_names(table, format_of(sink_uri))
             source_uri = with_option(feed.info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
             source = self._workshop.make_source(feed.id, source_uri) if source_uri != feed.info.source_uri else None
             info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri)
@@ -272,7 +277,13 @@ class Owner:
             columns, ignore = ColumnRules(info.columns, info.zero_dates), info.ignore_ineligible
             before = [table.record.whole for table in feed.tables]
             chosen = await chosen_tables(
-                feed.source, taken, start_ts, before=before, columns=columns, ignore_ineligible=ignore
+                feed.source,
+                taken,
+                start_ts,
+                before=before,
+                columns=columns,
+                ignore_ineligible=ignore,
+                target=format_of(info.sink_uri),
             )
             tables = chosen.tables
         else:

@@ -5,6 +5,8 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
+from pyspark_tidemark.sink_uri import format_of
+
 from server.cli.output import Output, table
 from server.cli.remote import Remote
 from server.daemon import EXIT_ERROR, EXIT_OK
@@ -22,17 +24,26 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--filter", action="append", default=[], metavar="RULE", help="which tables, as for `changefeed create`"
     )
+    check.add_argument(
+        "--sink-uri", default="", help="as for `changefeed create`: can it hold the names of tables and columns?"
+    )
+    check.add_argument(
+        "--columns", action="append", default=[], metavar="TABLE=COLUMN,…", help="as for `changefeed create`"
+    )
     check.add_argument("--no-write", action="store_true", help="do not write the row that must come back by the log")
     check.set_defaults(command=check_source)
 
 
 async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     """All checks; exit 1 if one failed."""
+    from server.capture.catalog.columns import ColumnRules
+    from server.capture.changefeed import check_sink_uri
     from server.puller.mysql.checks import FAILURE, WARNING, Check  # an SQL parser comes with them
     from server.puller.mysql.options import MySqlOptions
     from server.puller.mysql.preflight import check_source as run_checks
     from server.puller.mysql.server_id import any_server_id
     from server.puller.mysql.source import mysql_table
+    from server.puller.table import TableRecord, check_names
     from server.puller.uri import SourceUri, SourceUriError
 
     uri = SourceUri.parse(arguments.source_uri)
@@ -41,8 +52,15 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     options = MySqlOptions.of(uri)
     rules = tuple(arguments.filter) or _ANY
     server_id = options.server_id or any_server_id()
+    columns, target = ColumnRules(arguments.columns), format_of(arguments.sink_uri)
+    if arguments.sink_uri:
+        check_sink_uri(arguments.sink_uri)
+
+    def read(record: TableRecord) -> None:
+        check_names(mysql_table(columns.of(mysql_table(record))), target)
+
     checks: list[Check] = await asyncio.to_thread(
-        lambda: list(run_checks(options, rules, server_id, mysql_table, write=not arguments.no_write))
+        lambda: list(run_checks(options, rules, server_id, read, target=target, write=not arguments.no_write))
     )
     failures = [check for check in checks if check.state == FAILURE]
     document = {"source_uri": uri.text, "ok": not failures, "checks": [asdict(check) for check in checks]}

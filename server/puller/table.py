@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.names import check_names as check_held
+from pyspark_tidemark.names import renaming
+
 from sink.change_columns import META_FIELDS
 from sink.mounted import TableMounter
 from sink.selected import SelectedMounter
@@ -109,19 +113,24 @@ def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     return whole if record.selected is None else SelectedMounter(whole, record.selected, record.renamed)
 
 
-def check_names(table: SourceTable) -> None:
-    """See that no two columns that readers get of a table have one name, in whatever case.
+def check_names(table: SourceTable, target: str) -> None:
+    """See that no two columns of a table reach readers by one name, in whatever case, and that the target can hold all.
+
+    `target` is the format that the sink URI asks for.
 
     Raises:
-        TableIneligibleError: with the rule that gives one of them another name.
+        TableIneligibleError: with the option that gives columns other names.
     """
-    names = table.mounter.schema.names
+    where, names = (table.record.schema_name, table.record.table_name), table.mounter.schema.names
     twice = {name for name, count in Counter(map(str.lower, names)).items() if count > 1}
     own = [name for name in names[len(META_FIELDS) :] if name.lower() in twice]
     if own:
-        rule = f"--columns '{table.name}=*,{own[0]}->upstream_{own[0].lstrip('_')}'"
         raise TableIneligibleError(
             f"{table.name} cannot be replicated: {', '.join(own)} is what another column is called, or one that "
-            f"Tidemark adds ({', '.join(sorted(_OURS))}). Give it another name in the target, such as {rule}, or leave "
-            f"it out by !{own[0]}"
+            f"Tidemark adds ({', '.join(sorted(_OURS))}). {renaming(where, own[:1], names)}; or leave it out by "
+            f"!{own[0]}"
         )
+    try:
+        check_held(target, where, names[len(META_FIELDS) :])
+    except SourceError as err:
+        raise TableIneligibleError(err.message) from None

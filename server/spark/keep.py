@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc.aio
 import structlog
-from pyspark_tidemark.sink_uri import MODES_OF, redacted
+from pyspark_tidemark.sink_uri import MODES_OF, format_of, redacted
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
@@ -157,7 +156,7 @@ def _is_running(feed: changefeed_pb2.Changefeed) -> bool:
 
 def is_lake(sink_uri: str) -> bool:
     """Whether a lake job keeps such a sink: `FORMAT:…` or `FORMAT+SCHEME:…`."""
-    return urlsplit(sink_uri).scheme.partition("+")[0] in LAKES
+    return format_of(sink_uri) in LAKES
 
 
 def _show(changefeed: str, line: dict[str, Any]) -> None:

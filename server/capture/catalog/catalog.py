@@ -67,6 +67,8 @@ class Terms:
     filter: TableFilter
     ignore_ineligible: bool = False
     columns: ColumnRules = ALL_COLUMNS
+    target: str = ""
+    """The format of its target, whose rules for names tables must keep."""
 
 
 class FeedCatalog:
@@ -115,7 +117,7 @@ class FeedCatalog:
             return None
         try:
             table = self._source.table(self._selecting(self._source.table(record, self._before(record))))
-            check_names(table)
+            check_names(table, self._terms.target)
         except TableIneligibleError as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.names import check_distinct
+
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.errors import ParameterError, TableIneligibleError
@@ -33,6 +36,7 @@ async def chosen_tables(
     before: Sequence[TableRecord] = (),
     columns: ColumnRules,
     ignore_ineligible: bool,
+    target: str,
 ) -> Chosen:
     """The tables in `source` as of `ts` that the filter takes, and those given, which take the place of found ones.
 
@@ -49,19 +53,22 @@ async def chosen_tables(
         for table in await source.snapshot(ts, before)
         if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
-    return eligible(source, (*given, *found), columns=columns, ignore_ineligible=ignore_ineligible)
+    return eligible(source, (*given, *found), columns=columns, ignore_ineligible=ignore_ineligible, target=target)
 
 
 def eligible(
-    source: Source, records: Sequence[TableRecord], *, columns: ColumnRules, ignore_ineligible: bool
+    source: Source, records: Sequence[TableRecord], *, columns: ColumnRules, ignore_ineligible: bool, target: str
 ) -> Chosen:
-    """Those that can be replicated, with the columns that are taken of them; raises as `chosen_tables`."""
+    """Those that can be replicated to a target of the format `target`, with the columns that are taken of them.
+
+    Raises as `chosen_tables`.
+    """
     tables: list[SourceTable] = []
     refused: dict[str, str] = {}
     for record in records:
         try:
             table = source.table(record)
-            check_names(source.table(columns.of(table)))
+            check_names(source.table(columns.of(table)), target)
             tables.append(table)
         except TableIneligibleError as err:
             refused[record.name] = err.message
@@ -69,15 +76,19 @@ def eligible(
         shown = "; ".join(list(refused.values())[:_NAMED])
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         raise TableIneligibleError(f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table")
-    _check_distinct(tables)
+    _check_distinct(tables, target)
     columns.check(tables)
     return Chosen(tuple(map(columns.of, tables)), tuple(sorted(refused)))
 
 
-def _check_distinct(tables: Sequence[SourceTable]) -> None:
+def _check_distinct(tables: Sequence[SourceTable], target: str) -> None:
     if not tables:
         raise ParameterError("a changefeed needs at least one table: none is given, or the filter takes none")
     twice = [key for key, count in Counter(table.name for table in tables).items() if count > 1]
     twice += [f"id {key}" for key, count in Counter(table.span.table_id for table in tables).items() if count > 1]
     if twice:
         raise ParameterError(f"tables given twice: {', '.join(twice)}")
+    try:
+        check_distinct(target, ((each.record.schema_name, each.record.table_name) for each in tables))
+    except SourceError as err:
+        raise TableIneligibleError(err.message) from None

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.names import check_distinct
+
 from server.puller.mysql.connection import Flavor
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.statement import TableName
@@ -64,8 +67,8 @@ def check_settings(facts: Facts) -> Iterator[Check]:
     yield from _misc(facts)
 
 
-def check_tables(facts: Facts, read: Callable[[TableRecord], object]) -> Iterator[Check]:
-    """The tables that are to be replicated; `read` raises TableIneligibleError for what cannot be."""
+def check_tables(facts: Facts, read: Callable[[TableRecord], object], target: str = "") -> Iterator[Check]:
+    """The tables that are to be replicated to a target of this format; `read` raises TableIneligibleError."""
     faults = 0
     for place, definition in enumerate(facts.definitions):
         try:
@@ -74,6 +77,11 @@ def check_tables(facts: Facts, read: Callable[[TableRecord], object]) -> Iterato
             faults += 1
             name = ".".join(definition.name)
             yield Check(f"table {name}", FAILURE, "cannot be replicated", err.message, _table_fix(definition))
+    try:
+        check_distinct(target, (definition.name for definition in facts.definitions))
+    except SourceError as err:
+        faults += 1
+        yield Check("table names", FAILURE, "cannot be told apart", err.message, "see why")
     if not faults:
         yield Check("tables", OK, f"{len(facts.definitions)} can be replicated")
     for table, constraint, rule in facts.cascades:

@@ -29,7 +29,13 @@ WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR update_rule IN ('
 
 
 def check_source(
-    options: MySqlOptions, rules: tuple[str, ...], server_id: int, read: Callable[[TableRecord], object], *, write: bool
+    options: MySqlOptions,
+    rules: tuple[str, ...],
+    server_id: int,
+    read: Callable[[TableRecord], object],
+    *,
+    target: str = "",
+    write: bool,
 ) -> Iterator[Check]:
     """All checks of the first server that answers; blocks, for some seconds at most.
 
@@ -40,7 +46,7 @@ def check_source(
         yield Check("login", OK, f"{options.user} at {session.address.host}:{session.address.port}")
         facts = _facts(session, options, TableFilter(rules))
         yield from check_settings(facts)
-        yield from check_tables(facts, read)
+        yield from check_tables(facts, read, target)
         logged = list(_log_access(session))
         yield from logged
         if any(check.state == FAILURE for check in logged):

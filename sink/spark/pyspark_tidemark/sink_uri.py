@@ -237,6 +237,11 @@ class SinkUri:
         return wanted or modes[0]
 
 
+def format_of(text: str) -> str:
+    """The format that a stored sink URI asks for, also where it is not valid, as in a record of an earlier version."""
+    return text.partition(":")[0].partition("+")[0].lower()
+
+
 def redacted(text: str) -> str:
     """A stored sink URI as it may be shown: a valid one as it is, any other with `***` wherever a secret may be."""
     try:

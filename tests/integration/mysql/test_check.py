@@ -1,6 +1,8 @@
 """`tidemark cli source check` against a real MariaDB: one document, exit codes, and a way out for each fault."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,18 @@ def test_settings_filters_and_a_user_without_privileges_fail(
         uri = f"mysql://u@127.0.0.1:{server.port}?password-file={tmp_path / 'password'}"
         status, found = check(capsys, "--source-uri", uri)
         assert (status, found["SHOW MASTER STATUS"]["fix"]) == (1, "GRANT BINLOG MONITOR ON *.* TO the user")
+
+
+def test_names_that_the_sink_cannot_hold_fail_until_the_printed_option_is_given(
+    mariadb: MariaDb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = mariadb.database()
+    mariadb.execute("CREATE TABLE `odd one` (id INT PRIMARY KEY, ctid INT, `a b.c` INT)", database=name)
+    asked = ("--source-uri", mariadb.uri, "--filter", f"{name}.*", "--no-write", "--sink-uri")
+    assert check(capsys, *asked, "delta:///lake/shop")[0] == 0
+    status, found = check(capsys, *asked, "postgresql://me@host/db")
+    why = found[f"table {name}.odd one"]["why"]
+    assert (status, "each table has a column ctid of its own" in why) == (1, True)
+    (option,) = re.findall(r"--columns '[^']*'", why)
+    status, found = check(capsys, *asked, "postgresql://me@host/db", *shlex.split(option))
+    assert (status, found["tables"]["found"]) == (0, "1 can be replicated")

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.names import check_names
 from pyspark_tidemark.sink_uri import APPEND, MODES, SCD2, UPSERT
 
 __all__ = ["APPEND", "ENVELOPE", "IS_CURRENT", "MODES", "SCD2", "UPSERT", "VALID_FROM", "VALID_TO"]
@@ -49,3 +50,13 @@ def check_key(table: TableMeta, mode: str) -> None:
     """
     if mode != APPEND and not table.key:
         raise SourceError("ErrTableNoKey", f"{table.name} has no key to merge by; use --mode append for it")
+
+
+def check_held(table: TableMeta, mode: str, target: str) -> None:
+    """See that a target of the format `target` can hold the table under its names.
+
+    Raises:
+        SourceError: ErrNameUnsupported.
+    """
+    database, _, name = table.name.partition(".")
+    check_names(target, (database, name), lake_columns(table, mode))

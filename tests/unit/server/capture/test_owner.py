@@ -432,3 +432,19 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     await owner.create(new("next", URI, 1015, 0, [capture.table]))  # as the refusal advises
     await owner.remove("feed")
     assert [info.id for info, _ in await capture.records.load()] == ["next"]
+
+
+async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_update(capture):
+    owner = await capture.start()
+    table = TableInfo.build(102, "odd", [Column.bigint("id"), Column.bigint("n" * 64)])
+    tables, sink_uri = [("bank", table.to_json())], "postgresql://me@host/lake"
+    with pytest.raises(TableIneligibleError, match=r"n{64} has more than 63 bytes.*--columns 'bank\.odd=\*,n{64}->"):
+        await owner.create(new("feed", sink_uri, tables=tables))
+    columns = [f"bank.odd=*,{'n' * 64}->upstream_n"]
+    mapped = await owner.create(new("mapped", sink_uri, tables=tables, columns=columns))
+    await owner.update("mapped", "postgresql://other@host/lake")
+    assert mapped.info.sink_uri == "postgresql://other@host/lake"
+    earlier = await owner.create(new("earlier", "delta:///lake/earlier", tables=tables))
+    earlier.info = replace(earlier.info, sink_uri=sink_uri)  # as captures made it that did not look at names
+    with pytest.raises(TableIneligibleError, match="more than 63 bytes"):
+        await owner.update("earlier", "postgresql://other@host/lake")

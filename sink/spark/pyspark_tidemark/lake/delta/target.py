@@ -13,7 +13,7 @@ from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.upsert import Upsert
 from pyspark_tidemark.lake.directory import move, remove
-from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key
+from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_held, check_key
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
@@ -50,9 +50,11 @@ class DeltaTarget:
         """The end_ts up to which `table` is applied; None if it does not exist yet.
 
         Raises:
-            SourceError: ErrTargetForeign, the table was not written by this changefeed; ErrTableNoKey.
+            SourceError: ErrTargetForeign, the table was not written by this changefeed; ErrTableNoKey;
+                ErrNameUnsupported.
         """
         check_key(table, self._mode)
+        check_held(table, self._mode, "delta")
         return self._tables.position(table.name)
 
     def version(self, table: TableMeta) -> int:

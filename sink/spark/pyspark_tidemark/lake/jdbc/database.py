@@ -16,8 +16,8 @@ class Database(Protocol):
     """One kind of database; statements are made of quoted names only."""
 
     errors: tuple[type[Exception], ...]
-    name_bytes_max: int
-    """How long an identifier may be."""
+    format: str
+    """As sink URIs call it."""
 
     def connect(self) -> Any:
         """A DB-API connection without autocommit, in UTC."""

@@ -69,7 +69,7 @@ class MySql:
     """A MySQL or MariaDB server; the upstream's databases become databases, the URI's one holds our own tables."""
 
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
-    name_bytes_max = 256
+    format = "mysql"
 
     def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "database": uri.path}

@@ -41,7 +41,7 @@ class Postgres:
     """A PostgreSQL database; the upstream's databases become schemas."""
 
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
-    name_bytes_max = 63
+    format = "postgresql"
 
     def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "dbname": uri.path}

@@ -15,7 +15,7 @@ from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.jdbc.database import STAGED, Database, columns_of, explained
-from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_key, lake_columns, lake_key, lake_schema
+from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_held, check_key, lake_columns, lake_key, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
@@ -47,7 +47,7 @@ class JdbcTarget:
             SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey; ErrNameUnsupported.
         """
         check_key(table, self._mode)
-        self._check_names(table)
+        check_held(table, self._mode, self._database.format)
         with self._transaction() as cursor:
             known = tables.known(cursor, self._app, table.name)
             if known is None and columns_of(cursor, table.name):
@@ -203,17 +203,6 @@ class JdbcTarget:
         key = lake_key(table, self._mode)
         named = {field.name: field for field in lake_schema(table, self._mode)}
         return {name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key}
-
-    def _check_names(self, table: TableMeta) -> None:
-        """See that the database keeps the names as they are: PostgreSQL cuts long ones off without a word."""
-        most = self._database.name_bytes_max
-        names = (*table.name.split(".", 1), *lake_columns(table, self._mode))
-        if long := [name for name in names if len(name.encode()) > most]:
-            raise SourceError(
-                "ErrNameUnsupported",
-                f"{table.name}: the target keeps names of at most {most} bytes, not {', '.join(long)}; leave the table "
-                "or the column out by the changefeed's --filter or --columns, or choose another target",
-            )
 
     def _remembered(self, table: TableMeta) -> Any:
         """The columns of the target's table, with their identities, as our own row keeps them."""

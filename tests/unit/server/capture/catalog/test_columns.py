@@ -147,16 +147,16 @@ def test_a_new_name_is_for_one_column_that_is_taken(rule: str) -> None:
 def test_a_column_that_is_called_like_one_of_ours_is_refused_left_out_or_renamed(name: str) -> None:
     whole = table(names=("id", "v", name))
     with pytest.raises(TableIneligibleError, match=f"{name}->upstream"):
-        check_names(whole)
+        check_names(whole, "delta")
     left_out = mysql_table(ColumnRules([f"shop.orders=*,!{name}"]).of(whole))
-    check_names(left_out)
+    check_names(left_out, "delta")
     assert left_out.mounter.schema.names == ["_op", "_commit_ts", "_start_ts", "_seq", "id", "v"]
     renamed = mysql_table(ColumnRules([f"shop.orders=*,{name}->theirs"]).of(whole))
-    check_names(renamed)
+    check_names(renamed, "delta")
     assert renamed.mounter.schema.names[4:] == ["id", "v", "theirs"]
     assert source_columns(renamed.mounter) == {"id", "v", name}
     with pytest.raises(TableIneligibleError, match="another column"):
-        check_names(mysql_table(ColumnRules([f"shop.orders=*,{name}->V"]).of(whole)))
+        check_names(mysql_table(ColumnRules([f"shop.orders=*,{name}->V"]).of(whole)), "delta")
 
 
 def test_a_renamed_key_is_the_key_and_rows_have_their_values_under_the_new_names() -> None:

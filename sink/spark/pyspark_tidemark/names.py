@@ -1,0 +1,132 @@
+"""Names of tables and columns that a target cannot hold, and the options that keep them away from it. Pure.
+
+Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name off without a word,
+and what a database refuses, it refuses at every start. What each target takes was found by trying it:
+`tests/integration/lake/test_names.py`.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Final
+
+from pyspark_tidemark.errors import SourceError
+
+_POSTGRESQL, _MYSQL = "postgresql", "mysql"
+_SPARK: Final = ("delta",)
+_SPARK_COLUMN: Final = "_metadata"
+_POSTGRESQL_BYTES_MAX: Final = 63
+_POSTGRESQL_COLUMNS: Final = frozenset({"ctid", "tableoid", "cmin", "cmax", "xmin", "xmax"})
+_MYSQL_CHARACTERS_MAX: Final = 64
+_MYSQL_BLANKS: Final = tuple(" \t\n\v\f\r")
+_MYSQL_CHARACTER_MAX: Final = "\uffff"
+_IN_FILTERS: Final = re.compile(r"(?:[a-zA-Z0-9_$-]|[^\x00-\x7f])+")
+"""Names that a table filter has without quotes."""
+_IN_COLUMN_RULES: Final = re.compile(r"(?![!\s])(?:(?!->)[^,*?])+(?<!\s)")
+"""Names that a rule about columns can give."""
+_NEW_CHARACTERS_MAX: Final = 40
+
+
+Table = tuple[str, str]
+"""The database's name, and the table's own."""
+
+
+def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
+    """See that a target of the format `target` can hold a table and its columns under their names.
+
+    Raises:
+        SourceError: ErrNameUnsupported, with the option of `changefeed create` that keeps the names away from it.
+    """
+    shown = ".".join(table)
+    database, _, name = shown.partition(".")  # as the target parts it, wherever the dots are
+    if fault := _database_fault(target, database) or _fault(target, name):
+        raise _unsupported(f"a {target} target cannot hold the table {shown}: {fault}. {leaving_out(table)}")
+    names = list(columns)
+    faults = {column: fault for column in names if (fault := _column_fault(target, column))}
+    if faults:
+        said = "; ".join(faults.values())
+        way_out = renaming(table, faults, names)
+        raise _unsupported(f"a {target} target cannot hold all columns of {shown}: {said}. {way_out}")
+
+
+def check_distinct(target: str, tables: Iterable[Table]) -> None:
+    """See that a target of the format `target` can tell tables apart by their names.
+
+    Raises:
+        SourceError: ErrNameUnsupported, as `check_names`.
+    """
+    seen: dict[str, str] = {}
+    for table in tables if target == _MYSQL else ():
+        shown = ".".join(table)
+        other = seen.setdefault(shown.lower(), shown)
+        if other != shown:
+            raise _unsupported(f"a {target} target takes {other} and {shown} for one name. {leaving_out(table)}")
+
+
+def renaming(table: Table, columns: Iterable[str], taken: Iterable[str]) -> str:
+    """What to do that `columns` of a table have other names in the target, none of those `taken`."""
+    used = {name.lower() for name in taken}
+    new_names = [(column, _new_name(column, used)) for column in columns]
+    if not all(_IN_COLUMN_RULES.fullmatch(column) for column, _ in new_names):
+        return f"Rename them at the source, or leave the table out. {leaving_out(table)}"
+    rule = ",".join([f"{_filter_rule(table)}=*", *(f"{column}->{new}" for column, new in new_names)])
+    return f"Create the changefeed with --columns {shlex.quote(rule)}, which gives other names in the target"
+
+
+def leaving_out(table: Table) -> str:
+    """What to do that a changefeed does not have a table."""
+    return f"Create the changefeed with --filter {shlex.quote('!' + _filter_rule(table))} as its last filter"
+
+
+def _unsupported(said: str) -> SourceError:
+    return SourceError("ErrNameUnsupported", said)
+
+
+def _column_fault(target: str, name: str) -> str:
+    if target == _POSTGRESQL and name in _POSTGRESQL_COLUMNS:
+        return f"each table has a column {name} of its own"
+    if target in _SPARK and name.lower() == _SPARK_COLUMN:
+        return f"Spark, which reads the lake's files, has a column {name} of its own"
+    return _fault(target, name)
+
+
+def _database_fault(target: str, name: str) -> str:
+    if target == _POSTGRESQL and name.startswith("pg_"):
+        return "schemas whose names begin with pg_ are the server's"
+    if target in (_POSTGRESQL, _MYSQL) and not name:
+        return "the name of its database begins with a dot"
+    return _fault(target, name)
+
+
+def _fault(target: str, name: str) -> str:
+    """Why no identifier can be called so; empty if it can."""
+    if target == _POSTGRESQL and len(name.encode()) > _POSTGRESQL_BYTES_MAX:
+        return f"{name} has more than {_POSTGRESQL_BYTES_MAX} bytes"
+    if target == _MYSQL and len(name) > _MYSQL_CHARACTERS_MAX:
+        return f"{name} has more than {_MYSQL_CHARACTERS_MAX} characters"
+    if target == _MYSQL and name.endswith(_MYSQL_BLANKS):
+        return f"{name!r} ends with a blank"
+    if target == _MYSQL and any(character > _MYSQL_CHARACTER_MAX for character in name):
+        return f"{name} has a character above U+FFFF"
+    return ""
+
+
+def _new_name(column: str, used: set[str]) -> str:
+    """A plain name like that of `column`, which is then one of those `used`."""
+    plain = re.sub(r"[^0-9A-Za-z]+", "_", column).strip("_")[:_NEW_CHARACTERS_MAX]
+    base = name = f"upstream_{plain or 'column'}"
+    number = 1
+    while name.lower() in used:
+        number += 1
+        name = f"{base}_{number}"
+    used.add(name.lower())
+    return name
+
+
+def _filter_rule(table: Table) -> str:
+    """The table filter's rule for just this table."""
+    return ".".join(map(_filter_part, table))
+
+
+def _filter_part(name: str) -> str:
+    return name if _IN_FILTERS.fullmatch(name) else '"' + name.replace('"', '""') + '"'
