@@ -29,8 +29,8 @@ def _refuse(change: Change, catalog: Catalog) -> None:
     if names or not change.tables:
         raise DdlUnsupportedError(
             f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: {change.query}. Everything "
-            f"before it is delivered first. Create another changefeed with --start-ts {change.commit_ts}: its --filter "
-            "leaves these tables out, or a dump (dumpstart) copies them anew to another target"
+            f"before it is delivered first. Create another changefeed with --start-ts {change.commit_ts} and another "
+            "--sink-uri, and copy its tables by `tidemark cli changefeed dumpstart`; a --filter may leave some out"
         )
 
 

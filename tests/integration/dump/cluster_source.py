@@ -227,12 +227,15 @@ class ClusterSource(threading.Thread):
             await self._ddl(RENAME, table.info.id, f"rename table {name} to {new}", table.info)
             self.tables[new] = table
 
-    async def _ddl(self, kind: int, table_id: int, query: str, info: TableInfo | None = None) -> int:
+    async def _ddl(
+        self, kind: int, table_id: int, query: str, info: TableInfo | None = None, *, raw_args: Any = None
+    ) -> int:
         """Write the job's row and the meta keys in one transaction; returns its commit_ts."""
         number, document = self._new_id(), json.loads(info.to_json()) if info else None
         job: dict[str, Any] = {"id": number, "type": kind, "state": 4}
         job |= {"schema_id": DATABASE_ID, "table_id": table_id}
-        job |= {"schema_name": "shop", "query": query, "binlog": {"SchemaVersion": self._ids, "TableInfo": document}}
+        job |= {"schema_name": "shop", "query": query, "raw_args": raw_args}
+        job |= {"binlog": {"SchemaVersion": self._ids, "TableInfo": document}}
         writes: dict[bytes, bytes | None] = {
             job_key(number): encode_row({5: json.dumps(job).encode()}),
             table_key(DATABASE_ID, table_id): None,

@@ -7,21 +7,27 @@ kept by the job's own steps, in a thread and without Spark's query, which a data
 import contextlib
 import json
 import re
+import shlex
+import subprocess
+import sys
 import threading
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.postgres import Postgres
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.options import parse
-from pyspark_tidemark.sink_uri import UPSERT, SinkUri
+from pyspark_tidemark.sink_uri import APPEND, UPSERT, SinkUri
 
-from tests.integration.capture.processes import Reader, running_cluster
+from tests.integration.capture.processes import COMMAND, Reader, running_cluster
 from tests.integration.lake.test_databases import rows
 from tests.integration.lake.test_job_errors import until
 from tests.mariadb import running_mariadb
@@ -87,8 +93,8 @@ class Shop:
 class Keeper:
     """Keeps one lake as the job does: skip, cuts, acknowledgements, reports; started again after each error."""
 
-    def __init__(self, shop):
-        self._shop = shop
+    def __init__(self, shop, mode=UPSERT):
+        self._shop, self._mode = shop, mode
         endpoint = f"grpc://{shop.cluster.capture.endpoints['flight']}"
         self._options = {"endpoint": endpoint, "changefeed": shop.name, "cuts": "true", "ack": "false"}
         self._changefeed = Changefeed(parse(self._options))
@@ -109,18 +115,23 @@ class Keeper:
             except SourceError as err:
                 Reporter(self._changefeed).failed(err)
 
-    def _live(self):
+    @contextlib.contextmanager
+    def _opened(self):
+        """The target and its manifest."""
         database = Postgres(SinkUri.parse(self._shop.target))
-        target = JdbcTarget(database, self._shop.name)
         with DatabaseManifest.opened(database, self._shop.name) as manifest:
+            yield JdbcTarget(database, self._shop.name, mode=self._mode), manifest
+
+    def _live(self):
+        with self._opened() as (target, manifest):
             described = self._changefeed.describe()
-            skip(manifest, described, UPSERT)
+            skip(manifest, described, self._mode)
             cuts = CutApplier(
                 self._changefeed,
                 self._shop.name,
                 target,
                 manifest,
-                policy=Policy(UPSERT),
+                policy=Policy(self._mode),
                 source_options=self._options,
                 spark=None,
                 parallel=2,
@@ -133,6 +144,27 @@ class Keeper:
                     cuts.acknowledge()
                     self._changefeed.report("ready", end_ts)
                     at_ts = end_ts
+
+
+class ChangelogKeeper(Keeper):
+    """Keeps a Parquet changelog."""
+
+    def __init__(self, shop):
+        super().__init__(shop, APPEND)
+
+    @contextlib.contextmanager
+    def _opened(self):
+        path = SinkUri.parse(self._shop.target).path
+        with FileManifest.opened(path, self._shop.name) as manifest:
+            yield ChangelogTarget(None, path), manifest
+
+
+def job(shop, *flags):
+    """What the job's process says that ends before it starts a JVM."""
+    feed = ["--endpoint", f"grpc://{shop.cluster.capture.endpoints['flight']}", "--changefeed", shop.name]
+    feed += ["--target", shop.target, "--checkpoint-dir", "/nowhere"]
+    command = [sys.executable, "-m", "pyspark_tidemark.job", *feed, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -250,4 +282,111 @@ def test_a_lake_behind_another_readers_acknowledgement_is_given_the_changes_agai
         assert shop.resume(ts)["state"] == "normal"
         until(shop.lake, [(1, 10, 100), (2, 20, 200)])
         assert shop.skipped() == ([], [])
+    shop.cli("remove", "--no-confirm")
+
+
+def test_a_second_job_goes_on_once_the_first_is_stopped(services):
+    shop = Shop("busy", *services)
+    shop.create()
+    with contextlib.ExitStack() as first:
+        first.enter_context(shop.keeper())
+        shop.execute("INSERT INTO a VALUES (1, 10, 100)")
+        until(shop.lake, [(1, 10, 100)])
+        with shop.keeper():
+            said = "another job writes the changefeed 'busy' there; stop it first"
+            until(lambda: said in str(shop.cli("query")["error"]), True)
+            first.close()
+            shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+            until(shop.lake, [(1, 10, 100), (2, 20, 200)])
+            until(shop.state, ("normal", None))
+    shop.cli("remove", "--no-confirm")
+
+
+def test_a_lake_of_another_mode_goes_on_in_its_own_and_the_other_is_made_anew(services, postgres):
+    shop = Shop("modes", *services)
+    shop.create()
+    with shop.keeper():
+        shop.execute("INSERT INTO a VALUES (1, 10, 100)")
+        until(shop.lake, [(1, 10, 100)])
+    done = job(shop, "--mode", APPEND)
+    assert (done.returncode, "[TM:ErrTargetMode]" in done.stderr) == (1, True)
+    (mode,) = re.findall(r"start its job with --mode (\w+)", done.stderr)
+    until(shop.state, ("failed", "TM:ErrTargetMode"))
+    with Keeper(shop, mode):
+        shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+        until(shop.lake, [(1, 10, 100), (2, 20, 200)])
+        until(shop.state, ("normal", None))
+    shop.cli("remove", "--no-confirm")
+
+    assert "another --sink-uri" in done.stderr
+    assert "dumpstart" in done.stderr
+    shop.target = postgres.create("waysoutmodes")
+    shop.create()
+    with Keeper(shop, APPEND):
+        shop.cli("dumpstart")
+        until(lambda: sorted(row["id"] for row in rows_of(shop)), [1, 2])
+        until(shop.state, ("normal", None))
+    shop.cli("remove", "--no-confirm")
+
+
+def rows_of(shop):
+    """The lake's rows; none before there is a table."""
+    with contextlib.suppress(Exception):
+        return rows(shop.target, f"{shop.name}.a")
+    return []
+
+
+def test_a_table_whose_directory_an_earlier_version_named_goes_on_once_it_is_moved(services, tmp_path):
+    server, cluster, _, secret = services
+    shop = Shop("moved", server, cluster, f"parquet://{tmp_path}", secret)
+    shop.execute("CREATE TABLE `a%b` (id INT PRIMARY KEY)")
+    shop.create()
+
+    def lake():
+        files = sorted(tmp_path.glob("moved/*/cut=*/*.parquet"))
+        return sorted(row["id"] for file in files for row in pq.read_table(file, partitioning=None).to_pylist())
+
+    with ChangelogKeeper(shop):
+        shop.execute("INSERT INTO `a%b` VALUES (1)")
+        until(lake, [1])
+    before = tmp_path / "moved" / "a%b"
+    (tmp_path / "moved" / "a~25b").rename(before)
+    with ChangelogKeeper(shop):
+        shop.execute("INSERT INTO `a%b` VALUES (2)")
+        message = shop.fails_with("ErrTableMoved")
+        (place,) = re.findall(r"not at ([^,]+), where names like this lie since this version: move", message)
+        before.rename(tmp_path / place)
+        until(lake, [1, 2])
+        until(shop.state, ("normal", None))
+    shop.cli("remove", "--no-confirm")
+
+
+def test_what_was_skipped_is_shown_and_mended_by_the_printed_verify(services):
+    shop = Shop("gap", *services)
+    shop.create()
+    with shop.keeper():
+        shop.execute("INSERT INTO a VALUES (1, 10, 100)")
+        until(shop.lake, [(1, 10, 100)])
+        shop.execute("SET binlog_format=STATEMENT", "UPDATE a SET v = 11", "SET binlog_format=ROW")
+        (ts,) = OVERWRITE.findall(shop.fails_with("ErrMySQLStatementLogged"))
+    assert shop.resume(ts)["state"] == "normal"
+    warning = job(shop, "--mode", UPSERT, "--until-ts", "1").stderr
+    (printed,) = re.findall(r"`tidemark (cli verify [^`]*)` shows", warning)
+    with shop.keeper():
+        shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+        until(shop.lake, [(1, 10, 100), (2, 20, 200)])
+
+    def verify(*flags):
+        where = ["cli", "--server", shop.cluster.capture.endpoints["capture"], "--pd", shop.cluster.pd]
+        command = [*COMMAND, *where, *shlex.split(printed)[1:], *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).returncode
+
+    assert verify() == 1
+    assert "and --repair mends them" in warning
+    verify("--repair")
+    assert verify() == 0
+    with shop.keeper():
+        shop.execute("INSERT INTO a VALUES (3, 30, 300)")
+        until(shop.lake, [(1, 11, 100), (2, 20, 200), (3, 30, 300)])
+        assert shop.state() == ("normal", None)
     shop.cli("remove", "--no-confirm")

@@ -244,7 +244,10 @@ def check_mode(last: CutRecord | None, mode: str | None) -> None:
     """
     if last is not None and mode is not None and last.mode not in (None, mode):
         raise SourceError(
-            "ErrTargetMode", f"this lake is kept with --mode {last.mode}, not {mode}; choose another --target"
+            "ErrTargetMode",
+            f"this lake is kept with --mode {last.mode}, not {mode}: start its job with --mode {last.mode}. For the "
+            "other mode create another changefeed with another --sink-uri, and copy its tables by `tidemark cli "
+            "changefeed dumpstart`",
         )
 
 
