@@ -13,8 +13,8 @@ from typing import Final
 from pyspark_tidemark.errors import SourceError
 
 _POSTGRESQL, _MYSQL = "postgresql", "mysql"
-_SPARK: Final = ("delta",)
-_SPARK_COLUMN: Final = "_metadata"
+_OF_READERS: Final = {"delta": "_metadata", "iceberg": "_metadata", "parquet": "cut"}
+"""Columns that Spark shows of files and directories, in any case."""
 _POSTGRESQL_BYTES_MAX: Final = 63
 _POSTGRESQL_COLUMNS: Final = frozenset({"ctid", "tableoid", "cmin", "cmax", "xmin", "xmax"})
 _MYSQL_CHARACTERS_MAX: Final = 64
@@ -85,8 +85,8 @@ def _unsupported(said: str) -> SourceError:
 def _column_fault(target: str, name: str) -> str:
     if target == _POSTGRESQL and name in _POSTGRESQL_COLUMNS:
         return f"each table has a column {name} of its own"
-    if target in _SPARK and name.lower() == _SPARK_COLUMN:
-        return f"Spark, which reads the lake's files, has a column {name} of its own"
+    if name.lower() == _OF_READERS.get(target):
+        return f"readers of such a lake have a column {name} of their own"
     return _fault(target, name)
 
 

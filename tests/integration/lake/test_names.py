@@ -1,20 +1,12 @@
-"""`check_names` says of each name what the servers themselves do, and what it lets through all lakes hold."""
+"""`check_names` says of each name what the servers themselves do."""
 
 import contextlib
 
-import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.changelog import ChangelogTarget
-from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.names import check_names
 from pyspark_tidemark.sink_uri import SinkUri
-
-from tests.integration.lake.evolving import EvolvingFeed
 
 pytestmark = pytest.mark.timeout(400)
 _COLUMNS = """SELECT table_schema, table_name, column_name FROM information_schema.columns
@@ -136,16 +128,3 @@ def test_what_is_refused_is_just_what_a_server_does_not_hold(database):
                 assert trial.holds("bank", name, "c") is not is_told(uri, ("bank", name)), ascii(name)
         for name in ("pg_x", "PG_x", ".x", "n" * 64):
             assert trial.holds(name, "t", "c") is not is_told(uri, (name, "t")), ascii(name)
-
-
-def test_a_changelog_holds_columns_of_any_name(spark, tmp_path):
-    feed = EvolvingFeed()
-    feed.create(0, "bank.t", **{"id": pa.int32(), **dict.fromkeys(NAMES, pa.string())})
-    feed.put(10, "bank.t", *({"id": number, **{name: f"{name}{number}" for name in NAMES}} for number in range(2)))
-    target = ChangelogTarget(spark, str(tmp_path))
-    with FileManifest.opened(str(tmp_path), "odd") as manifest:
-        CutApplier(
-            feed, "odd", target, manifest, policy=Policy("append"), source_options={}, spark=spark, parallel=1
-        ).apply(Cut(0, 0, 10))
-    rows = [row.asDict() for row in as_of_cut(spark, f"parquet://{tmp_path}", 10)["bank.t"].collect()]
-    assert sorted(rows, key=lambda row: row["id"]) == [row for _, row in feed.changes]

@@ -35,7 +35,6 @@ ODD = (
     "列名",
     "order",
     "_x",
-    "cut",
 )
 """Names that every target holds."""
 
@@ -56,6 +55,8 @@ def chosen(target: str, *records: TableRecord, rules: tuple[str, ...] = (), igno
         ("postgresql", ("n" * 64 + "1", "n" * 64 + "2")),
         ("mysql", ("n" * 65, "a😀", "upstream_a")),
         ("delta", ("_Metadata", "upstream_Metadata")),
+        ("iceberg", ("_metadata",)),
+        ("parquet", ("Cut",)),
     ],
 )
 def test_the_printed_option_gives_columns_names_that_the_target_holds(target: str, names: tuple[str, ...]) -> None:
