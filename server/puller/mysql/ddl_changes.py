@@ -134,13 +134,16 @@ class DdlChanges:
         return Tracked(replace(before, name=name[1]))
 
     def _created(self, tree: CreateTable, commit_ts: int, context: Context) -> Tracked:
-        replaced = self._tables.by_name.get(tree.name)
-        first = Table.parse(replaced.record.table_info).free_column_id if replaced else 1
-        table_id = new_id(commit_ts, tree.name)
+        first, table_id = self._first_column_id(tree.name), new_id(commit_ts, tree.name)
         source = self._tables.by_name.get(tree.like) if tree.like is not None else None
         if source is not None:
             return copied(Table.parse(source.record.table_info), tree, table_id, first)
         return created(tree, table_id, first, context)
+
+    def _first_column_id(self, name: TableName) -> int:
+        """Of a new table: the columns of one that it replaces do not share their ids with any of it."""
+        replaced = self._tables.by_name.get(name)
+        return Table.parse(replaced.record.table_info).free_column_id if replaced else 1
 
     async def apply(self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]) -> None:
         """Bring a statement in force; `seen` are tables that the statement does not tell, right behind it.
@@ -222,7 +225,7 @@ class DdlChanges:
             definition = Definition(name, table.columns, table.primary_key).identified(table, table.free_column_id)
         else:
             before = Table.parse(known.record.table_info) if known else tracked.table if tracked else None
-            free = before.free_column_id if before else 1
+            free = before.free_column_id if before else self._first_column_id(name)
             definition = self._found(seen.table, before, None).identified(before, free)
             faults = tracked.faults if tracked else outcome.faults.get(name, ())
             definition = replace(definition, faults=(*definition.faults, *faults))

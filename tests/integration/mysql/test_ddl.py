@@ -84,6 +84,7 @@ async def test_columns_are_followed_by_their_identity(
         ("CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, v INT)", ["t"], ["t"]),
         (IN_STATEMENT + "CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, v INT)", ["t"], ["t"]),
         ("CREATE OR REPLACE TABLE t LIKE u", ["t"], ["t"]),
+        ("CREATE OR REPLACE TABLE t LIKE {elsewhere}.other", ["t"], ["t"]),
         ("CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT * FROM u", ["t"], ["t"]),
         (IN_STATEMENT + "RENAME TABLE t TO t2", ["t"], []),
         (IN_STATEMENT + "DROP TABLE t", ["t"], []),
@@ -92,11 +93,12 @@ async def test_columns_are_followed_by_their_identity(
 async def test_tables_that_end_or_are_replaced_are_told(
     mariadb: MariaDb, meta: EtcdMeta, statement: str, dropped: list[str], truncated: list[str]
 ) -> None:
-    name = mariadb.database()
+    name, elsewhere = mariadb.database(), mariadb.database()
+    mariadb.execute(f"CREATE TABLE {elsewhere}.other (k INT PRIMARY KEY)")
     mariadb.execute(T, "CREATE TABLE u (id INT PRIMARY KEY, v INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         before = {table.name: table.span for versions in feed.target.versions.values() for _, table in versions}
-        mariadb.execute(statement, database=name)
+        mariadb.execute(statement.format(elsewhere=elsewhere), database=name)
         (change,) = await told(feed, name, mariadb)
     assert [change.dropped, change.truncated] == [
         tuple(f"{name}.{each}" for each in part) for part in (dropped, truncated)
