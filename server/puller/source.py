@@ -80,8 +80,10 @@ class Catalog(Protocol):
         """Whether the changefeed's filter takes the table."""
         ...
 
-    def table(self, record: TableRecord) -> SourceTable | None:
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """The table of a record that a schema change brings; None: the changefeed does not want its rows.
+
+        With the `commit_ts` of a change that is known already, as after a restart, it is the table as it is known.
 
         Raises:
             InvalidError: it cannot be read.

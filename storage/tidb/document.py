@@ -30,6 +30,7 @@ _ELEMS_MAX: Final = {Type.ENUM: 65_535, Type.SET: 64}
 Id = Annotated[int, msgspec.Meta(ge=1, le=_INT64_MAX)]
 ColumnId = Annotated[int, msgspec.Meta(ge=1, le=_UINT32_MAX)]
 """Rows number their columns in at most 32 bits."""
+Ts = Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 SchemaState = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -113,8 +114,22 @@ class PartitionDocument(msgspec.Struct, frozen=True):
 class RemovedDocument(msgspec.Struct, frozen=True):
     """What `storage.tidb.schema_history.REMOVED` says."""
 
-    ts: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
+    ts: Ts
     partition_ids: tuple[Id, ...]
+
+
+class ModifiedDocument(msgspec.Struct, frozen=True):
+    """What `storage.tidb.schema_history.MODIFIED` says."""
+
+    ts: Ts
+    alone: bool
+
+
+class RereadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `server.puller.tidb.table.Reread` says."""
+
+    ts: Ts
+    emptied: bool
 
 
 class TableHead(msgspec.Struct, frozen=True):
@@ -140,13 +155,15 @@ class TableHead(msgspec.Struct, frozen=True):
 
 
 class TableDocument(TableHead, frozen=True, kw_only=True):
-    """model.TableInfo, and two members of ours."""
+    """model.TableInfo, and members of ours."""
 
     pk_is_handle: bool
     is_common_handle: bool = False
     cols: Annotated[tuple[ColumnDocument, ...], msgspec.Meta(max_length=65_535)] | None = None
     index_info: tuple[IndexDocument, ...] | None = None
     tidemark_removed: RemovedDocument | None = None
+    tidemark_modified: ModifiedDocument | None = None
+    tidemark_reread: RereadDocument | None = None
     tidemark_columns: tuple[str, ...] | None = None
 
     def check(self) -> None:

@@ -19,6 +19,8 @@ from storage.tidb.meta_key import decode_schema_key
 SYSTEM_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
 REMOVED: Final = "tidemark_removed"
 """Member of a TableInfo: `{"ts", "partition_ids"}`, partitions whose rows went when this schema came in force at ts."""
+MODIFIED: Final = "tidemark_modified"
+"""Member of a TableInfo: `{"ts", "alone"}`, the DDL that brought it at ts may have built columns anew; `alone`: one."""
 _DROPS = frozenset({Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE})
 _MOVES = {
     Action.EXCHANGE_PARTITION: "EXCHANGE PARTITION moves rows between tables without writing them",
@@ -173,7 +175,8 @@ class SchemaHistory:
             if name is None:
                 raise CorruptError(f"DDL job {job.id} at {commit_ts} is in database {schema_id}, which is not known")
             table = Table(schema_id, name, info)
-            yield replace(table, info={**info, **self._removed_partitions(job, table, commit_ts)})
+            told = self._removed_partitions(job, table, commit_ts) | _modified(job, commit_ts)
+            yield replace(table, info={**info, **told})
 
     def _removed_partitions(self, job: Job, table: Table, commit_ts: int) -> dict[str, Any]:
         before = self._tables.get(table.id)
@@ -214,6 +217,12 @@ class SchemaHistory:
     def _remove(self, *table_ids: int) -> tuple[Table, ...]:
         gone = [self._tables.pop(number) for number in table_ids if number in self._tables]
         return tuple(filter(_is_users, gone))
+
+
+def _modified(job: Job, commit_ts: int) -> dict[str, Any]:
+    if job.action not in {Action.MODIFY_COLUMN, Action.MULTI_SCHEMA_CHANGE}:
+        return {}
+    return {MODIFIED: {"ts": commit_ts, "alone": job.action is Action.MODIFY_COLUMN}}
 
 
 def _is_users(table: Table) -> bool:

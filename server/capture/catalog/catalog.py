@@ -111,10 +111,12 @@ class FeedCatalog:
         """See `Catalog.wants`."""
         return self._terms.filter.takes(schema_name, table_name)
 
-    def table(self, record: TableRecord) -> SourceTable | None:
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
         if not self.wants(record.schema_name, record.table_name):
             return None
+        if commit_ts is not None and commit_ts <= self._newest_ts:
+            return next((each for each in self.at(commit_ts) if each.name == record.name), None)
         try:
             table = self._source.table(self._selecting(self._source.table(record, self._before(record))))
             check_names(table, self._terms.target)

@@ -73,9 +73,9 @@ class HeldLogCatalog:
         """See `Catalog.wants`."""
         return self._catalog.wants(schema_name, table_name)
 
-    def table(self, record: TableRecord) -> SourceTable | None:
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
-        return self._catalog.table(record)
+        return self._catalog.table(record, commit_ts)
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""

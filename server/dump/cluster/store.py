@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from server.dump.errors import ChunkLostError
 from server.puller.table import SourceTable
-from server.puller.tidb.table import part_spans
+from server.puller.tidb.table import physical_spans
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.region_bounds import region_start
@@ -70,7 +70,7 @@ class ClusterStore:
 
     def parts(self, table: SourceTable) -> Sequence[Span]:
         """Where the rows of a table lie, in key order: its own span, or those of its partitions."""
-        return sorted(part_spans(table.record), key=lambda part: part.start_key) or (table.span,)
+        return sorted(physical_spans(table.record), key=lambda part: part.start_key)
 
     def _snapshot(self, ts: int) -> Snapshot:
         return Snapshot(self._kv, self._resolver, ts, timeout_s=_TIMEOUT_S)

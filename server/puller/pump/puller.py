@@ -23,9 +23,8 @@ from server.puller.pump.stream import PumpStream
 from server.puller.source import Catalog, Peer, Rows, SourceContext
 from server.puller.table import SourceTable
 from server.puller.tidb.change import table_change
-from server.puller.tidb.removed_rows import removed_rows
 from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import removed_from
+from server.puller.tidb.unwritten_rows import unwritten_rows
 from storage.meta.meta import Meta
 from storage.model.errors import CorruptError, InvalidError, TidemarkError, UnavailableError
 from storage.model.ts import compose, physical_ms
@@ -83,7 +82,7 @@ class PumpPuller:
         history = await self._schemas.at(self._feed.start_ts)
         tables = Tables(history, self._feed.tables)
         for table in self._feed.tables:
-            await self._delete_removed(table, self._feed.start_ts)
+            await self._add_unwritten(table, self._feed.start_ts)
         await self._register()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_registry(tasks), name="pumps of the registry")
@@ -215,12 +214,9 @@ class PumpPuller:
         tables.drop(told.dropped)
         for table in told.tables:
             tables.take(table)
-            await self._delete_removed(table, told.commit_ts)
+            await self._add_unwritten(table, told.commit_ts)
 
-    async def _delete_removed(self, table: SourceTable, ts: int) -> None:
-        removed = removed_from(table.record)
-        if not removed.partition_ids or ts > removed.ts:
-            return
-        loop, table_id = asyncio.get_running_loop(), int(table.record.table_info["id"])
-        async for batch in removed_rows(self._schemas, removed, table_id):
+    async def _add_unwritten(self, table: SourceTable, ts: int) -> None:
+        loop = asyncio.get_running_loop()
+        async for batch in unwritten_rows(self._schemas, table, ts, own_keys=True):
             await loop.run_in_executor(self._feed.rows.executor, self._feed.rows.add, table.span, batch)

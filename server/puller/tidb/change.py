@@ -1,8 +1,9 @@
 """What a DDL means to one changefeed: its tables in their new form, or a refusal."""
 
 from server.puller.source import Catalog, TableChange
+from server.puller.table import SourceTable
 from server.puller.tidb.errors import DdlUnsupportedError
-from server.puller.tidb.table import record_of
+from server.puller.tidb.table import record_of, reread_of
 from storage.tidb.schema_history import Change, Table
 
 
@@ -15,9 +16,10 @@ def table_change(change: Change, catalog: Catalog) -> TableChange | None:
     """
     if change.moved:
         _refuse(change, catalog)
-    found = (catalog.table(record_of(table)) for table in change.tables)
+    found = (catalog.table(record_of(table), change.commit_ts) for table in change.tables)
     tables = tuple(table for table in found if table is not None)
-    truncated = tuple(table.name for table in change.truncated if _wanted(table, catalog))
+    begun_anew = tuple(table.name for table in tables if _begins_anew(table, change.commit_ts))
+    truncated = tuple(table.name for table in change.truncated if _wanted(table, catalog)) + begun_anew
     if not (tables or truncated or any(_wanted(table, catalog) for table in change.dropped)):
         return None
     dropped = tuple(table.name for table in change.dropped)  # all: a table that is renamed may come from outside
@@ -32,6 +34,11 @@ def _refuse(change: Change, catalog: Catalog) -> None:
             f"before it is delivered first. Create another changefeed with --start-ts {change.commit_ts} and another "
             "--sink-uri, and copy its tables by `tidemark cli changefeed dumpstart`; a --filter may leave some out"
         )
+
+
+def _begins_anew(table: SourceTable, commit_ts: int) -> bool:
+    reread = reread_of(table.record)
+    return reread.ts == commit_ts and reread.emptied
 
 
 def _wanted(table: Table, catalog: Catalog) -> bool:

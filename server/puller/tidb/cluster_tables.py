@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from server.puller.source import SourceContext
 from server.puller.table import SourceTable, TableRecord
 from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import keeping_identities, record_of, tidb_table
+from server.puller.tidb.table import following, keeping_identities, record_of, tidb_table
 
 
 class ClusterTables:
@@ -26,12 +26,9 @@ class ClusterTables:
         """See `Source.snapshot`: what the meta keys say at `ts`; TiDB gives a reorganized column another id."""
         earlier = {each.table_info.get("id"): each for each in before}
         records = map(record_of, await self._schemas.at(ts))
-        return [_continued(record, earlier.get(record.table_info.get("id"))) for record in records]
+        pairs = ((record, earlier.get(record.table_info.get("id"))) for record in records)
+        return [keeping_identities(record, known) if known else record for record, known in pairs]
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`."""
-        return tidb_table(_continued(record, before))
-
-
-def _continued(record: TableRecord, before: TableRecord | None) -> TableRecord:
-    return record if before is None else keeping_identities(record, before)
+        return tidb_table(record if before is None else following(record, before))

@@ -1,7 +1,8 @@
-"""The puller of a partitioned table: one puller for each partition, all into the table's one span.
+"""The puller of a table whose span is not that of its rows: one puller for each partition, all into the one span.
 
-The table is resolved as far as its slowest partition. Keys carry the partition's id, so rows of two partitions are
-never taken for one another.
+A table without partitions, of which a DDL has changed the stored values, has one part. The table is resolved as far as
+its slowest part. Keys carry the partition's id, so rows of two partitions are never taken for one another. Rows that
+changed with the DDL which brought the table, although nobody wrote them, are added first.
 """
 
 import asyncio
@@ -12,26 +13,24 @@ import pyarrow as pa
 
 from server.puller.source import Rows
 from server.puller.table import SourceTable
-from server.puller.tidb.removed_rows import removed_rows
 from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import part_spans, removed_from
+from server.puller.tidb.table import physical_spans
+from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.puller.tikv.puller import TablePuller, Upstream
 from storage.model.span import Span
 
 
 class PartitionedPuller:
-    """Pulls all partitions of `table` from `start_ts` (exclusive) until cancelled."""
+    """Pulls all parts of `table` from `start_ts` (exclusive) until cancelled."""
 
     def __init__(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows, schemas: Schemas) -> None:
-        self._span = table.span
+        self._table = table
         self._start_ts = start_ts
-        self._removed = removed_from(table.record)
         self._rows = rows
         self._schemas = schemas
-        self._joined = JoinedRows(table.span, part_spans(table.record), start_ts, rows)
-        self.table_pullers = tuple(
-            TablePuller(span, start_ts, upstream, self._joined) for span in part_spans(table.record)
-        )
+        parts = physical_spans(table.record)
+        self._joined = JoinedRows(table.span, parts, start_ts, rows)
+        self.table_pullers = tuple(TablePuller(span, start_ts, upstream, self._joined) for span in parts)
 
     @property
     def resolved_ts(self) -> int:
@@ -40,10 +39,9 @@ class PartitionedPuller:
 
     async def run(self) -> None:
         """See `Puller.run`."""
-        if self._removed.partition_ids and self._start_ts <= self._removed.ts:
-            loop = asyncio.get_running_loop()
-            async for batch in removed_rows(self._schemas, self._removed):
-                await loop.run_in_executor(self._rows.executor, self._rows.add, self._span, batch)
+        loop = asyncio.get_running_loop()
+        async for batch in unwritten_rows(self._schemas, self._table, self._start_ts):
+            await loop.run_in_executor(self._rows.executor, self._rows.add, self._table.span, batch)
         async with asyncio.TaskGroup() as tasks:
             for puller in self.table_pullers:
                 tasks.create_task(puller.run(), name=f"puller of partition {puller.span.table_id}")

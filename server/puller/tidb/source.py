@@ -14,7 +14,7 @@ from server.puller.table import SourceTable
 from server.puller.tidb.cluster_tables import ClusterTables
 from server.puller.tidb.partitioned_puller import PartitionedPuller
 from server.puller.tidb.schema_puller import SchemaPuller
-from server.puller.tidb.table import part_spans
+from server.puller.tidb.table import part_spans, reread_of
 from server.puller.tikv.puller import TablePuller, Upstream
 
 
@@ -67,6 +67,6 @@ class TidbSource(ClusterTables):
         return HeldPuller(table, held, self._bare_puller(table, start_ts, upstream, held), self._held)
 
     def _bare_puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
-        if part_spans(table.record):
+        if part_spans(table.record) or reread_of(table.record).ts:
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
         return TablePuller(table.span, start_ts, upstream, rows)

@@ -2,26 +2,31 @@
 
 A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one span that reaches
 from its first partition's records to behind its last one's. Its end names the set of partitions: another set is another
-span, with pullers of its own. Ids are not used twice, so no span comes again.
+span, with pullers of its own. So is a table whose stored values a DDL has changed: from there on its rows begin anew,
+with all of them as the store has them (`unwritten_rows.py`). Ids are not used twice, so no span comes again.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
+from sink.defaults import COLUMN_ID
 from sink.mounter import Mounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
+from storage.tidb.document import PUBLIC
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
-from storage.tidb.schema_history import REMOVED, Table
+from storage.tidb.schema_history import MODIFIED, REMOVED, Table
 
 _NO_PARTITIONS: Final[tuple[int, ...]] = ()
 _SET_BYTES: Final = 8
 _IDENTITIES: Final = "tidemark_column_ids"
 """A member of the TableInfo that is ours: see `keeping_identities`."""
+_REREAD: Final = "tidemark_reread"
+"""Another one: see `Reread`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,15 @@ class Removed:
         return self.ts + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """The last DDL that changed stored values of a table, behind which all rows are told again; ts 0: none did."""
+
+    ts: int = 0
+    emptied: bool = False
+    """Whether what readers had is of no use to them: keys have other values, or a column has another type."""
+
+
 def tidb_table(record: TableRecord) -> SourceTable:
     """Read TiDB's TableInfo.
 
@@ -50,22 +64,55 @@ def tidb_table(record: TableRecord) -> SourceTable:
         raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
     if not info.key_columns:
         raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
-    return SourceTable(record, _span(info), taken(record, Mounter(info, record.schema_name, identities_in(record))))
+    return SourceTable(record, _span(info, reread_of(record).ts), taken(record, _mounter(info, record)))
+
+
+def following(record: TableRecord, before: TableRecord) -> TableRecord:
+    """The record of a table that was `before` right below the DDL that brings it.
+
+    Columns keep their identities. If the DDL brought columns whose values no default tells, the table is read again:
+    TiDB fills them beside its transactions' changes, and shows those of an ALTER with several changes to its users
+    before the job is done.
+    """
+    kept = keeping_identities(record, before)
+    info, earlier = (TableInfo.parse(each.table_info) for each in (record, before))
+    new = {column.id for column in info.stored_columns} - {column.id for column in earlier.stored_columns}
+    modified = record.table_info.get(MODIFIED)
+    reread = reread_of(before)
+    if modified and new:
+        other_keys = any(column.id in new for column in info.key_columns)
+        reread = Reread(modified["ts"], other_keys or _is_retyped(_mounter(earlier, before), _mounter(info, kept)))
+    return TableRecord(kept.schema_name, {**kept.table_info, _REREAD: asdict(reread)}) if reread.ts else kept
+
+
+def reread_of(record: TableRecord) -> Reread:
+    """What the record says of rows that are told again."""
+    return Reread(**(record.table_info.get(_REREAD) or {}))
+
+
+def _is_retyped(before: Mounter, now: Mounter) -> bool:
+    """Whether readers have a column of another type."""
+    types = {field.metadata[COLUMN_ID]: field.type for field in before.schema if field.metadata}
+    fields = (field for field in now.schema if field.metadata)
+    return any(types.get(field.metadata[COLUMN_ID], field.type) != field.type for field in fields)
 
 
 def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:
     """The record, in which a column that TiDB has built anew is still the column that it was `before`.
 
     A change of type that rewrites values (a reorganization) ends with a new column id under the old name. TiDB never
-    drops and adds a name in one statement, so nothing else looks like that.
+    drops and adds a name in one statement, so nothing else looks like that. A statement that changes one column alone
+    may give it another name, too.
     """
     old, new = (_column_ids(each) for each in (before, record))
     identities = identities_in(before)
     kept = {number: identity for number, identity in identities.items() if number in new.values()}
-    for name, number in new.items():
-        rebuilt = number not in old.values() and name in old and old[name] not in new.values()
-        if rebuilt:
-            kept[number] = identities.get(old[name], old[name])
+    added = {name: number for name, number in new.items() if number not in old.values()}
+    gone = {name: number for name, number in old.items() if number not in new.values()}
+    if (record.table_info.get(MODIFIED) or {}).get("alone") and len(added) == len(gone) == 1:
+        gone = dict(zip(added, gone.values(), strict=True))
+    for name in added.keys() & gone.keys():
+        kept[added[name]] = identities.get(gone[name], gone[name])
     if not kept:
         return record
     texts = {str(number): identity for number, identity in kept.items()}
@@ -77,9 +124,14 @@ def identities_in(record: TableRecord) -> dict[int, int]:
     return {int(number): int(identity) for number, identity in (record.table_info.get(_IDENTITIES) or {}).items()}
 
 
+def _mounter(info: TableInfo, record: TableRecord) -> Mounter:
+    return Mounter(info, record.schema_name, identities_in(record))
+
+
 def _column_ids(record: TableRecord) -> dict[str, int]:
-    """TiDB's column ids, by lower-case name."""
-    return {column["name"]["L"]: int(column["id"]) for column in record.table_info.get("cols") or ()}
+    """The ids of TiDB's columns that its users see, by lower-case name."""
+    columns = record.table_info.get("cols") or ()
+    return {column["name"]["L"]: int(column["id"]) for column in columns if column["state"] == PUBLIC}
 
 
 def record_of(table: Table) -> TableRecord:
@@ -91,6 +143,11 @@ def part_spans(record: TableRecord) -> Sequence[Span]:
     """The spans of the partitions; none if the table is not partitioned."""
     table = Table(0, record.schema_name, record.table_info)
     return [table_span(number) for number in table.partition_ids]
+
+
+def physical_spans(record: TableRecord) -> Sequence[Span]:
+    """Where the table's rows lie in the store: its partitions, or it is one itself."""
+    return part_spans(record) or (table_span(int(record.table_info["id"])),)
 
 
 def removed_from(record: TableRecord) -> Removed:
@@ -106,9 +163,10 @@ def removed_from(record: TableRecord) -> Removed:
         raise InvalidError(f"the record of a table says nothing sensible of removed partitions: {err!r}") from err
 
 
-def _span(info: TableInfo) -> Span:
-    if not info.partition_ids:
+def _span(info: TableInfo, reread_at: int) -> Span:
+    if not (info.partition_ids or reread_at):
         return table_span(info.id)
-    first, last = table_span(min(info.partition_ids)), table_span(max(info.partition_ids))
-    parts = hashlib.sha256(",".join(map(str, sorted(info.partition_ids))).encode()).digest()
-    return Span(info.id, first.start_key, last.end_key + parts[:_SET_BYTES])
+    first, last = table_span(min(info.physical_ids)), table_span(max(info.physical_ids))
+    parts = ",".join(map(str, sorted(info.partition_ids)))
+    digest = hashlib.sha256((f"{parts}@{reread_at}" if reread_at else parts).encode()).digest()
+    return Span(info.id, first.start_key, last.end_key + digest[:_SET_BYTES])

@@ -18,8 +18,15 @@ class Written:
 
     table_id: int = 0
     rows: Mapping[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    column_ids: tuple[int, ...] = (2,)
+    """Of the value; a second one is that of the column that a MODIFY builds."""
     ddl_job_id: int = 0
     query: str = ""
+
+
+def converted(value: int) -> int:
+    """What a MODIFY makes of a value."""
+    return value % 7
 
 
 class Binlogs:
@@ -67,20 +74,21 @@ def _rows(written: Written) -> bytes:
     mutation = binlog_pb2.TableMutation(table_id=written.table_id)
     for number, (before, after) in written.rows.items():
         if before is None:
-            mutation.inserted_rows.append(_number(number) + _pairs(number, after))
+            mutation.inserted_rows.append(_number(number) + _pairs(written, number, after))
             mutation.sequence.append(kinds.Insert)
         elif after is None:
-            mutation.deleted_rows.append(_pairs(number, before))
+            mutation.deleted_rows.append(_pairs(written, number, before))
             mutation.sequence.append(kinds.DeleteRow)
         else:
-            mutation.updated_rows.append(_pairs(number, before) + _pairs(number, after))
+            mutation.updated_rows.append(_pairs(written, number, before) + _pairs(written, number, after))
             mutation.sequence.append(kinds.Update)
     return binlog_pb2.PrewriteValue(schema_version=1, mutations=[mutation]).SerializeToString()
 
 
-def _pairs(number: int, value: int | None) -> bytes:
+def _pairs(written: Written, number: int, value: int | None) -> bytes:
     assert value is not None
-    return _number(1) + _number(number) + _number(2) + _number(value)
+    cells = zip(written.column_ids, (value, converted(value)), strict=False)
+    return _number(1) + _number(number) + b"".join(_number(column_id) + _number(cell) for column_id, cell in cells)
 
 
 def _number(number: int) -> bytes:

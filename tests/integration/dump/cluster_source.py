@@ -20,12 +20,13 @@ from storage.tidb.meta_key import database_key, job_key, table_key
 from storage.tidb.record import encode_record
 from storage.tidb.row import encode_row
 from storage.tidb.schema import TableInfo
-from tests.integration.dump.cluster_binlogs import Binlogs, Written
+from tests.integration.dump.cluster_binlogs import Binlogs, Written, converted
 
 T = TypeVar("T")
 Rows = dict[int, int]
 DATABASE_ID = 1
-CREATE, DROP, ADD_COLUMN, TRUNCATE, RENAME = 3, 4, 5, 11, 14
+CREATE, DROP, ADD_COLUMN, TRUNCATE, MODIFY_COLUMN, RENAME = 3, 4, 5, 11, 12, 14
+WRITE_REORGANIZATION = 3
 _BATCH = 250
 
 
@@ -95,6 +96,10 @@ class ClusterSource(threading.Thread):
     def add_column(self, name: str) -> None:
         """ALTER TABLE … ADD COLUMN."""
         self._call(self._add_column(name))
+
+    def modify(self, name: str) -> None:
+        """ALTER TABLE … MODIFY, which changes every value: a reorganization, while rows go on changing."""
+        self._call(self._modify(name))
 
     def rename(self, name: str, new: str) -> None:
         """RENAME TABLE, within the database."""
@@ -178,10 +183,11 @@ class ClusterSource(threading.Thread):
             return
         writes: dict[bytes, bytes | None] = {}
         for number, value in wanted.items():
-            key, row = encode_record(_part(table.info, number), {"id": number, "v": value or 0})
+            key, row = _record(table.info, number, value or 0)
             writes[key] = None if value is None else row
         changes = {number: (before.get(number), value) for number, value in wanted.items()}
-        commit_ts = await self._commit(writes, Written(table.info.id, changes))
+        column_ids = tuple(column.id for column in _values(table.info))
+        commit_ts = await self._commit(writes, Written(table.info.id, changes, column_ids))
         table.history += [(commit_ts, number, value) for number, value in wanted.items()]
 
     async def _fill(self, name: str, count: int) -> None:
@@ -215,10 +221,29 @@ class ClusterSource(threading.Thread):
     async def _add_column(self, name: str) -> None:
         async with self._turn:
             table = self.tables[name]
-            more = Column.bigint(f"more{len(table.info.columns)}")
-            built = TableInfo.build(table.info.id, name, [*table.info.columns, more])
-            table.info = replace(built, partition_ids=table.info.partition_ids)
+            table.info = _with(table.info, Column.bigint(f"more{len(table.info.columns)}"))
             await self._ddl(ADD_COLUMN, table.info.id, f"alter table {name} add column", table.info)
+
+    async def _modify(self, name: str) -> None:
+        async with self._turn:
+            table = self.tables[name]
+            built = _with(table.info, replace(Column.bigint("_Col$_v_0"), state=WRITE_REORGANIZATION))
+            await self._commit({table_key(DATABASE_ID, built.id): built.to_json().encode()}, Written())
+            table.info = built
+        numbers = list(table.at(1 << 63))
+        for first in range(0, len(numbers), _BATCH):
+            async with self._turn:
+                rows = table.at(1 << 63)
+                some = [number for number in numbers[first : first + _BATCH] if number in rows]
+                if some:
+                    await self._commit(dict(_record(built, number, rows[number]) for number in some), Written())
+        async with self._turn:
+            old, new = _values(built)
+            others = [column for column in built.columns if column not in (old, new)]
+            columns = (*others, replace(new, name=old.name, offset=old.offset, state=old.state))
+            table.info = replace(built, columns=tuple(sorted(columns, key=lambda column: column.offset)))
+            ts = await self._ddl(MODIFY_COLUMN, table.info.id, f"alter table {name} modify v", table.info)
+            table.history += [(ts + 1, number, converted(value)) for number, value in table.at(ts).items()]
 
     async def _rename(self, name: str, new: str) -> None:
         async with self._turn:
@@ -271,6 +296,22 @@ class ClusterSource(threading.Thread):
 def _part(info: TableInfo, number: int) -> TableInfo:
     parts = info.partition_ids
     return replace(info, id=parts[number % len(parts)]) if parts else info
+
+
+def _with(info: TableInfo, column: Column) -> TableInfo:
+    """The table with one more column."""
+    number = max(each.id for each in info.columns) + 1
+    return replace(info, columns=(*info.columns, replace(column, id=number, offset=len(info.columns))))
+
+
+def _values(info: TableInfo) -> list[Column]:
+    """The column of the value, and the one that is built to take its place."""
+    return [column for column in info.columns if column.name in {"v", "_Col$_v_0"}]
+
+
+def _record(info: TableInfo, number: int, value: int) -> tuple[bytes, bytes]:
+    values = {column.name: cell for column, cell in zip(_values(info), (value, converted(value)), strict=False)}
+    return encode_record(_part(info, number), {"id": number} | values)
 
 
 def _mutation(key: bytes, value: bytes | None) -> kvrpcpb.Mutation:

@@ -1,5 +1,7 @@
 """Dumps of a cluster's tables through churn, DDL, pauses, new starts and kill -9, in an order that a seed gives.
 
+Among the DDL is a MODIFY that changes every value, as TiDB carries it out while rows change.
+
 At each cut of each run every row that the reader has is the source's row of that timestamp; in the end it has all.
 """
 
@@ -63,6 +65,8 @@ def step(kind: str, cluster: Cluster, source: ClusterSource, chance: random.Rand
             source.drop("side")
         case "add column":
             source.add_column(chance.choice(source.names("plain", "parts", "big", "huge")))
+        case "modify":
+            source.modify(chance.choice(source.names("plain", "parts", "big", "huge")))
         case "create":
             source.create("new", 300)
         case "rename":
@@ -85,7 +89,8 @@ def follow_dump(cluster: Cluster, source: ClusterSource, source_uri: str, seed: 
     target = ClusterTarget(cluster, source, FEED, int(made["start_ts"]))
     source.churn()
     asked(cluster, "StartDump", rows_per_second_max=chance.choice([1500, 3000]), parallel=chance.choice([1, 4]))
-    steps = chance.sample(STEPS, 4)
+    steps = [*chance.sample(STEPS, 3), "modify"]
+    chance.shuffle(steps)
     for kind in steps:
         target.follow(far_enough(cluster, rows_read(cluster) + chance.randrange(1, 900)))
         step(kind, cluster, source, chance)

@@ -56,7 +56,8 @@ class Target:
     def wants(self, schema_name: str, table_name: str) -> bool:
         return TableFilter(self.rules).takes(schema_name, table_name)
 
-    def table(self, record: TableRecord) -> SourceTable | None:
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
+        del commit_ts
         if not self.wants(record.schema_name, record.table_name):
             return None
         try:

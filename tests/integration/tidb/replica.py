@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from server.puller.source import Merging, Peer, Puller, Source, TableChange
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.tidb.table import removed_from, reread_of
 from server.puller.tikv.open_transactions import OpenTransactions
 from sink.mounter import Mounter
 from storage.model.errors import TidemarkError
@@ -81,6 +82,7 @@ class Replica:
         self._replayed: tuple[int, dict[str, Table]] | None = None
         self.taken = Taken()
         self.changes: list[TableChange] = []
+        self._records = {table.record.table_info["id"]: table.record for table in self._first}
         self._source = source
         self._start_ts = start_ts
         self.upto_ts = start_ts
@@ -99,6 +101,7 @@ class Replica:
         if not self._first:
             records = await self._source.snapshot(self._start_ts)
             self._first = [table for table in map(self.table, records) if table is not None]
+            self._records = {table.record.table_info["id"]: table.record for table in self._first}
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._pull(self._first, self._start_ts)
@@ -121,10 +124,11 @@ class Replica:
         del schema_name, table_name
         return True
 
-    def table(self, record: TableRecord) -> SourceTable | None:
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
+        del commit_ts
         try:
-            return self._source.table(record)
+            return self._source.table(record, self._records.get(record.table_info["id"]))
         except TableIneligibleError:
             info = TableInfo.parse(record.table_info_json)
             return SourceTable(record, table_span(info.id), Mounter(info, record.schema_name))
@@ -134,6 +138,7 @@ class Replica:
         assert not self.changes or self.changes[-1].commit_ts < change.commit_ts
         assert change.commit_ts > self._schemas_ts
         self.changes.append(change)
+        self._records |= {table.record.table_info["id"]: table.record for table in change.tables}
         new = [table for table in change.tables if table.span not in self.taken.resolved]
         if self._source.per_table:
             self._pull(new, change.commit_ts)
@@ -203,15 +208,11 @@ def _changed(before: dict[str, Table], change: TableChange) -> dict[str, Table]:
 
 
 def _altered(old: TableInfo, new: TableInfo, row: Row) -> Row:
-    names = {column.name for column in new.stored_columns}
-    gone = {column.offset: column.name for column in old.stored_columns if column.name not in names}
-    out: Row = {}
-    for column in new.stored_columns:
-        was = column.name if column.name in row else gone.get(column.offset)
-        renamed = was is not None and len(old.stored_columns) == len(new.stored_columns)
-        is_kept = column.name in row or renamed
-        out[column.name] = row[str(was)] if is_kept else vectors.text(column, parse_default(column))
-    return out
+    names = {column.id: column.name for column in old.stored_columns}
+    return {
+        column.name: row[names[column.id]] if column.id in names else vectors.text(column, parse_default(column))
+        for column in new.stored_columns
+    }
 
 
 def _text(info: TableInfo, key: bytes, value: bytes) -> Row:
@@ -240,13 +241,18 @@ def compare(replica: Replica, step: dict[str, Any]) -> int:
     return rows
 
 
+def _with_unwritten_rows(whole: Replica, ddls: list[int]) -> list[int]:
+    """The DDLs that changed rows which nobody wrote."""
+    tables = [(ts, table) for ts in ddls for table in whole.tables_of(ts)]
+    return [ts for ts, it in tables if removed_from(it.record).partition_ids or reread_of(it.record).ts == ts]
+
+
 async def check_resumptions(source: Source, whole: Replica, chance: random.Random, count: int) -> None:
     """Follow a source again from some of the timestamps at which a checkpoint may stand; DDLs among them."""
     steps = vectors.lines("steps")
     ddls = [change.commit_ts for change in whole.changes]
     places = [ts + more for ts in ddls for more in (-1, 0, 1)] + [step["ts_after"] for step in steps[:-1]]
-    removing = [ts for ts in ddls if any("tidemark_removed" in it.record.table_info for it in whole.tables_of(ts))]
-    for ts in {*chance.sample(places, count), *removing}:
+    for ts in {*chance.sample(places, count), *_with_unwritten_rows(whole, ddls)}:
         again = Replica(source, ts, whole)
         async with asyncio.timeout(200):
             await again.run(steps[-1]["ts_after"])

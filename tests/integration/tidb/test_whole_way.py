@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.options import parse
 from tipb import pump_pb2_grpc
 
 from server.capture import keys
@@ -14,6 +16,7 @@ from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.meta.client import open_meta
 from tests.integration.capture.processes import Cluster, Reader, running_cluster
+from tests.integration.lake.memory import MemoryLake
 from tests.integration.tidb.history import load, txns
 from tests.integration.tidb.pumps import FLAGS, Written
 from tests.unit.storage.tidb import vectors
@@ -107,6 +110,30 @@ def test_a_reader_that_alters_its_tables_has_after_each_step_what_select_gave(cl
     assert not asyncio.run(registered(cluster.pd, name)), "pumps wait for a reader that is gone"
 
 
+@pytest.mark.parametrize("source", ["", "pump://"])
+@pytest.mark.usefixtures("written")
+def test_a_lake_has_what_a_change_of_type_made_of_rows_that_nobody_wrote_again(cluster: Cluster, source: str) -> None:
+    """INT becomes VARCHAR under another name; the lake alters its table by column identities."""
+    steps = vectors.lines("steps")
+    name, start_ts, last = f"lake{len(source)}", steps[0]["ts_after"], steps[-1]
+    created = cluster.cli(
+        *("changefeed", "create", "-c", name, "--sink-uri", "flight://", "--start-ts", str(start_ts)),
+        *(("--source-uri", source) if source else ()),
+        *("--no-confirm", "--filter", "vec.spk", "--filter", "vec.ints"),
+    )
+    assert isinstance(created, dict), created
+    options = {"endpoint": f"grpc://{cluster.capture.endpoints['flight']}", "changefeed": name, "cuts": "true"}
+    Reader(cluster, name).wait_resolved(last["ts_after"])
+    lake = MemoryLake(Changefeed(parse(options)), start_ts)
+    while lake.at_ts < last["ts_after"]:
+        lake.follow(wait_ms=1000)
+    wanted = last["rows_after"]["vec.spk"]
+    found = lake.target.tables["vec.spk"].rows.values()
+    assert sorted([_text(row[column]) for column in wanted["columns"]] for row in found) == sorted(wanted["rows"])
+    assert "ex2" in wanted["columns"]
+    cluster.cli("changefeed", "remove", "--no-confirm", "-c", name)
+
+
 async def registered(coordinator: str, changefeed: str) -> bool:
     """Whether pumps know of the changefeed."""
     async with open_meta(f"etcd://{coordinator}", connect) as meta:
@@ -131,7 +158,9 @@ def _compare(tables: dict[str, Rows], step: dict[str, Any]) -> int:
 
 def _texts(rows: list[dict[str, Any]]) -> list[str]:
     """Columns that no reader has to fill by itself, as text."""
-    return sorted(str({name: _text(it) for name, it in row.items() if name in {"id", "a", "s", "v"}}) for row in rows)
+    return sorted(
+        str({name: _text(it) for name, it in row.items() if name in {"id", "a", "s", "v", "ex2"}}) for row in rows
+    )
 
 
 def _text(value: Any) -> str | None:

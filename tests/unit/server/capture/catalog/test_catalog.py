@@ -257,3 +257,13 @@ async def test_a_change_is_durable_before_anybody_sees_it():
     await catalog.change(change(110, record("a", 1, 2)))
     catalog.resolve(120)
     assert order == [("saved", 110, True), ("changed", 110), ("resolved", 120)]
+
+
+async def test_a_log_that_is_read_again_gets_the_tables_of_changes_that_are_known_as_they_are_known():
+    catalog, _ = catalog_of(record("a", 1))
+    await catalog.change(change(110, record("a", 1, 2)))
+    await catalog.change(change(120, record("a", 1, 3)))
+    again = catalog.table(record("a", 1, 9), 110)
+    assert again is not None
+    assert again.mounter.columns == 2
+    assert catalog.table(record("b", 5), 110) is None, "it was of no concern then"

@@ -1,6 +1,8 @@
 """Tables of TiDB as sources know them, and what a DDL means to one changefeed."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import pytest
@@ -9,15 +11,26 @@ from server.puller.source import TableChange
 from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.tidb.change import table_change
 from server.puller.tidb.errors import DdlUnsupportedError
-from server.puller.tidb.table import Removed, keeping_identities, part_spans, removed_from, tidb_table
+from server.puller.tidb.table import (
+    Removed,
+    Reread,
+    following,
+    keeping_identities,
+    part_spans,
+    removed_from,
+    reread_of,
+    tidb_table,
+)
 from sink.defaults import COLUMN_ID
 from storage.model.errors import InvalidError, TidemarkError
 from storage.tidb.column import Column
 from storage.tidb.ddl import Action, Job
 from storage.tidb.key import record_key
+from storage.tidb.mysql import Flag, Type
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import REMOVED, Change, SchemaHistory, Table
 
+ADD_COLUMN, ADD_INDEX = 5, 7
 DOC = json.loads(TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")]).to_json())
 
 
@@ -73,7 +86,8 @@ class Wants:
         del table_name
         return schema_name == "a"
 
-    def table(self, record: TableRecord) -> SourceTable | None:
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
+        del commit_ts
         return tidb_table(record) if record.schema_name == "a" else None
 
     async def change(self, change: TableChange) -> None:
@@ -158,6 +172,158 @@ def test_a_column_that_tidb_has_built_anew_is_still_the_same_column() -> None:
         {"id": 1, "u": 2, "w": 3},
         {"id": 1, "u": 2, "w": 3, "v": 6},
     ]
+
+
+@dataclass
+class Followed:
+    """A table that a real history takes from DDL to DDL, each told to a catalog that has the table of before."""
+
+    table: SourceTable
+
+    def __post_init__(self) -> None:
+        info = self.table.record.table_info
+        self._history = SchemaHistory(10, {1: "a"}, [Table(1, "a", info)])
+        self._ts = 10
+
+    def wants(self, schema_name: str, table_name: str) -> bool:
+        del schema_name, table_name
+        return True
+
+    def table_of(self, record: TableRecord) -> SourceTable:
+        return tidb_table(following(record, self.table.record))
+
+    def ddl(self, action: int, *columns: Column, **more: Any) -> TableChange:
+        """A DDL that leaves these columns."""
+        doc = {
+            "id": self._ts, "type": action, "state": 4, "schema_id": 1, "table_id": 7, "query": "ALTER",
+            "binlog": {"TableInfo": info_of(*columns) | more},
+        }  # fmt: skip
+        self._ts += 10
+        change = self._history.apply(Job.parse(json.dumps(doc)), self._ts)
+        assert change is not None
+        told = table_change(change, Following(self))
+        assert told is not None
+        (self.table,) = told.tables
+        return told
+
+
+class Following(Wants):
+    """A catalog with one table."""
+
+    def __init__(self, followed: Followed) -> None:
+        self._followed = followed
+
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
+        assert commit_ts
+        return self._followed.table_of(record)
+
+
+def info_of(*columns: Column) -> dict[str, Any]:
+    """`columns` with the ids that they say, behind the key."""
+    all_columns = [Column.bigint("id"), *columns]
+    doc: dict[str, Any] = json.loads(TableInfo.build(7, "t", all_columns).to_json())
+    for column, given in zip(doc["cols"][1:], columns, strict=True):
+        column["id"] = given.id
+    return doc
+
+
+V = replace(Column.varchar("v", 20), id=2)
+INT = Column(name="v", id=2, type=Type.LONG, flen=11)
+
+
+def followed(*columns: Column) -> Followed:
+    return Followed(tidb_table(TableRecord("a", info_of(*columns))))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "emptied"),
+    [
+        (V, replace(V, id=3, flen=3), False),
+        (replace(INT, flen=20, type=Type.LONGLONG), replace(V, id=3), True),
+        (INT, replace(V, id=3, name="w"), True),
+        (V, replace(V, id=3, name="w", flen=3), False),
+        (replace(V, type=Type.ENUM, elems=("x", "y")), replace(V, id=3, type=Type.ENUM, elems=("y", "x")), False),
+        (replace(V, type=Type.DATETIME, flen=26, decimal=6), replace(V, id=3, type=Type.DATETIME, flen=19), False),
+    ],
+    ids=["shorter", "another type", "another type and name", "shorter and another name", "members", "no microseconds"],
+)
+def test_a_modify_that_rewrites_values_has_the_table_read_again_behind_it(
+    old: Column, new: Column, emptied: bool
+) -> None:
+    table = followed(old)
+    before = table.table
+    change = table.ddl(Action.MODIFY_COLUMN, new)
+    assert (reread_of(table.table.record), change.truncated) == (Reread(20, emptied), ("a.t",) * emptied)
+    assert table.table.span != before.span
+    assert table.table.span.contains(record_key(7, 5))
+    assert identities(table.table.record)[new.name] == 2, "the same column"
+
+
+@pytest.mark.parametrize(
+    ("action", "columns"),
+    [
+        (Action.MODIFY_COLUMN, (replace(INT, type=Type.LONGLONG, flen=20),)),
+        (Action.MODIFY_COLUMN, (replace(INT, flags=Flag.NOT_NULL),)),
+        (Action.MODIFY_COLUMN, (replace(INT, name="renamed"),)),
+        (ADD_COLUMN, (INT, replace(V, id=3, name="w", origin_default="7"))),
+        (Action.MULTI_SCHEMA_CHANGE, (replace(INT, type=Type.LONGLONG, flen=20),)),
+        (Action.MULTI_SCHEMA_CHANGE, ()),
+        (Action.MULTI_SCHEMA_CHANGE, (INT, replace(V, id=3, name="_V$_i_0", hidden=True, generated="v + 1"))),
+        (ADD_INDEX, (INT, replace(V, id=3, name="_V$_i_0", hidden=True, generated="v + 1"))),
+    ],
+    ids=["wider", "not null", "name", "added", "several wider", "dropped", "several with an index", "index"],
+)
+def test_a_ddl_that_leaves_stored_values_reads_nothing_again(action: int, columns: Sequence[Column]) -> None:
+    table = followed(INT)
+    before = table.table.span
+    change = table.ddl(action, *columns)
+    assert (reread_of(table.table.record), change.truncated, table.table.span) == (Reread(), (), before)
+
+
+def test_columns_that_only_change_places_are_not_read_again() -> None:
+    w = replace(INT, name="w", id=3)
+    table = followed(INT, w)
+    assert not table.ddl(Action.MODIFY_COLUMN, w, INT).truncated
+    assert reread_of(table.table.record).ts == 0
+
+
+def test_new_columns_of_an_alter_with_several_changes_are_read_again_as_users_had_them_before_the_job_was_done() -> (
+    None
+):
+    table = followed(INT)
+    table.ddl(Action.MULTI_SCHEMA_CHANGE, INT, replace(V, id=3, name="w"))
+    assert reread_of(table.table.record) == Reread(20)
+
+
+def test_a_column_that_was_being_built_when_the_changefeed_began_is_read_again() -> None:
+    hidden = replace(V, id=3, name="_Col$_v_0", flen=3, state=3)
+    table = followed(V, hidden)
+    table.ddl(Action.MODIFY_COLUMN, replace(V, id=3, flen=3))
+    assert reread_of(table.table.record) == Reread(20)
+    assert identities(table.table.record) == {"id": 1, "v": 2}
+
+
+def test_a_key_with_other_values_empties_the_table() -> None:
+    unique = {"is_unique": True, "is_primary": False, "state": 5, "idx_name": {"O": "u", "L": "u"}, "id": 1}
+    index = {"index_info": [unique | {"idx_cols": [{"offset": 1, "length": -1}]}], "pk_is_handle": False}
+    key = replace(V, flags=Flag.NOT_NULL)
+    table = Followed(tidb_table(TableRecord("a", info_of(key) | index)))
+    change = table.ddl(Action.MODIFY_COLUMN, replace(key, id=3, flen=3), **index)
+    assert change.truncated == ("a.t",)
+
+
+def test_a_table_stays_where_it_began_anew_until_it_does_so_again() -> None:
+    table = followed(V)
+    table.ddl(Action.MODIFY_COLUMN, replace(V, id=3, flen=3))
+    begun = table.table.span
+    table.ddl(ADD_COLUMN, replace(V, id=3, flen=3), replace(INT, id=4, name="w"))
+    change = table.ddl(Action.RENAME_TABLE, replace(V, id=3, flen=3), name={"O": "u", "L": "u"})
+    assert (table.table.name, table.table.span, reread_of(table.table.record).ts) == ("a.u", begun, 20)
+    assert not change.truncated
+    table.ddl(Action.MODIFY_COLUMN, replace(V, id=5, flen=2))
+    assert (table.table.span != begun, reread_of(table.table.record).ts) == (True, 50)
+    again = tidb_table(TableRecord("a", json.loads(table.table.record.table_info_json)))
+    assert again.span == table.table.span, "as a worker, or a new owner, reads the record"
 
 
 def test_columns_that_swap_their_names_swap_nothing_else() -> None:

@@ -1,0 +1,60 @@
+"""Rows that a DDL changed although nobody wrote them, as changes at the first timestamp after it: read from the store.
+
+Rows of removed partitions are deletes. Of a table whose stored values the DDL changed, all rows come as updates. The
+store still has them: the changefeed's service safe point stands before the DDL until a reader has acknowledged what
+comes after it.
+"""
+
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+
+from server.puller.table import SourceTable
+from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.table import Removed, physical_spans, removed_from, reread_of
+from server.rpc.tikv_reads import Pairs
+from storage.model.event import DELETE, raw_batch, snapshot_rows
+from storage.tidb.key import record_prefix
+
+_ID_END = len(record_prefix(0))
+
+
+async def unwritten_rows(
+    schemas: Schemas, table: SourceTable, start_ts: int, *, own_keys: bool = False
+) -> AsyncIterator[pa.RecordBatch]:
+    """Batches of RAW_SCHEMA, all above `start_ts`; with `own_keys` keys stand under the table's id, not a partition's.
+
+    Raises:
+        HistoryLostError: GC was faster.
+    """
+    table_id = int(table.record.table_info["id"]) if own_keys else None
+    removed, reread = removed_from(table.record), reread_of(table.record).ts
+    if start_ts <= removed.ts:
+        async for batch in _removed(schemas, removed, table_id):
+            yield batch
+    if reread and start_ts <= reread:
+        for span in physical_spans(table.record):
+            async for batch in _reread(schemas, span.table_id, reread + 1, table_id):
+                yield batch
+
+
+async def _removed(schemas: Schemas, removed: Removed, table_id: int | None) -> AsyncIterator[pa.RecordBatch]:
+    for partition_id in removed.partition_ids:
+        async for page in schemas.rows(partition_id, removed.ts):
+            count = len(page)
+            keys = _keys(page, partition_id if table_id is None else table_id)
+            commit_ts, start_ts = [removed.delete_ts] * count, [removed.ts] * count
+            yield raw_batch(commit_ts, start_ts, [DELETE] * count, keys, [None] * count, [value for _, value in page])
+
+
+async def _reread(schemas: Schemas, partition_id: int, ts: int, table_id: int | None) -> AsyncIterator[pa.RecordBatch]:
+    """All rows at `ts`; they stand behind a transaction that happens to commit at `ts`, which they show."""
+    async for page in schemas.rows(partition_id, ts):
+        keys = _keys(page, partition_id if table_id is None else table_id)
+        values = pa.array([value for _, value in page], pa.binary())
+        yield snapshot_rows(pa.array(keys, pa.binary()), values, ts)
+
+
+def _keys(page: Pairs, table_id: int) -> list[bytes]:
+    prefix = record_prefix(table_id)
+    return [prefix + key[_ID_END:] for key, _ in page]
