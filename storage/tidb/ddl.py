@@ -1,7 +1,8 @@
 """DDL jobs: what TiDB did to its schemas, statement by statement, as JSON (model.Job).
 
 A job counts once it is `done`: the transaction that writes that state brings the job's schema in force. States before
-it (an index being filled, a column that is write-only) are no schemas for readers.
+it (an index being filled, a column that is write-only) are no schemas for readers. But an ALTER with several changes
+brings all of them in force in one transaction, and is `done` in a later one.
 """
 
 import enum
@@ -27,6 +28,7 @@ class Action(enum.IntEnum):
     DROP_SCHEMA = 2
     CREATE_TABLE = 3
     DROP_TABLE = 4
+    ADD_COLUMN = 5
     TRUNCATE_TABLE = 11
     MODIFY_COLUMN = 12
     RENAME_TABLE = 14
@@ -62,6 +64,10 @@ class Job:
     """Of a job on several tables."""
     arguments: Any = None
     """Of the kind of job; a list, or since TiDB 8.4 an object."""
+    is_public: bool = False
+    """Whether users have what it brings: it is done, or an ALTER with several changes that is not undone any more."""
+    added_columns: int = 0
+    """How many columns an ALTER with several changes adds."""
 
     @property
     def new_schema_ids(self) -> dict[int, int]:
@@ -113,11 +119,12 @@ class Job:
 
 def _job(doc: dict[str, Any]) -> Job:
     info = doc.get("binlog") or {}
-    kind = int(doc["type"])
+    kind, state = int(doc["type"]), int(doc["state"])
+    several = doc.get("multi_schema_info") or {}
     return Job(
         id=int(doc["id"]),
         action=Action(kind) if kind in Action.__members__.values() else Action.OTHER,
-        is_done=int(doc["state"]) in _DONE,
+        is_done=state in _DONE,
         schema_id=int(doc["schema_id"]),
         table_id=int(doc["table_id"]),
         schema_name=doc.get("schema_name") or "",
@@ -126,4 +133,6 @@ def _job(doc: dict[str, Any]) -> Job:
         table=info.get("TableInfo"),
         tables=tuple(info.get("MultipleTableInfos") or ()),
         arguments=doc.get("raw_args"),
+        is_public=state in _DONE or several.get("revertible") is False,
+        added_columns=[each["type"] for each in several.get("sub_jobs") or ()].count(Action.ADD_COLUMN),
     )

@@ -123,6 +123,7 @@ class ModifiedDocument(msgspec.Struct, frozen=True):
 
     ts: Ts
     alone: bool
+    added: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class RereadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

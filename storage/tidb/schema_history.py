@@ -20,7 +20,10 @@ SYSTEM_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_s
 REMOVED: Final = "tidemark_removed"
 """Member of a TableInfo: `{"ts", "partition_ids"}`, partitions whose rows went when this schema came in force at ts."""
 MODIFIED: Final = "tidemark_modified"
-"""Member of a TableInfo: `{"ts", "alone"}`, the DDL that brought it at ts may have built columns anew; `alone`: one."""
+"""Member of a TableInfo: `{"ts", "alone", "added"}`, the DDL that brought it at ts may have built columns anew.
+
+`alone`: one, and did nothing else; `added`: so many of its new columns hold their defaults in older rows.
+"""
 _DROPS = frozenset({Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE})
 _MOVES = {
     Action.EXCHANGE_PARTITION: "EXCHANGE PARTITION moves rows between tables without writing them",
@@ -126,8 +129,14 @@ class SchemaHistory:
         """The table of that id, or None."""
         return self._tables.get(table_id)
 
-    def apply(self, job: Job, commit_ts: int) -> Change | None:
+    def skip(self, job_ids: Iterable[int]) -> None:
+        """These jobs are in force already."""
+        self._applied.update(job_ids)
+
+    def apply(self, job: Job, commit_ts: int, *, late: bool = False) -> Change | None:
         """Bring a job in force; None: it changes no table of users, or was applied before.
+
+        `late`: users may have had what it brings before `commit_ts`.
 
         Raises:
             CorruptError: it does not follow what is known: a job before it was missed.
@@ -138,7 +147,7 @@ class SchemaHistory:
             raise CorruptError(f"DDL job {job.id} came in force at {commit_ts}, but schemas are known up to {self.ts}")
         self._applied.add(job.id)
         self.ts = commit_ts
-        change = self._change(job, commit_ts)
+        change = self._change(job if not late else replace(job, added_columns=0), commit_ts)
         return change if change and (change.tables or change.dropped or change.moved) else None
 
     def _change(self, job: Job, commit_ts: int) -> Change | None:
@@ -222,7 +231,8 @@ class SchemaHistory:
 def _modified(job: Job, commit_ts: int) -> dict[str, Any]:
     if job.action not in {Action.MODIFY_COLUMN, Action.MULTI_SCHEMA_CHANGE}:
         return {}
-    return {MODIFIED: {"ts": commit_ts, "alone": job.action is Action.MODIFY_COLUMN}}
+    alone = job.action is Action.MODIFY_COLUMN
+    return {MODIFIED: {"ts": commit_ts, "alone": alone, "added": job.added_columns}}
 
 
 def _is_users(table: Table) -> bool:

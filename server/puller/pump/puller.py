@@ -205,7 +205,7 @@ class PumpPuller:
 
     async def _change(self, transaction: Transaction, tables: Tables) -> None:
         job = await self._schemas.job(transaction.ddl_job_id, transaction.commit_ts)
-        change = tables.history.apply(job, transaction.commit_ts)
+        change = tables.history.apply(job, transaction.commit_ts, late=True)
         told = table_change(change, self._feed.catalog) if change else None
         if told is None:
             return

@@ -3,6 +3,8 @@
 Invariants:
 1. A schema change is reported in the order of commit_ts, before `Catalog.resolve` reaches it.
 2. What it knows at its start is what the meta keys say at `start_ts`; nothing is kept.
+3. An ALTER with several changes is reported at the commit_ts from which on users have them. What it brings is told by
+   its job when that is done, so until then nothing is known from there on.
 """
 
 import asyncio
@@ -45,6 +47,7 @@ class SchemaPuller:
             HistoryLostError: the schemas at the start are gone.
         """
         history = await self._schemas.at(self.resolved_ts)
+        history.skip(await self._schemas.public_jobs(self.resolved_ts))
         self._jobs.loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -79,15 +82,18 @@ class JobRows:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._start_ts = start_ts
         self._resolved_ts = start_ts
-        self._jobs: dict[tuple[int, int], Job] = {}
+        self._done: dict[tuple[int, int], Job] = {}
+        self._public: dict[int, int] = {}
         self._moved = asyncio.Event()
 
     def add(self, _span: Span, batch: pa.RecordBatch) -> None:
-        """Take changes of RAW_SCHEMA: jobs that are done are kept, once each."""
+        """Take changes of RAW_SCHEMA: jobs that are done are kept, once each, and since when users have them."""
         for commit_ts, value in zip(batch["commit_ts"].to_pylist(), batch["value"].to_pylist(), strict=True):
             job = Job.of_row(value) if value is not None and commit_ts > self._start_ts else None
+            if job is not None and job.is_public:
+                self._public[job.id] = min(commit_ts, self._public.get(job.id, commit_ts))
             if job is not None and job.is_done:
-                self._jobs[commit_ts, job.id] = job
+                self._done[commit_ts, job.id] = job
 
     def resolve(self, _span: Span, ts: int) -> None:
         """All jobs up to `ts` were added."""
@@ -96,13 +102,24 @@ class JobRows:
             self.loop.call_soon_threadsafe(self._moved.set)
 
     async def wait_resolved(self, above_ts: int) -> int:
-        """The resolved_ts, as soon as it is above `above_ts`."""
-        while self._resolved_ts <= above_ts:
+        """Up to where all jobs are known, as soon as it is above `above_ts`."""
+        while (known_ts := self._known_ts()) <= above_ts:
             self._moved.clear()
             await self._moved.wait()
-        return self._resolved_ts
+        return known_ts
 
     def take(self, ts: int) -> list[tuple[int, Job]]:
-        """The jobs up to `ts`, in order; they are forgotten."""
-        found = sorted(key for key in list(self._jobs) if key[0] <= ts)
-        return [(key[0], self._jobs.pop(key)) for key in found]
+        """The jobs that are in force for users from a commit_ts up to `ts` on, in order; they are forgotten."""
+        found = sorted((self._public[job_id], job_id, done_ts) for done_ts, job_id in list(self._done))
+        taken = [
+            (public_ts, self._done.pop((done_ts, job_id))) for public_ts, job_id, done_ts in found if public_ts <= ts
+        ]
+        for _, job in taken:
+            self._public.pop(job.id, None)
+        self._start_ts = max(self._start_ts, ts)
+        return taken
+
+    def _known_ts(self) -> int:
+        done = {job_id for _, job_id in list(self._done)}
+        waiting = (ts - 1 for job_id, ts in list(self._public.items()) if job_id not in done)
+        return min([self._resolved_ts, *waiting])

@@ -12,7 +12,7 @@ from server.rpc.tikv import KvClient
 from server.rpc.tikv_reads import Pairs
 from storage.tidb.ddl import Job
 from storage.tidb.key import table_span
-from storage.tidb.meta_key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key
+from storage.tidb.meta_key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key, job_span
 from storage.tidb.schema_history import SchemaHistory
 
 PAGE_KEYS: Final = 256
@@ -37,6 +37,13 @@ class Schemas:
         """
         pairs = [pair async for page in self._pages(SCHEMAS_BEGIN, SCHEMAS_END, ts) for pair in page]
         return SchemaHistory.of_meta(ts, pairs)
+
+    async def public_jobs(self, ts: int) -> list[int]:
+        """The ids of jobs under way at `ts` that are in force for users; raises as `at`."""
+        span = job_span()
+        pages = [page async for page in self._pages(span.start_key, span.end_key, ts)]
+        jobs = [Job.of_row(value) for page in pages for _, value in page]
+        return [job.id for job in jobs if job.is_public]
 
     async def job(self, job_id: int, commit_ts: int) -> Job:
         """The DDL job as the transaction at `commit_ts` left it; or, where that is gone, as it ended.

@@ -71,15 +71,14 @@ def following(record: TableRecord, before: TableRecord) -> TableRecord:
     """The record of a table that was `before` right below the DDL that brings it.
 
     Columns keep their identities. If the DDL brought columns whose values no default tells, the table is read again:
-    TiDB fills them beside its transactions' changes, and shows those of an ALTER with several changes to its users
-    before the job is done.
+    TiDB has filled them beside its transactions' changes, or its users had them before the DDL is told.
     """
     kept = keeping_identities(record, before)
     info, earlier = (TableInfo.parse(each.table_info) for each in (record, before))
     new = {column.id for column in info.stored_columns} - {column.id for column in earlier.stored_columns}
     modified = record.table_info.get(MODIFIED)
     reread = reread_of(before)
-    if modified and new:
+    if modified and len(new) > modified["added"]:
         other_keys = any(column.id in new for column in info.key_columns)
         reread = Reread(modified["ts"], other_keys or _is_retyped(_mounter(earlier, before), _mounter(info, kept)))
     return TableRecord(kept.schema_name, {**kept.table_info, _REREAD: asdict(reread)}) if reread.ts else kept

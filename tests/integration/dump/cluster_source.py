@@ -25,9 +25,12 @@ from tests.integration.dump.cluster_binlogs import Binlogs, Written, converted
 T = TypeVar("T")
 Rows = dict[int, int]
 DATABASE_ID = 1
-CREATE, DROP, ADD_COLUMN, TRUNCATE, MODIFY_COLUMN, RENAME = 3, 4, 5, 11, 12, 14
+CREATE, DROP, ADD_COLUMN, TRUNCATE, MODIFY_COLUMN, RENAME, SEVERAL = 3, 4, 5, 11, 12, 14, 61
 WRITE_REORGANIZATION = 3
+RUNNING, DONE = 1, 4
 _BATCH = 250
+_STEP_S = 0.3
+"""Between the steps of a job, in which rows change."""
 
 
 @dataclass
@@ -97,9 +100,12 @@ class ClusterSource(threading.Thread):
         """ALTER TABLE … ADD COLUMN."""
         self._call(self._add_column(name))
 
-    def modify(self, name: str) -> None:
-        """ALTER TABLE … MODIFY, which changes every value: a reorganization, while rows go on changing."""
-        self._call(self._modify(name))
+    def modify(self, name: str, *, several: bool = False) -> None:
+        """ALTER TABLE … MODIFY, which changes every value: a reorganization, while rows go on changing.
+
+        As one of `several` changes it is in force for a while before its job is done.
+        """
+        self._call(self._modify(name, several=several))
 
     def rename(self, name: str, new: str) -> None:
         """RENAME TABLE, within the database."""
@@ -224,7 +230,7 @@ class ClusterSource(threading.Thread):
             table.info = _with(table.info, Column.bigint(f"more{len(table.info.columns)}"))
             await self._ddl(ADD_COLUMN, table.info.id, f"alter table {name} add column", table.info)
 
-    async def _modify(self, name: str) -> None:
+    async def _modify(self, name: str, *, several: bool) -> None:
         async with self._turn:
             table = self.tables[name]
             built = _with(table.info, replace(Column.bigint("_Col$_v_0"), state=WRITE_REORGANIZATION))
@@ -242,8 +248,17 @@ class ClusterSource(threading.Thread):
             others = [column for column in built.columns if column not in (old, new)]
             columns = (*others, replace(new, name=old.name, offset=old.offset, state=old.state))
             table.info = replace(built, columns=tuple(sorted(columns, key=lambda column: column.offset)))
-            ts = await self._ddl(MODIFY_COLUMN, table.info.id, f"alter table {name} modify v", table.info)
+            job = _job(self._new_id(), SEVERAL if several else MODIFY_COLUMN, table.info.id, f"alter table {name}")
+            job |= {"state": RUNNING if several else DONE}
+            job |= (
+                {"multi_schema_info": {"sub_jobs": [{"type": MODIFY_COLUMN}], "revertible": False}} if several else {}
+            )
+            ts = await self._write_job(job, table.info)
             table.history += [(ts + 1, number, converted(value)) for number, value in table.at(ts).items()]
+        if several:
+            await asyncio.sleep(_STEP_S)
+            async with self._turn:
+                await self._write_job(job | {"state": DONE}, table.info)
 
     async def _rename(self, name: str, new: str) -> None:
         async with self._turn:
@@ -255,19 +270,20 @@ class ClusterSource(threading.Thread):
     async def _ddl(
         self, kind: int, table_id: int, query: str, info: TableInfo | None = None, *, raw_args: Any = None
     ) -> int:
+        """Returns the commit_ts from which on it is in force."""
+        return await self._write_job(_job(self._new_id(), kind, table_id, query) | {"raw_args": raw_args}, info)
+
+    async def _write_job(self, job: dict[str, Any], info: TableInfo | None) -> int:
         """Write the job's row and the meta keys in one transaction; returns its commit_ts."""
-        number, document = self._new_id(), json.loads(info.to_json()) if info else None
-        job: dict[str, Any] = {"id": number, "type": kind, "state": 4}
-        job |= {"schema_id": DATABASE_ID, "table_id": table_id}
-        job |= {"schema_name": "shop", "query": query, "raw_args": raw_args}
+        document = json.loads(info.to_json()) if info else None
         job |= {"binlog": {"SchemaVersion": self._ids, "TableInfo": document}}
         writes: dict[bytes, bytes | None] = {
-            job_key(number): encode_row({5: json.dumps(job).encode()}),
-            table_key(DATABASE_ID, table_id): None,
+            job_key(job["id"]): encode_row({5: json.dumps(job).encode()}),
+            table_key(DATABASE_ID, job["table_id"]): None,
         }
         if info is not None:
             writes[table_key(DATABASE_ID, info.id)] = info.to_json().encode()
-        return await self._commit(writes, Written(ddl_job_id=number, query=query))
+        return await self._commit(writes, Written(ddl_job_id=job["id"], query=job["query"]))
 
     def _new_id(self) -> int:
         self._ids += 1
@@ -296,6 +312,11 @@ class ClusterSource(threading.Thread):
 def _part(info: TableInfo, number: int) -> TableInfo:
     parts = info.partition_ids
     return replace(info, id=parts[number % len(parts)]) if parts else info
+
+
+def _job(number: int, kind: int, table_id: int, query: str) -> dict[str, Any]:
+    job = {"id": number, "type": kind, "state": DONE, "schema_id": DATABASE_ID, "table_id": table_id}
+    return job | {"schema_name": "shop", "query": query}
 
 
 def _with(info: TableInfo, column: Column) -> TableInfo:

@@ -65,8 +65,9 @@ def step(kind: str, cluster: Cluster, source: ClusterSource, chance: random.Rand
             source.drop("side")
         case "add column":
             source.add_column(chance.choice(source.names("plain", "parts", "big", "huge")))
-        case "modify":
-            source.modify(chance.choice(source.names("plain", "parts", "big", "huge")))
+        case "modify" | "modify and more":
+            several = kind == "modify and more"
+            source.modify(chance.choice(source.names("plain", "parts", "big", "huge")), several=several)
         case "create":
             source.create("new", 300)
         case "rename":
@@ -89,7 +90,7 @@ def follow_dump(cluster: Cluster, source: ClusterSource, source_uri: str, seed: 
     target = ClusterTarget(cluster, source, FEED, int(made["start_ts"]))
     source.churn()
     asked(cluster, "StartDump", rows_per_second_max=chance.choice([1500, 3000]), parallel=chance.choice([1, 4]))
-    steps = [*chance.sample(STEPS, 3), "modify"]
+    steps = [*chance.sample(STEPS, 3), "modify", *(() if source_uri else ("modify and more",))]
     chance.shuffle(steps)
     for kind in steps:
         target.follow(far_enough(cluster, rows_read(cluster) + chance.randrange(1, 900)))

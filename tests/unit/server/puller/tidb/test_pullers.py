@@ -3,8 +3,11 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,9 +57,10 @@ def test_rows_of_a_partition_go_to_the_table() -> None:
     assert told.added == [WHOLE]
 
 
-def jobs(*found: tuple[int, int, int]) -> pa.RecordBatch:
+def jobs(*found: tuple[int, int, int], **more: Any) -> pa.RecordBatch:
     """A batch of (commit_ts, job id, state)."""
-    docs = [{"id": number, "type": 3, "state": state, "schema_id": 1, "table_id": 2} for _, number, state in found]
+    job = {"type": 3, "schema_id": 1, "table_id": 2} | more
+    docs = [job | {"id": number, "state": state} for _, number, state in found]
     values = [encode_row({JOB_META_COLUMN_ID: json.dumps(doc).encode()}) for doc in docs]
     times = [commit_ts for commit_ts, _, _ in found]
     keys = [job_key(number) for _, number, _ in found]
@@ -78,3 +82,40 @@ async def test_jobs_come_in_order_once_they_are_done_and_complete() -> None:
         rows.resolve(job_span(), 131)
     assert waiting.result() == 131
     assert [job.id for _, job in rows.take(131)] == [3]
+
+
+def several(*found: tuple[int, int, int], revertible: bool) -> pa.RecordBatch:
+    """ALTERs with several changes."""
+    return jobs(*found, type=61, multi_schema_info={"sub_jobs": [{"type": 5}], "revertible": revertible})
+
+
+async def nothing_more(rows: JobRows, above_ts: int) -> bool:
+    """Whether nothing is known above a ts: waiting does not end at once."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await rows.wait_resolved(above_ts)
+            return False
+    return True
+
+
+@pytest.mark.parametrize("is_disordered", [False, True])
+async def test_an_alter_with_several_changes_is_told_where_users_had_them_once_it_is_done(is_disordered: bool) -> None:
+    rows = JobRows(100)
+    rows.loop = asyncio.get_running_loop()
+    public = [several((110, 1, 1), revertible=True), several((120, 1, 1), (123, 1, 1), revertible=False)]
+    for batch in reversed(public) if is_disordered else public:
+        rows.add(job_span(), batch)
+    rows.add(job_span(), jobs((115, 2, 4), (125, 3, 4)))
+    rows.resolve(job_span(), 130)
+    assert await rows.wait_resolved(100) == 119, "nothing is known from 120 on: who knows which columns came"
+    assert [(ts, job.id) for ts, job in rows.take(119)] == [(115, 2)]
+    assert await nothing_more(rows, 119)
+    rows.add(job_span(), several((140, 1, 4), revertible=False))
+    assert await rows.wait_resolved(119) == 130
+    rows.resolve(job_span(), 150)
+    assert await rows.wait_resolved(119) == 150
+    assert [(ts, job.id, job.added_columns) for ts, job in rows.take(150)] == [(120, 1, 1), (125, 3, 0)]
+    rows.add(job_span(), several((120, 1, 1), revertible=False))
+    assert await nothing_more(rows, 150)
+    rows.resolve(job_span(), 160)
+    assert await rows.wait_resolved(150) == 160, "what is sent once more holds nothing back"
