@@ -8,6 +8,8 @@ import threading
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.processor import ProcessorStats
+from server.capture.worker.wire import span_of
+from storage.model.span import Span
 
 
 class Mirror:
@@ -19,15 +21,16 @@ class Mirror:
         self.ends = 0
         """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
         self._lock = threading.Lock()
-        self._tables: dict[int, tuple[int, int]] = {}
+        self._spans: dict[Span, tuple[int, int]] = {}
         self._start_ts = start_ts
 
     def absorb(self, message: pb.ShareProgress) -> None:
         """Take what the worker tells."""
         self.ended(message.ends)
-        for table in message.tables:
-            resolved_ts, checkpoint_ts = self.table(table.table_id)
-            self._tables[table.table_id] = max(resolved_ts, table.resolved_ts), max(checkpoint_ts, table.checkpoint_ts)
+        for told in message.spans:
+            span = span_of(told.span)
+            resolved_ts, checkpoint_ts = self.table(span)
+            self._spans[span] = max(resolved_ts, told.resolved_ts), max(checkpoint_ts, told.checkpoint_ts)
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
         self.acknowledged(message.checkpoint_ts)
         self.stats = ProcessorStats(
@@ -51,6 +54,6 @@ class Mirror:
         with self._lock:
             self.ends = max(self.ends, ends)
 
-    def table(self, table_id: int) -> tuple[int, int]:
-        """A table's resolved_ts and checkpoint_ts."""
-        return self._tables.get(table_id, (self._start_ts, self._start_ts))
+    def table(self, span: Span) -> tuple[int, int]:
+        """The resolved_ts and checkpoint_ts of one table in one place."""
+        return self._spans.get(span, (self._start_ts, self._start_ts))

@@ -128,11 +128,11 @@ class RemoteShare:
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """See `Share.resolved_ts`."""
-        return self.mirror.resolved_ts if span is None else self.mirror.table(span.table_id)[0]
+        return self.mirror.resolved_ts if span is None else self.mirror.table(span)[0]
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
         """See `Share.checkpoint_ts`."""
-        return self.mirror.checkpoint_ts if span is None else self.mirror.table(span.table_id)[1]
+        return self.mirror.checkpoint_ts if span is None else self.mirror.table(span)[1]
 
     def cut(
         self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
@@ -141,7 +141,7 @@ class RemoteShare:
         assert span is not None, "a cut over several tables is chosen over all shares"
         request = pb.CutTableRequest(
             changefeed=self._changefeed,
-            table_id=span.table_id,
+            span=wire.span_message(span),
             start_ts=start_ts,
             max_rows=max_rows,
             max_bytes=max_bytes,
@@ -159,19 +159,18 @@ class RemoteShare:
         """See `Share.plan_tables`."""
         request = pb.PlanTablesRequest(
             changefeed=self._changefeed,
-            table_ids=[span.table_id for span in spans or ()],
+            spans=map(wire.span_message, spans or ()),
             start_ts=start_ts,
             end_ts=end_ts,
             all_tables=spans is None,
             slice_bytes=slice_bytes,
         )
-        plans = self._ask(lambda stub: stub.PlanTables(request, timeout=_CALL_S)).plans
-        span_of = {span.table_id: span for span in self.tables}
-        return [Slice(span_of[it.table_id], it.start_ts, it.end_ts, it.rows, it.bytes) for it in plans]
+        return wire.slices_of(self._ask(lambda stub: stub.PlanTables(request, timeout=_CALL_S)))
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Share.ack`."""
-        request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, table_id=span.table_id if span else None)
+        told = wire.span_message(span) if span else None
+        request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, span=told)
         answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S))
         self.mirror.ended(answer.ends)
         self.mirror.acknowledged(answer.share_checkpoint_ts)

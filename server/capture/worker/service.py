@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import grpc.aio
-from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.sink import LocalSink
@@ -17,7 +16,6 @@ from server.capture.worker.host import Host, Hosted
 from server.dump.cluster.chunks import Dumpable, LocalChunks
 from sink.errors import TableNotFoundError
 from storage.model.span import Span
-from storage.tidb.key import table_span
 
 T = TypeVar("T")
 _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
@@ -83,7 +81,7 @@ class WorkerService:
     async def CutTable(self, request: pb.CutTableRequest, context: Context) -> pb.CutTableResponse:
         """The end of a cut of one table."""
         del context
-        bounds, span = wire.bounds_of(request), table_span(request.table_id)
+        bounds, span = wire.bounds_of(request), wire.span_of(request.span)
 
         def cut(sink: LocalSink) -> pb.CutTableResponse:
             return pb.CutTableResponse(end_ts=sink.cut(request.start_ts, bounds.max_rows, bounds.max_bytes, span))
@@ -103,7 +101,7 @@ class WorkerService:
         """The reader has committed everything up to a ts."""
         del context
         hosted, _ = self._host.running(request.changefeed)
-        span = table_span(request.table_id) if request.HasField("table_id") else None
+        span = wire.span_of(request.span) if request.HasField("span") else None
 
         def ack(sink: LocalSink) -> pb.AckShareResponse:
             checkpoint_ts = sink.ack(request.ts, span)
@@ -144,7 +142,7 @@ class _Told:
 
     def __init__(self) -> None:
         self.tables = 0
-        self._known: dict[int, tuple[int, int]] = {}
+        self._known: dict[Span, tuple[int, int]] = {}
         self._spoke_s = float("-inf")
 
     def news(self, hosted: Hosted) -> pb.ShareProgress | None:
@@ -163,21 +161,20 @@ class _Told:
         return pb.ShareProgress(
             resolved_ts=resolved_ts,
             checkpoint_ts=checkpoint_ts,
-            tables=moved,
+            spans=moved,
             ends=_ends(hosted),
             **asdict(hosted.processor.stats()),
         )
 
-    def _moved(self, sink: LocalSink, span: Span) -> changefeed_pb2.TableStatus | None:
+    def _moved(self, sink: LocalSink, span: Span) -> pb.SpanProgress | None:
         try:
             position = sink.resolved_ts(span), sink.checkpoint_ts(span)
         except TableNotFoundError:  # it is coming or going
             return None
-        table_id = span.table_id
-        if self._known.get(table_id) == position:
+        if self._known.get(span) == position:
             return None
-        self._known[table_id] = position
-        return changefeed_pb2.TableStatus(table_id=table_id, resolved_ts=position[0], checkpoint_ts=position[1])
+        self._known[span] = position
+        return pb.SpanProgress(span=wire.span_message(span), resolved_ts=position[0], checkpoint_ts=position[1])
 
 
 def _chunks(hosted: Hosted) -> LocalChunks | None:

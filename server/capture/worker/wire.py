@@ -18,7 +18,6 @@ from sink.slices import Slice
 from storage.model.errors import CorruptError
 from storage.model.span import Span
 from storage.tidb.document import read_document
-from storage.tidb.key import table_span
 
 
 def table_message(table: SourceTable) -> changefeed_pb2.Table:
@@ -59,6 +58,16 @@ def change_of(message: pb.ShareChange, source: Source) -> TableChange:
     return TableChange(message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated))
 
 
+def span_message(span: Span) -> pb.TableSpan:
+    """Where rows of a table lie."""
+    return pb.TableSpan(table_id=span.table_id, start_key=span.start_key, end_key=span.end_key)
+
+
+def span_of(message: pb.TableSpan) -> Span:
+    """What `span_message` wrote."""
+    return Span(message.table_id, message.start_key, message.end_key)
+
+
 def extents_request(changefeed: str, start_ts: int, upper_ts: int, bounds: Bounds) -> pb.ExtentsRequest:
     """Ask for a part of a cut."""
     return pb.ExtentsRequest(
@@ -80,17 +89,22 @@ def bounds_of(request: pb.ExtentsRequest | pb.CutTableRequest) -> Bounds:
 
 def plan_of(request: pb.PlanTablesRequest) -> tuple[list[Span] | None, int, int, int | None]:
     """The tables, the range, and the size of slices."""
-    spans = None if request.all_tables else list(map(table_span, request.table_ids))
+    spans = None if request.all_tables else list(map(span_of, request.spans))
     return spans, request.start_ts, request.end_ts, request.slice_bytes if request.HasField("slice_bytes") else None
 
 
 def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
     """What lies where."""
     plans = [
-        pb.TablePlan(rows=it.rows, bytes=it.bytes, table_id=it.span.table_id, start_ts=it.start_ts, end_ts=it.end_ts)
+        pb.TablePlan(rows=it.rows, bytes=it.bytes, span=span_message(it.span), start_ts=it.start_ts, end_ts=it.end_ts)
         for it in slices
     ]
     return pb.PlanTablesResponse(plans=plans)
+
+
+def slices_of(message: pb.PlanTablesResponse) -> list[Slice]:
+    """What `plan_message` wrote."""
+    return [Slice(span_of(it.span), it.start_ts, it.end_ts, it.rows, it.bytes) for it in message.plans]
 
 
 def part_message(part: CutPart) -> pb.ExtentsResponse:

@@ -26,7 +26,7 @@ from tidemarkpb.v1 import capture_pb2 as tidemarkpb_dot_v1_dot_capture__pb2
 from tidemarkpb.v1 import changefeed_pb2 as tidemarkpb_dot_v1_dot_changefeed__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidemarkpb/v1/worker.proto\x12\rtidemarkpb.v1\x1a\x1btidemarkpb/v1/capture.proto\x1a\x1etidemarkpb/v1/changefeed.proto\"\xae\x01\n\nRunRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12$\n\x06tables\x18\x02 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12+\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1a.tidemarkpb.v1.ShareChange\x12\x0f\n\x07limited\x18\x06 \x01(\x08\"y\n\x0bShareChange\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12$\n\x06tables\x18\x03 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\t\x12\x11\n\ttruncated\x18\x05 \x03(\t\"T\n\x12\x43hangeShareRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12*\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x1a.tidemarkpb.v1.ShareChange\"\x15\n\x13\x43hangeShareResponse\";\n\x11LimitShareRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x12\n\nbarrier_ts\x18\x02 \x01(\x04\"\x14\n\x12LimitShareResponse\"\x9f\x02\n\rShareProgress\x12\x13\n\x0bresolved_ts\x18\x01 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12*\n\x06tables\x18\x03 \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12\x0f\n\x07regions\x18\x04 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x05 \x01(\x04\x12\x1b\n\x13sorter_memory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11sorter_disk_bytes\x18\x07 \x01(\x04\x12\x12\n\ndisk_error\x18\x08 \x01(\t\x12\x0f\n\x07waiting\x18\t \x01(\x04\x12\x0c\n\x04\x65nds\x18\n \x01(\x04\x12\x11\n\tpulled_ts\x18\x0b \x01(\x04\x12\x11\n\tsorted_ts\x18\x0c \x01(\x04\"!\n\x0bStopRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\"\x0e\n\x0cStopResponse\"\x92\x01\n\x0e\x45xtentsRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x10\n\x08start_ts\x18\x02 \x01(\x04\x12\x10\n\x08upper_ts\x18\x03 \x01(\x04\x12\x15\n\x08max_rows\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_max_rowsB\x0c\n\n_max_bytes\"L\n\x0f\x45xtentsResponse\x12\x0e\n\x06\x65nd_ts\x18\x01 \x01(\x04\x12)\n\x07\x65xtents\x18\x02 \x03(\x0b\x32\x18.tidemarkpb.v1.RowExtent\"K\n\tRowExtent\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tcommit_ts\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x0c\"\x93\x01\n\x0f\x43utTableRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x15\n\x08max_rows\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_max_rowsB\x0c\n\n_max_bytes\"\"\n\x10\x43utTableResponse\x12\x0e\n\x06\x65nd_ts\x18\x01 \x01(\x04\"\x9a\x01\n\x11PlanTablesRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x11\n\ttable_ids\x18\x02 \x03(\x03\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x0e\n\x06\x65nd_ts\x18\x04 \x01(\x04\x12\x12\n\nall_tables\x18\x05 \x01(\x08\x12\x18\n\x0bslice_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_slice_bytes\"=\n\x12PlanTablesResponse\x12\'\n\x05plans\x18\x01 \x03(\x0b\x32\x18.tidemarkpb.v1.TablePlan\"\\\n\tTablePlan\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08table_id\x18\x03 \x01(\x03\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x0e\n\x06\x65nd_ts\x18\x05 \x01(\x04\"U\n\x0f\x41\x63kShareRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\n\n\x02ts\x18\x02 \x01(\x04\x12\x15\n\x08table_id\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_table_id\"T\n\x10\x41\x63kShareResponse\x12\x15\n\rcheckpoint_ts\x18\x01 \x01(\x04\x12\x1b\n\x13share_checkpoint_ts\x18\x02 \x01(\x04\x12\x0c\n\x04\x65nds\x18\x03 \x01(\x04\"P\n\x17GetTableBlockersRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x12\n\nwith_locks\x18\x03 \x01(\x08\"H\n\x18GetTableBlockersResponse\x12,\n\x06tables\x18\x01 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"`\n\x10\x44umpTableRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12&\n\x05pages\x18\x03 \x03(\x0b\x32\x17.tidemarkpb.v1.DumpPage\"5\n\x08\x44umpPage\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\"W\n\x11\x44umpTableResponse\x12\n\n\x02ts\x18\x01 \x01(\x04\x12\x0c\n\x04\x65nds\x18\x02 \x01(\x04\x12(\n\x05pages\x18\x03 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpedPage\"[\n\nDumpedPage\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x0c\x12\x0c\n\x04\x65nds\x18\x04 \x01(\x08\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x32\xa7\x06\n\rWorkerService\x12@\n\x03Run\x12\x19.tidemarkpb.v1.RunRequest\x1a\x1c.tidemarkpb.v1.ShareProgress0\x01\x12T\n\x0b\x43hangeShare\x12!.tidemarkpb.v1.ChangeShareRequest\x1a\".tidemarkpb.v1.ChangeShareResponse\x12Q\n\nLimitShare\x12 .tidemarkpb.v1.LimitShareRequest\x1a!.tidemarkpb.v1.LimitShareResponse\x12?\n\x04Stop\x12\x1a.tidemarkpb.v1.StopRequest\x1a\x1b.tidemarkpb.v1.StopResponse\x12H\n\x07\x45xtents\x12\x1d.tidemarkpb.v1.ExtentsRequest\x1a\x1e.tidemarkpb.v1.ExtentsResponse\x12K\n\x08\x43utTable\x12\x1e.tidemarkpb.v1.CutTableRequest\x1a\x1f.tidemarkpb.v1.CutTableResponse\x12Q\n\nPlanTables\x12 .tidemarkpb.v1.PlanTablesRequest\x1a!.tidemarkpb.v1.PlanTablesResponse\x12K\n\x08\x41\x63kShare\x12\x1e.tidemarkpb.v1.AckShareRequest\x1a\x1f.tidemarkpb.v1.AckShareResponse\x12\x63\n\x10GetTableBlockers\x12&.tidemarkpb.v1.GetTableBlockersRequest\x1a\'.tidemarkpb.v1.GetTableBlockersResponse\x12N\n\tDumpTable\x12\x1f.tidemarkpb.v1.DumpTableRequest\x1a .tidemarkpb.v1.DumpTableResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidemarkpb/v1/worker.proto\x12\rtidemarkpb.v1\x1a\x1btidemarkpb/v1/capture.proto\x1a\x1etidemarkpb/v1/changefeed.proto\"\xae\x01\n\nRunRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12$\n\x06tables\x18\x02 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12+\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1a.tidemarkpb.v1.ShareChange\x12\x0f\n\x07limited\x18\x06 \x01(\x08\"y\n\x0bShareChange\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12$\n\x06tables\x18\x03 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\t\x12\x11\n\ttruncated\x18\x05 \x03(\t\"T\n\x12\x43hangeShareRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12*\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x1a.tidemarkpb.v1.ShareChange\"\x15\n\x13\x43hangeShareResponse\";\n\x11LimitShareRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x12\n\nbarrier_ts\x18\x02 \x01(\x04\"\x14\n\x12LimitShareResponse\"A\n\tTableSpan\x12\x10\n\x08table_id\x18\x01 \x01(\x03\x12\x11\n\tstart_key\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65nd_key\x18\x03 \x01(\x0c\"b\n\x0cSpanProgress\x12&\n\x04span\x18\x01 \x01(\x0b\x32\x18.tidemarkpb.v1.TableSpan\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\"\x9f\x02\n\rShareProgress\x12\x13\n\x0bresolved_ts\x18\x01 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12*\n\x05spans\x18\x03 \x03(\x0b\x32\x1b.tidemarkpb.v1.SpanProgress\x12\x0f\n\x07regions\x18\x04 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x05 \x01(\x04\x12\x1b\n\x13sorter_memory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11sorter_disk_bytes\x18\x07 \x01(\x04\x12\x12\n\ndisk_error\x18\x08 \x01(\t\x12\x0f\n\x07waiting\x18\t \x01(\x04\x12\x0c\n\x04\x65nds\x18\n \x01(\x04\x12\x11\n\tpulled_ts\x18\x0b \x01(\x04\x12\x11\n\tsorted_ts\x18\x0c \x01(\x04\"!\n\x0bStopRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\"\x0e\n\x0cStopResponse\"\x92\x01\n\x0e\x45xtentsRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x10\n\x08start_ts\x18\x02 \x01(\x04\x12\x10\n\x08upper_ts\x18\x03 \x01(\x04\x12\x15\n\x08max_rows\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_max_rowsB\x0c\n\n_max_bytes\"L\n\x0f\x45xtentsResponse\x12\x0e\n\x06\x65nd_ts\x18\x01 \x01(\x04\x12)\n\x07\x65xtents\x18\x02 \x03(\x0b\x32\x18.tidemarkpb.v1.RowExtent\"K\n\tRowExtent\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tcommit_ts\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x0c\"\xa9\x01\n\x0f\x43utTableRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12&\n\x04span\x18\x02 \x01(\x0b\x32\x18.tidemarkpb.v1.TableSpan\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x15\n\x08max_rows\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_max_rowsB\x0c\n\n_max_bytes\"\"\n\x10\x43utTableResponse\x12\x0e\n\x06\x65nd_ts\x18\x01 \x01(\x04\"\xb0\x01\n\x11PlanTablesRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\'\n\x05spans\x18\x02 \x03(\x0b\x32\x18.tidemarkpb.v1.TableSpan\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x0e\n\x06\x65nd_ts\x18\x04 \x01(\x04\x12\x12\n\nall_tables\x18\x05 \x01(\x08\x12\x18\n\x0bslice_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_slice_bytes\"=\n\x12PlanTablesResponse\x12\'\n\x05plans\x18\x01 \x03(\x0b\x32\x18.tidemarkpb.v1.TablePlan\"r\n\tTablePlan\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12&\n\x04span\x18\x03 \x01(\x0b\x32\x18.tidemarkpb.v1.TableSpan\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x0e\n\x06\x65nd_ts\x18\x05 \x01(\x04\"Y\n\x0f\x41\x63kShareRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\n\n\x02ts\x18\x02 \x01(\x04\x12&\n\x04span\x18\x03 \x01(\x0b\x32\x18.tidemarkpb.v1.TableSpan\"T\n\x10\x41\x63kShareResponse\x12\x15\n\rcheckpoint_ts\x18\x01 \x01(\x04\x12\x1b\n\x13share_checkpoint_ts\x18\x02 \x01(\x04\x12\x0c\n\x04\x65nds\x18\x03 \x01(\x04\"P\n\x17GetTableBlockersRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x12\n\nwith_locks\x18\x03 \x01(\x08\"H\n\x18GetTableBlockersResponse\x12,\n\x06tables\x18\x01 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"`\n\x10\x44umpTableRequest\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12&\n\x05pages\x18\x03 \x03(\x0b\x32\x17.tidemarkpb.v1.DumpPage\"5\n\x08\x44umpPage\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\"W\n\x11\x44umpTableResponse\x12\n\n\x02ts\x18\x01 \x01(\x04\x12\x0c\n\x04\x65nds\x18\x02 \x01(\x04\x12(\n\x05pages\x18\x03 \x03(\x0b\x32\x19.tidemarkpb.v1.DumpedPage\"[\n\nDumpedPage\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x0c\x12\x0c\n\x04\x65nds\x18\x04 \x01(\x08\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x32\xa7\x06\n\rWorkerService\x12@\n\x03Run\x12\x19.tidemarkpb.v1.RunRequest\x1a\x1c.tidemarkpb.v1.ShareProgress0\x01\x12T\n\x0b\x43hangeShare\x12!.tidemarkpb.v1.ChangeShareRequest\x1a\".tidemarkpb.v1.ChangeShareResponse\x12Q\n\nLimitShare\x12 .tidemarkpb.v1.LimitShareRequest\x1a!.tidemarkpb.v1.LimitShareResponse\x12?\n\x04Stop\x12\x1a.tidemarkpb.v1.StopRequest\x1a\x1b.tidemarkpb.v1.StopResponse\x12H\n\x07\x45xtents\x12\x1d.tidemarkpb.v1.ExtentsRequest\x1a\x1e.tidemarkpb.v1.ExtentsResponse\x12K\n\x08\x43utTable\x12\x1e.tidemarkpb.v1.CutTableRequest\x1a\x1f.tidemarkpb.v1.CutTableResponse\x12Q\n\nPlanTables\x12 .tidemarkpb.v1.PlanTablesRequest\x1a!.tidemarkpb.v1.PlanTablesResponse\x12K\n\x08\x41\x63kShare\x12\x1e.tidemarkpb.v1.AckShareRequest\x1a\x1f.tidemarkpb.v1.AckShareResponse\x12\x63\n\x10GetTableBlockers\x12&.tidemarkpb.v1.GetTableBlockersRequest\x1a\'.tidemarkpb.v1.GetTableBlockersResponse\x12N\n\tDumpTable\x12\x1f.tidemarkpb.v1.DumpTableRequest\x1a .tidemarkpb.v1.DumpTableResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,44 +45,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIMITSHAREREQUEST']._serialized_end=574
   _globals['_LIMITSHARERESPONSE']._serialized_start=576
   _globals['_LIMITSHARERESPONSE']._serialized_end=596
-  _globals['_SHAREPROGRESS']._serialized_start=599
-  _globals['_SHAREPROGRESS']._serialized_end=886
-  _globals['_STOPREQUEST']._serialized_start=888
-  _globals['_STOPREQUEST']._serialized_end=921
-  _globals['_STOPRESPONSE']._serialized_start=923
-  _globals['_STOPRESPONSE']._serialized_end=937
-  _globals['_EXTENTSREQUEST']._serialized_start=940
-  _globals['_EXTENTSREQUEST']._serialized_end=1086
-  _globals['_EXTENTSRESPONSE']._serialized_start=1088
-  _globals['_EXTENTSRESPONSE']._serialized_end=1164
-  _globals['_ROWEXTENT']._serialized_start=1166
-  _globals['_ROWEXTENT']._serialized_end=1241
-  _globals['_CUTTABLEREQUEST']._serialized_start=1244
-  _globals['_CUTTABLEREQUEST']._serialized_end=1391
-  _globals['_CUTTABLERESPONSE']._serialized_start=1393
-  _globals['_CUTTABLERESPONSE']._serialized_end=1427
-  _globals['_PLANTABLESREQUEST']._serialized_start=1430
-  _globals['_PLANTABLESREQUEST']._serialized_end=1584
-  _globals['_PLANTABLESRESPONSE']._serialized_start=1586
-  _globals['_PLANTABLESRESPONSE']._serialized_end=1647
-  _globals['_TABLEPLAN']._serialized_start=1649
-  _globals['_TABLEPLAN']._serialized_end=1741
-  _globals['_ACKSHAREREQUEST']._serialized_start=1743
-  _globals['_ACKSHAREREQUEST']._serialized_end=1828
-  _globals['_ACKSHARERESPONSE']._serialized_start=1830
-  _globals['_ACKSHARERESPONSE']._serialized_end=1914
-  _globals['_GETTABLEBLOCKERSREQUEST']._serialized_start=1916
-  _globals['_GETTABLEBLOCKERSREQUEST']._serialized_end=1996
-  _globals['_GETTABLEBLOCKERSRESPONSE']._serialized_start=1998
-  _globals['_GETTABLEBLOCKERSRESPONSE']._serialized_end=2070
-  _globals['_DUMPTABLEREQUEST']._serialized_start=2072
-  _globals['_DUMPTABLEREQUEST']._serialized_end=2168
-  _globals['_DUMPPAGE']._serialized_start=2170
-  _globals['_DUMPPAGE']._serialized_end=2223
-  _globals['_DUMPTABLERESPONSE']._serialized_start=2225
-  _globals['_DUMPTABLERESPONSE']._serialized_end=2312
-  _globals['_DUMPEDPAGE']._serialized_start=2314
-  _globals['_DUMPEDPAGE']._serialized_end=2405
-  _globals['_WORKERSERVICE']._serialized_start=2408
-  _globals['_WORKERSERVICE']._serialized_end=3215
+  _globals['_TABLESPAN']._serialized_start=598
+  _globals['_TABLESPAN']._serialized_end=663
+  _globals['_SPANPROGRESS']._serialized_start=665
+  _globals['_SPANPROGRESS']._serialized_end=763
+  _globals['_SHAREPROGRESS']._serialized_start=766
+  _globals['_SHAREPROGRESS']._serialized_end=1053
+  _globals['_STOPREQUEST']._serialized_start=1055
+  _globals['_STOPREQUEST']._serialized_end=1088
+  _globals['_STOPRESPONSE']._serialized_start=1090
+  _globals['_STOPRESPONSE']._serialized_end=1104
+  _globals['_EXTENTSREQUEST']._serialized_start=1107
+  _globals['_EXTENTSREQUEST']._serialized_end=1253
+  _globals['_EXTENTSRESPONSE']._serialized_start=1255
+  _globals['_EXTENTSRESPONSE']._serialized_end=1331
+  _globals['_ROWEXTENT']._serialized_start=1333
+  _globals['_ROWEXTENT']._serialized_end=1408
+  _globals['_CUTTABLEREQUEST']._serialized_start=1411
+  _globals['_CUTTABLEREQUEST']._serialized_end=1580
+  _globals['_CUTTABLERESPONSE']._serialized_start=1582
+  _globals['_CUTTABLERESPONSE']._serialized_end=1616
+  _globals['_PLANTABLESREQUEST']._serialized_start=1619
+  _globals['_PLANTABLESREQUEST']._serialized_end=1795
+  _globals['_PLANTABLESRESPONSE']._serialized_start=1797
+  _globals['_PLANTABLESRESPONSE']._serialized_end=1858
+  _globals['_TABLEPLAN']._serialized_start=1860
+  _globals['_TABLEPLAN']._serialized_end=1974
+  _globals['_ACKSHAREREQUEST']._serialized_start=1976
+  _globals['_ACKSHAREREQUEST']._serialized_end=2065
+  _globals['_ACKSHARERESPONSE']._serialized_start=2067
+  _globals['_ACKSHARERESPONSE']._serialized_end=2151
+  _globals['_GETTABLEBLOCKERSREQUEST']._serialized_start=2153
+  _globals['_GETTABLEBLOCKERSREQUEST']._serialized_end=2233
+  _globals['_GETTABLEBLOCKERSRESPONSE']._serialized_start=2235
+  _globals['_GETTABLEBLOCKERSRESPONSE']._serialized_end=2307
+  _globals['_DUMPTABLEREQUEST']._serialized_start=2309
+  _globals['_DUMPTABLEREQUEST']._serialized_end=2405
+  _globals['_DUMPPAGE']._serialized_start=2407
+  _globals['_DUMPPAGE']._serialized_end=2460
+  _globals['_DUMPTABLERESPONSE']._serialized_start=2462
+  _globals['_DUMPTABLERESPONSE']._serialized_end=2549
+  _globals['_DUMPEDPAGE']._serialized_start=2551
+  _globals['_DUMPEDPAGE']._serialized_end=2642
+  _globals['_WORKERSERVICE']._serialized_start=2645
+  _globals['_WORKERSERVICE']._serialized_end=3452
 # @@protoc_insertion_point(module_scope)

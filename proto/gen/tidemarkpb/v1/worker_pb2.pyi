@@ -174,6 +174,59 @@ class LimitShareResponse(_message.Message):
 Global___LimitShareResponse: _TypeAlias = LimitShareResponse  # noqa: Y015
 
 @_typing.final
+class TableSpan(_message.Message):
+    """Where rows of a table lie. A table may have several one after the other, as when its partitions change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    START_KEY_FIELD_NUMBER: _builtins.int
+    END_KEY_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    start_key: _builtins.bytes
+    end_key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int = ...,
+        start_key: _builtins.bytes = ...,
+        end_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_key", b"end_key", "start_key", b"start_key", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableSpan: _TypeAlias = TableSpan  # noqa: Y015
+
+@_typing.final
+class SpanProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPAN_FIELD_NUMBER: _builtins.int
+    RESOLVED_TS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    resolved_ts: _builtins.int
+    checkpoint_ts: _builtins.int
+    @_builtins.property
+    def span(self) -> Global___TableSpan: ...
+    def __init__(
+        self,
+        *,
+        span: Global___TableSpan | None = ...,
+        resolved_ts: _builtins.int = ...,
+        checkpoint_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "resolved_ts", b"resolved_ts", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpanProgress: _TypeAlias = SpanProgress  # noqa: Y015
+
+@_typing.final
 class ShareProgress(_message.Message):
     """Positions never go back within one run."""
 
@@ -181,7 +234,7 @@ class ShareProgress(_message.Message):
 
     RESOLVED_TS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
-    TABLES_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     REGIONS_FIELD_NUMBER: _builtins.int
     STAGED_BYTES_FIELD_NUMBER: _builtins.int
     SORTER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
@@ -209,13 +262,13 @@ class ShareProgress(_message.Message):
     """How far all pullers of the share are, and how far all its tables are sorted; 0: not known. Both may go back."""
     sorted_ts: _builtins.int
     @_builtins.property
-    def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.TableStatus]: ...
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanProgress]: ...
     def __init__(
         self,
         *,
         resolved_ts: _builtins.int = ...,
         checkpoint_ts: _builtins.int = ...,
-        tables: _abc.Iterable[_changefeed_pb2.TableStatus] | None = ...,
+        spans: _abc.Iterable[Global___SpanProgress] | None = ...,
         regions: _builtins.int = ...,
         staged_bytes: _builtins.int = ...,
         sorter_memory_bytes: _builtins.int = ...,
@@ -228,7 +281,7 @@ class ShareProgress(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "staged_bytes", b"staged_bytes", "tables", b"tables", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,27 +420,28 @@ class CutTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANGEFEED_FIELD_NUMBER: _builtins.int
-    TABLE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
     START_TS_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
-    table_id: _builtins.int
     start_ts: _builtins.int
     max_rows: _builtins.int
     max_bytes: _builtins.int
+    @_builtins.property
+    def span(self) -> Global___TableSpan: ...
     def __init__(
         self,
         *,
         changefeed: _builtins.str = ...,
-        table_id: _builtins.int = ...,
+        span: Global___TableSpan | None = ...,
         start_ts: _builtins.int = ...,
         max_rows: _builtins.int | None = ...,
         max_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_max_rows", b"_max_rows", "max_bytes", b"max_bytes", "max_rows", b"max_rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_max_rows", b"_max_rows", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_max_rows", b"_max_rows", "changefeed", b"changefeed", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "start_ts", b"start_ts", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_max_rows", b"_max_rows", "changefeed", b"changefeed", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "span", b"span", "start_ts", b"start_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
@@ -424,7 +478,7 @@ class PlanTablesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANGEFEED_FIELD_NUMBER: _builtins.int
-    TABLE_IDS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     START_TS_FIELD_NUMBER: _builtins.int
     END_TS_FIELD_NUMBER: _builtins.int
     ALL_TABLES_FIELD_NUMBER: _builtins.int
@@ -433,16 +487,16 @@ class PlanTablesRequest(_message.Message):
     start_ts: _builtins.int
     end_ts: _builtins.int
     all_tables: _builtins.bool
-    """Instead of table_ids."""
+    """Instead of spans."""
     slice_bytes: _builtins.int
     """Slices of about that size; one for each table, if it is missing."""
     @_builtins.property
-    def table_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSpan]: ...
     def __init__(
         self,
         *,
         changefeed: _builtins.str = ...,
-        table_ids: _abc.Iterable[_builtins.int] | None = ...,
+        spans: _abc.Iterable[Global___TableSpan] | None = ...,
         start_ts: _builtins.int = ...,
         end_ts: _builtins.int = ...,
         all_tables: _builtins.bool = ...,
@@ -450,7 +504,7 @@ class PlanTablesRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes", "slice_bytes", b"slice_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes", "all_tables", b"all_tables", "changefeed", b"changefeed", "end_ts", b"end_ts", "slice_bytes", b"slice_bytes", "start_ts", b"start_ts", "table_ids", b"table_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes", "all_tables", b"all_tables", "changefeed", b"changefeed", "end_ts", b"end_ts", "slice_bytes", b"slice_bytes", "spans", b"spans", "start_ts", b"start_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__slice_bytes: _TypeAlias = _typing.Literal["slice_bytes"]  # noqa: Y015
     _WhichOneofArgType__slice_bytes: _TypeAlias = _typing.Literal["_slice_bytes", b"_slice_bytes"]  # noqa: Y015
@@ -486,26 +540,27 @@ class TablePlan(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
-    TABLE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
     START_TS_FIELD_NUMBER: _builtins.int
     END_TS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     bytes: _builtins.int
-    table_id: _builtins.int
     start_ts: _builtins.int
     end_ts: _builtins.int
+    @_builtins.property
+    def span(self) -> Global___TableSpan: ...
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
         bytes: _builtins.int = ...,
-        table_id: _builtins.int = ...,
+        span: Global___TableSpan | None = ...,
         start_ts: _builtins.int = ...,
         end_ts: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_ts", b"end_ts", "rows", b"rows", "start_ts", b"start_ts", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_ts", b"end_ts", "rows", b"rows", "span", b"span", "start_ts", b"start_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -517,25 +572,25 @@ class AckShareRequest(_message.Message):
 
     CHANGEFEED_FIELD_NUMBER: _builtins.int
     TS_FIELD_NUMBER: _builtins.int
-    TABLE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
     ts: _builtins.int
-    table_id: _builtins.int
-    """All tables of the share, if it is missing."""
+    @_builtins.property
+    def span(self) -> Global___TableSpan:
+        """All tables of the share, if it is missing."""
+
     def __init__(
         self,
         *,
         changefeed: _builtins.str = ...,
         ts: _builtins.int = ...,
-        table_id: _builtins.int | None = ...,
+        span: Global___TableSpan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_table_id", b"_table_id", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_id", b"_table_id", "changefeed", b"changefeed", "table_id", b"table_id", "ts", b"ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "span", b"span", "ts", b"ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__table_id: _TypeAlias = _typing.Literal["table_id"]  # noqa: Y015
-    _WhichOneofArgType__table_id: _TypeAlias = _typing.Literal["_table_id", b"_table_id"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__table_id) -> _WhichOneofReturnType__table_id | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckShareRequest: _TypeAlias = AckShareRequest  # noqa: Y015
 

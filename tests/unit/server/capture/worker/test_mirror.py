@@ -6,27 +6,34 @@ from tidemarkpb.v1 import changefeed_pb2, worker_pb2
 
 from server.capture.processor import ProcessorStats
 from server.capture.worker.mirror import Mirror
+from server.capture.worker.wire import span_message
+from storage.model.span import Span
+
+TABLE, MOVED = Span(7, b"a", b"b"), Span(7, b"a", b"c")
+"""One table in two places, one after the other."""
 
 
 def progress(resolved_ts, checkpoint_ts, *tables):
-    statuses = [changefeed_pb2.TableStatus(table_id=key, resolved_ts=to, checkpoint_ts=at) for key, to, at in tables]
-    return worker_pb2.ShareProgress(resolved_ts=resolved_ts, checkpoint_ts=checkpoint_ts, tables=statuses, regions=2)
+    spans = [
+        worker_pb2.SpanProgress(span=span_message(span), resolved_ts=to, checkpoint_ts=at) for span, to, at in tables
+    ]
+    return worker_pb2.ShareProgress(resolved_ts=resolved_ts, checkpoint_ts=checkpoint_ts, spans=spans, regions=2)
 
 
 def test_before_the_worker_speaks_all_stands_at_the_start():
     mirror = Mirror(100)
-    assert (mirror.resolved_ts, mirror.checkpoint_ts, mirror.table(7)) == (100, 100, (100, 100))
+    assert (mirror.resolved_ts, mirror.checkpoint_ts, mirror.table(TABLE)) == (100, 100, (100, 100))
     assert mirror.stats.regions == 0
 
 
 def test_a_message_that_an_acknowledgement_overtook_moves_nothing_back():
     mirror = Mirror(100)
-    mirror.absorb(progress(140, 100, (7, 150, 100), (8, 140, 100)))
+    mirror.absorb(progress(140, 100, (TABLE, 150, 100), (MOVED, 140, 100)))
     mirror.acknowledged(130)
-    mirror.absorb(progress(150, 110, (7, 150, 120)))
-    mirror.absorb(progress(149, 110, (7, 149, 110)))
+    mirror.absorb(progress(150, 110, (TABLE, 150, 120)))
+    mirror.absorb(progress(149, 110, (TABLE, 149, 110)))
     assert (mirror.resolved_ts, mirror.checkpoint_ts) == (150, 130)
-    assert (mirror.table(7), mirror.table(8)) == ((150, 120), (140, 100))
+    assert (mirror.table(TABLE), mirror.table(MOVED)) == ((150, 120), (140, 100))
     assert mirror.stats.regions == 2
 
 
