@@ -2,8 +2,8 @@
 
 A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one span that reaches
 from its first partition's records to behind its last one's. Its end names the set of partitions: another set is another
-span, with pullers of its own. So is a table whose stored values a DDL has changed: from there on its rows begin anew,
-with all of them as the store has them (`unwritten_rows.py`). Ids are not used twice, so no span comes again.
+span, with pullers of its own. A table whose stored values a DDL has changed gets another span, too, which begins with
+all its rows as the store has them (`unwritten_rows.py`). Ids are not used twice, so no span comes again.
 """
 
 import hashlib
