@@ -269,6 +269,8 @@ class Writer:
                 lambda: f"DROP TABLE {table}",
                 lambda: f"DROP TABLE IF EXISTS {table}, {two}" if self.random.random() < 0.4 else f"DROP TABLE {table}",
                 lambda: f"TRUNCATE TABLE {table}",
+                lambda: f"TRUNCATE {table}",
+                lambda: f"SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE {table}",
                 lambda: f"RENAME TABLE {table} TO {two}",
                 lambda: f"RENAME TABLE {table} TO {two}, {self._quoted(self._table())} TO {table}",
                 lambda: f"RENAME TABLE {table} TO swapped, {two} TO {table}, swapped TO {two}",
