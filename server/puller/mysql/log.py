@@ -1,6 +1,7 @@
 """Finds a server that has what comes next in the log, and opens it there; where a log ends now, and where it begins."""
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ from server.puller.mysql.refusal import behind
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.transactions import Transactions, Unjudged
 from server.puller.mysql.xa import prepared_xids
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.event import Events
@@ -185,16 +187,14 @@ def _present(session: Session) -> Anchor:
 def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions, clock: Clock) -> Beginning:
     """The commit_ts of the last transaction in the log now; times that are later than `clock` believes are odd."""
     place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
-    transactions = Transactions(LogPosition(anchor), clock=clock)
     stream = open_stream(reader, place, options, 0, follow=False)
-    try:
+    with closing(stream), closing(OpenTransactions()) as shared:
+        transactions = Transactions(LogPosition(anchor), clock=clock, shared=shared)
         while not stream.ended:
             for events in stream.take(_FIRST_S):
                 for item in transactions.take(events):
                     if isinstance(item, Unjudged):
                         transactions.clock = transactions.clock.judge(item.previous_ts, item.times_ms, 0).clock
-    finally:
-        stream.close()
     return Beginning(anchor, transactions.position.ts, transactions.clock)
 
 

@@ -1,4 +1,4 @@
-"""The transaction that a log is in the middle of: its events so far, and the savepoints it may go back to. Pure.
+"""The transaction that a log is in the middle of: its events so far, and the savepoints it may go back to.
 
 A server logs ROLLBACK TO SAVEPOINT, and the rows before it, where the transaction also made or dropped a temporary
 table, or wrote a table without transactions; else it cuts both out of its log. Rows of tables without transactions are
@@ -17,8 +17,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.puller.mysql.commits import Commits, joined, size_of
+from server.puller.mysql.commits import Commits, joined
 from server.puller.mysql.marks import Gtid
+from server.puller.mysql.parts import Parts
 from server.puller.mysql.statement import Statement, TableName
 from storage.mysql.buffer import Offsets
 from storage.mysql.control import Query
@@ -96,15 +97,16 @@ class OpenTransaction:
     gtid: Gtid | None
     place: tuple[str, int]
     """The log's file, and the offset behind its first event."""
+    parts: Parts
+    """What is held of it."""
     single: bool
     """Its first statement ends it."""
     prepared: bool = False
     """It is of two phases: its rows wait for `XA COMMIT`."""
+    torn: bool = False
+    """It is known to have no end, from an earlier reading: nothing of it is held."""
     left_out: RowRanges = ()
     """Rows that are known to be undone, from an earlier reading."""
-    parts: list[Events] = field(default_factory=list)
-    """What is held of it."""
-    size: int = 0
     stated: list[tuple[Query, Statement]] = field(default_factory=list)
     savepoints: Savepoints = field(default_factory=Savepoints)
     given: int = 0
@@ -126,19 +128,22 @@ class OpenTransaction:
             undone |= (numbers >= first) & (numbers < last)
         self._read += len(rows)
         self._rows += len(rows) - int(undone.sum())
-        if self.undone:
-            return  # all of it is read again
-        kept = joined([_without(part, rows[undone])])
-        self.parts.append(kept)
-        self.size += size_of(kept)
+        if self.undone or self.torn:
+            return  # all of it is read again, or none of it counts
+        self._keep(_without(part, rows[undone]))
 
     def give(self) -> Iterator[Commits]:
         """The parts held, before its end."""
-        for part in self.parts:
+        for part in self.parts.take():
             self.given += 1
             yield Commits(part, np.full(len(part), self.ts), np.empty(0, np.int64), self.given)
-        self.parts.clear()
         self._rows_given = self._rows
+
+    def complete(self, prepared: "OpenTransaction") -> None:
+        """This is the `XA COMMIT` of what was prepared, which is part of it from now on."""
+        for part in self.parts.take():
+            prepared.parts.append(part)
+        self.parts, self.stated = prepared.parts, [*prepared.stated, *self.stated]
 
     def set_savepoint(self, name: str, rows_since: int) -> None:
         """SAVEPOINT, behind `rows_since` row events that are not held yet."""
@@ -153,18 +158,21 @@ class OpenTransaction:
         if savepoint.rows < self._rows_given or self.undone:
             self._undo_given(savepoint)
             return
-        excess = self._rows - savepoint.rows
-        for place in range(len(self.parts) - 1, -1, -1):
-            if not excess:
-                break
-            rows = self.parts[place].rows
+        excess, behind = self._rows - savepoint.rows, []
+        while excess and self.parts:  # of a torn one nothing is held
+            part = self.parts.pop()
+            rows = part.rows
             cut = min(excess, len(rows))
-            if cut:
-                before = self.parts[place]
-                self.parts[place] = joined([_without(before, rows[len(rows) - cut :])])
-                self.size += size_of(self.parts[place]) - size_of(before)
-                excess -= cut
+            behind.append(_without(part, rows[len(rows) - cut :]))
+            excess -= cut
+        for part in reversed(behind):
+            self._keep(part)
         self._rows = savepoint.rows
+
+    def _keep(self, part: Events) -> None:
+        """In a buffer of its own."""
+        if len(part):
+            self.parts.append(joined([part]))
 
     def _undo_given(self, savepoint: Savepoint) -> None:
         while self.undone and self.undone[-1][0] >= savepoint.read:

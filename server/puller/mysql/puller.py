@@ -146,7 +146,11 @@ class LogPuller:
             await self._anchors.put(anchor)  # the fold begins there after a restart, too
         clock = await self._clock.load() or Clock.believing(physical_ms(self._start_ts))
         self._transactions = Transactions(
-            LogPosition(anchor), torn=self._upstream.torn, held_bytes=self._held_bytes, clock=clock
+            LogPosition(anchor),
+            torn=self._upstream.torn,
+            held_bytes=self._held_bytes,
+            clock=clock,
+            shared=self._sink.open_transactions,
         )
         heart = Heart(self._upstream.changefeed, options)
         retention = Retention(self._upstream.changefeed, options, self._upstream.meta)
@@ -341,6 +345,8 @@ class LogPuller:
         try:
             return await asyncio.shield(calling)
         except asyncio.CancelledError:
+            if self._transactions is not None:
+                self._transactions.end()
             await asyncio.wait([calling])
             raise
 

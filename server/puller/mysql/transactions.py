@@ -1,4 +1,4 @@
-"""From events to committed transactions, each with its commit_ts, and the statements between them. Pure.
+"""From events to committed transactions, each with its commit_ts, and the statements between them.
 
 Invariants:
 1. Rows are given when their transaction has ended (XID, COMMIT), in the order of the log; those of an XA transaction
@@ -7,6 +7,8 @@ Invariants:
    known from its first event. If the server dies within it, or ROLLBACK TO SAVEPOINT undoes rows that were given,
    TornTransactionError says so, and the next attempt, which knows (`torn`), leaves it, or those rows, out.
 3. Every transaction moves the position, whatever is in it.
+4. What is held of transactions that have not ended is in memory up to the changefeed's share (`OpenTransactions`), on
+   disk beyond it; the rows of a large one come from there part by part.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -31,10 +33,11 @@ from server.puller.mysql.marks import (
     times_ms,
 )
 from server.puller.mysql.open_transaction import OpenTransaction, RowRanges, UnclearSavepoint
+from server.puller.mysql.parts import HeldParts
 from server.puller.mysql.position import LogPosition
-from server.puller.mysql.prepared import Prepared
 from server.puller.mysql.statement import Kind, Statement
 from server.puller.mysql.tokens import Dialect
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.mysql.buffer import Offsets
 from storage.mysql.compressed import expand
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
@@ -105,14 +108,17 @@ class Transactions:
         torn: Mapping[tuple[str, int], RowRanges | None] = _NOTHING_TORN,
         held_bytes: int = HELD_BYTES,
         clock: Clock | None = None,
+        shared: OpenTransactions | None = None,
     ) -> None:
+        """Without `shared` all that waits is in memory."""
         self.position = position
         self.clock = clock or Clock.believing()
         self._dialect = Dialect()
         self._torn = dict(torn)
         self._held_bytes = held_bytes
         self._open: OpenTransaction | None = None
-        self._prepared = Prepared()
+        self._held = HeldParts(shared or OpenTransactions())
+        self._prepared: dict[str, OpenTransaction] = {}
         self._runs = Runs()
         self._rows_of_buffer: Offsets | None = None
 
@@ -125,7 +131,8 @@ class Transactions:
         """What is committed by these events; to be used up before the next call.
 
         Raises:
-            CorruptError, EventUnsupportedError: the log cannot be read.
+            CorruptError, EventUnsupportedError: the log, or what is on disk, cannot be read.
+            OpenTransactionsClosedError: `end` was called while the disk took nothing.
             TornTransactionError, XaTooLargeError: see there.
         """
         events = expand(arrived)
@@ -148,8 +155,12 @@ class Transactions:
 
         `fold_case`: the server keeps names of tables in lower case.
         """
-        self._open = None
+        self._forget_open()
         self._dialect = replace(self._dialect, fold_case=fold_case)
+
+    def end(self) -> None:
+        """Let nobody wait for the disk any more; may be called from any thread."""
+        self._held.end()
 
     def _many(self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> Iterator[Item]:
         """A stretch of GTIDs and XIDs, in turn, all at once; a last GTID without XID begins a transaction."""
@@ -212,7 +223,10 @@ class Transactions:
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
         place = (self.position.file, next_position(events, mark))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
-        self._open = OpenTransaction(ts, gtid, place, single, prepared, self._torn.get(place) or ())
+        left_out = self._torn.get(place, ())
+        self._open = OpenTransaction(
+            ts, gtid, place, self._held.begin(), single, prepared, torn=left_out is None, left_out=left_out or ()
+        )
         self._runs.open(mark)
 
     def _query(self, events: Events, mark: int, *, loads: bool) -> Iterator[Item]:
@@ -232,15 +246,9 @@ class Transactions:
         elif kind is Kind.ROLLBACK:
             yield from self._end(events, mark, rows=False)
         elif kind is Kind.XA_COMMIT:
-            parts = self._prepared.pop(xid)
-            if parts is None:
-                yield Unprepared(self._open.ts, xid)
-            self._open.parts = [*(parts or ()), *self._open.parts]
-            yield from self._end(events, mark)
-            yield from self._runs.flush()
-            yield XaMoved(xid, waits=False)
+            yield from self._commit_prepared(events, mark, xid)
         elif kind is Kind.XA_ROLLBACK:
-            self._prepared.pop(xid)
+            self._forget_prepared(xid)
             yield from self._end(events, mark, rows=False)
         elif kind in (Kind.SAVEPOINT, Kind.ROLLBACK_TO):
             pass_savepoint = self._set_savepoint if kind is Kind.SAVEPOINT else self._roll_back_to
@@ -295,18 +303,19 @@ class Transactions:
             raise TornTransactionError(str(opened.gtid), opened.place)
         if opened.undone:
             raise TornTransactionError(str(opened.gtid), opened.place, opened.rows_left_out())
-        left_out = not rows or self._is_torn(opened)
         self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
         if opened.stated:
             yield from self._runs.flush()
             for query, statement in opened.stated:
                 place = self.position.file, self.position.position
                 yield Stated(opened.ts - 1, query, statement, *place, of_session(self._dialect, query))
-        if left_out:
-            return
-        if opened.parts:
+        if not rows or opened.torn:
+            opened.parts.clear()
+        elif opened.parts:
             yield from self._runs.flush()
-            whole = joined([*opened.parts, events[begin : mark + 1]])
+            if opened.parts.size > self._held_bytes:
+                yield from opened.give()
+            whole = joined([*opened.parts.take(), events[begin : mark + 1]])
             yield Commits(whole, np.full(len(whole), opened.ts), np.array([len(whole)]))
         else:
             self._runs.add(np.array([begin]), np.array([mark + 1]), np.array([opened.ts]))
@@ -316,33 +325,52 @@ class Transactions:
         if opened is None:
             raise LogDamagedError("the log prepares an XA transaction that has not begun")
         self._open = None
-        self._prepared.put(xid, [joined([*opened.parts, events[self._runs.close() : mark + 1]])])
+        opened.hold(events[self._runs.close() : mark + 1])
+        self._forget_prepared(xid)  # of one that is told again, the last counts
+        self._prepared[xid] = opened
         self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
         yield from self._runs.flush()
         yield XaMoved(xid, waits=True)
+
+    def _commit_prepared(self, events: Events, mark: int, xid: str) -> Iterator[Item]:
+        opened, prepared = self._open, self._prepared.pop(xid, None)
+        assert opened is not None, "statements are in transactions"
+        if prepared is None:
+            yield Unprepared(opened.ts, xid)
+        else:
+            opened.complete(prepared)
+        yield from self._end(events, mark)
+        yield from self._runs.flush()
+        yield XaMoved(xid, waits=False)
 
     def _rest(self, events: Events) -> Iterator[Item]:
         """At the end of a buffer: what is open is kept, or given already if it is large."""
         yield from self._runs.flush()
         opened = self._open
-        if opened is None:
-            return
-        opened.hold(events[self._runs.close() :])
-        self._runs.open(0)
-        if opened.size > self._held_bytes and not opened.prepared and not self._is_torn(opened):
-            yield from opened.give()
-
-    def _is_torn(self, opened: OpenTransaction) -> bool:
-        """Whether an earlier reading found that it never ends."""
-        return opened.place in self._torn and self._torn[opened.place] is None
+        if opened is not None:
+            opened.hold(events[self._runs.close() :])
+            self._runs.open(0)
+            if opened.parts.size > self._held_bytes and not opened.prepared:
+                yield from opened.give()
+        self._held.spill_if_short()
 
     def _tear(self) -> None:
         """A transaction ended without an end: the server died in it."""
-        opened, self._open = self._open, None
+        opened = self._open
         if opened is not None:
             self._runs.close()
             if opened.given:
                 raise TornTransactionError(str(opened.gtid), opened.place)
+        self._forget_open()
+
+    def _forget_open(self) -> None:
+        if self._open is not None:
+            self._open.parts.clear()
+        self._open = None
+
+    def _forget_prepared(self, xid: str) -> None:
+        if (prepared := self._prepared.pop(xid, None)) is not None:
+            prepared.parts.clear()
 
 
 def _xid(xid: tuple[bytes, bytes]) -> str:

@@ -269,6 +269,15 @@ class OpenRows(Generic[V]):
             self.grew(-self._size(at, value))
         return value
 
+    def get(self, at: TxnKey) -> V | None:
+        """An entry, which stays where it is; raises as `load`."""
+        value = self.memory.get(at)
+        if value is not None or not self.spilled:
+            return value
+        key = self._key(at)
+        data = self._shared.get(key) if key not in self._deleted else None
+        return self._form.decode(data) if data is not None else None
+
     def load(self, at: TxnKey) -> None:
         """Bring an entry back to memory if it is on disk.
 
@@ -277,16 +286,20 @@ class OpenRows(Generic[V]):
         """
         if not self.spilled or at in self.memory:
             return
-        key = self._key(at)
-        data = self._shared.get(key) if key not in self._deleted else None
-        if data is None:
+        value = self.get(at)
+        if value is None:
             return
-        value = self.memory[at] = self._form.decode(data)
+        self.memory[at] = value
         self.grew(self._size(at, value))
-        self._deleted[key] = None
-        self.spilled -= 1
-        if len(self._deleted) >= _BATCH_ENTRIES:
-            self.settle()
+        self._delete(at)
+
+    def discard(self, at: TxnKey) -> None:
+        """Remove an entry that is there, unread."""
+        value = self.memory.pop(at, None)
+        if value is not None:
+            self.grew(-self._size(at, value))
+        else:
+            self._delete(at)
 
     def spill(self) -> None:
         """Write all of `memory` to disk.
@@ -339,6 +352,13 @@ class OpenRows(Generic[V]):
     def end(self) -> None:
         """Let nobody wait for the disk with this map; may be called from any thread."""
         self._ended.set()
+
+    def _delete(self, at: TxnKey) -> None:
+        """Forget an entry that is on disk."""
+        self._deleted[self._key(at)] = None
+        self.spilled -= 1
+        if len(self._deleted) >= _BATCH_ENTRIES:
+            self.settle()
 
     def _write(self, batch: WriteBatch) -> None:
         if batch:

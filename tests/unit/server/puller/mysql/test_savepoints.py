@@ -2,7 +2,10 @@
 
 import itertools
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -14,6 +17,7 @@ from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
 from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.tables import Tables
 from server.puller.mysql.transactions import Item, Transactions
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.test_transactions import PREPARED, Log
 from tests.unit.storage.mysql.encode import event, events
@@ -82,10 +86,11 @@ def logs(draw: st.DrawFn) -> Log:
 def read(
     parts: Sequence[bytes], borders: Sequence[int], *, held_bytes: int, torn: dict[tuple[str, int], RowRanges | None]
 ) -> list[Item]:
-    transactions = Transactions(LogPosition(Anchor(0, "")), held_bytes=held_bytes, torn=torn)
     found: list[Item] = []
-    for begin, end in itertools.pairwise(borders):
-        found += transactions.take(events(list(parts[begin:end])))
+    with TemporaryDirectory() as directory, closing(OpenTransactions(Path(directory) / "open", held_bytes)) as shared:
+        transactions = Transactions(LogPosition(Anchor(0, "")), held_bytes=held_bytes, torn=torn, shared=shared)
+        for begin, end in itertools.pairwise(borders):
+            found += transactions.take(events(list(parts[begin:end])))
     return found
 
 

@@ -3,18 +3,21 @@
 import itertools
 import json
 import struct
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.transactions import Stated, Transactions, Unprepared
+from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.ts import compose
 from storage.mysql.event import EventType
 from tests.unit.storage.mysql.encode import event, events
@@ -146,13 +149,18 @@ def taken(transactions: Transactions, parts: list[bytes]) -> list[tuple[int, obj
     return found
 
 
+@pytest.mark.parametrize("limit", [1 << 30, 1000, 0])
+@settings(max_examples=60)
 @given(logs(), st.lists(st.integers(0, 200)))
-def test_any_buffers_give_the_same_transactions(log: Log, cuts: list[int]) -> None:
-    transactions = Transactions(LogPosition(Anchor(0, "")))
+def test_any_buffers_give_the_same_transactions(limit: int, log: Log, cuts: list[int]) -> None:
     borders = sorted({0, len(log.parts), *(cut % (len(log.parts) + 1) for cut in cuts)})
     found = []
-    for begin, end in itertools.pairwise(borders):
-        found += taken(transactions, log.parts[begin:end])
+    with TemporaryDirectory() as directory, closing(OpenTransactions(Path(directory) / "open", limit)) as shared:
+        transactions = Transactions(LogPosition(Anchor(0, "")), shared=shared)
+        for begin, end in itertools.pairwise(borders):
+            found += taken(transactions, log.parts[begin:end])
+            assert shared.used_bytes <= limit
+        assert bool(shared.spilled or shared.used_bytes) == bool(log.prepared), "what has ended is held no more"
     assert found == log.wanted
     assert (transactions.position.ts, transactions.is_at_rest) == (log.ts, not log.prepared)
     assert transactions.position.anchor.gtids == (f"0-1-{log.seq}" if log.seq else "")
@@ -206,6 +214,20 @@ def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
     assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [compose(1001 * 1000)]
     whole = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts]))
     assert not [item for item in whole if isinstance(item, Unprepared)]
+
+
+def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
+    log = Log()
+    log.begin(PREPARED, 1000, b"x")
+    log.query("XA START X'78',X'',1")
+    log.query("UPDATE t SET v = 5")
+    log.prepared[b"x"] = log.write(1)
+    log.query("XA END X'78',X'',1")
+    log.parts.append(event(EventType.XA_PREPARE, struct.pack("<BIII", 0, 1, 1, 0) + b"x"))
+    log.end()
+    log.finish(1001, commit=True)
+    found = taken(Transactions(LogPosition(Anchor(0, ""))), log.parts)
+    assert found == [(log.ts - 1, "UPDATE t SET v = 5"), *log.wanted]
 
 
 @pytest.mark.parametrize("golden", MYSQL, ids=[each["version"] for each in MYSQL])
