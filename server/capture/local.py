@@ -111,7 +111,7 @@ class LocalProcessor(Standing):
         name, quota = self._assignment.changefeed, self._resources.memory_quota_bytes
         sorter_bytes = min(quota // _SORTER_SHARE, _SORTER_BYTES)
         open_bytes = min(quota // _OPEN_SHARE, _OPEN_BYTES)
-        sink_bytes = quota - sorter_bytes - open_bytes
+        sink_bytes = quota - sorter_bytes - 2 * open_bytes  # and as much again for what has arrived
         with (
             closing(OpenTransactions(self._directory / _OPEN_DIRECTORY, open_bytes)) as open_transactions,
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor,

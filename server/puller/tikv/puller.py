@@ -98,7 +98,7 @@ class TablePuller:
         end = encode_bytes(span.end_key) if span.end_key else b""
         self._frontier = Frontier(KeyRange(encode_bytes(span.start_key), end), start_ts)
         self._subscriptions: dict[int, Subscription] = {}
-        self._inbox: Inbox[Delivery] = Inbox(_INBOX_BYTES, _TAKE_BYTES)
+        self._inbox: Inbox[Delivery] = Inbox(_INBOX_BYTES, _TAKE_BYTES, upstream.open_transactions.arrived)
         self._gap = asyncio.Event()
         self._gap.set()
         self._failures = 0

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from server.puller.tikv.inbox import Inbox
+from server.puller.tikv.inbox import Inbox, Room
 
 
 async def test_items_come_out_in_order_and_not_more_than_the_take_limit_at_once():
@@ -40,3 +40,26 @@ async def test_a_closed_inbox_lets_waiting_producers_go():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await inbox.take()
+
+
+async def test_inboxes_share_a_room_and_each_may_hold_one_item_whatever_the_others_hold():
+    room = Room(20)
+    one, other = Inbox(100, 5, room), Inbox(100, 5, room)
+    for number in range(4):
+        await one.put(number, 5)
+    await other.put("first", 5)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(other.put("second", 5))
+        await asyncio.sleep(0)
+        assert room.used_bytes == 25
+        assert await one.take() == [0]
+        await asyncio.sleep(0)
+        assert not waiting.done(), "there is room for nothing more yet"
+        assert await one.take() == [1]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(other.put("third", 5))
+        await asyncio.sleep(0)
+        one.close()
+    assert room.used_bytes == 15
+    other.close()
+    assert room.used_bytes == 0
