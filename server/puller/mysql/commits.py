@@ -1,5 +1,6 @@
 """Committed transactions of one buffer of events, gathered so that their rows are decoded together. Pure."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,13 @@ def joined(parts: Sequence[Events]) -> Events:
     return join_events(
         [events.header(number) + events.body(number) for events in parts for number in range(len(events))]
     )
+
+
+def pieces(events: Events, size: int) -> Iterator[Events]:
+    """The same events in pieces of about `size` bytes; an event is never divided."""
+    numbers = np.cumsum(events.end - events.begin) // size
+    borders = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    return (events[first:last] for first, last in itertools.pairwise([0, *borders, len(events)]))
 
 
 def size_of(events: Events) -> int:

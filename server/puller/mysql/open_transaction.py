@@ -13,11 +13,11 @@ Invariants:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from server.puller.mysql.commits import Commits, joined
+from server.puller.mysql.commits import Commits, joined, pieces
 from server.puller.mysql.marks import Gtid
 from server.puller.mysql.parts import Parts
 from server.puller.mysql.statement import Statement, TableName
@@ -26,6 +26,8 @@ from storage.mysql.control import Query
 from storage.mysql.event import Events, EventType
 from storage.mysql.table_map import TableMap
 
+PART_BYTES: Final = 512 << 10
+"""About as large a part is held and given; files on disk are mapped as a whole, some dozens at a time."""
 RowRanges: TypeAlias = tuple[tuple[int, int], ...]
 """Row events of one transaction, `[first, last)`, counted from its beginning."""
 
@@ -170,9 +172,10 @@ class OpenTransaction:
         self._rows = savepoint.rows
 
     def _keep(self, part: Events) -> None:
-        """In a buffer of its own."""
+        """In buffers of their own."""
         if len(part):
-            self.parts.append(joined([part]))
+            for piece in pieces(part, PART_BYTES):
+                self.parts.append(joined([piece]))
 
     def _undo_given(self, savepoint: Savepoint) -> None:
         while self.undone and self.undone[-1][0] >= savepoint.read:
