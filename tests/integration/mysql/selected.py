@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +19,7 @@ from server.puller.table import SourceTable, TableIneligibleError
 from server.puller.uri import Address
 
 Row = dict[str, Any]
+_STORED = {"uuid": 16, "inet6": 16, "inet4": 4}
 
 
 def tables_now(connection: "Connection[Cursor]", port: int, schema: str) -> dict[str, SourceTable]:
@@ -44,9 +46,11 @@ def columns_of(schema: Any) -> dict[str, Any]:
     return {field.name: field.type for field in schema if not field.name.startswith("_")}
 
 
-def rows_now(connection: "Connection[Cursor]", table: SourceTable) -> list[Row]:
-    """All rows, each value as a lake should have it."""
-    columns = columns_of(table.mounter.schema)
+def rows_now(
+    connection: "Connection[Cursor]", table: SourceTable, columns: Mapping[str, Any] | None = None
+) -> list[Row]:
+    """All rows, each value as a lake should have it, by default with the types that the columns have."""
+    columns = columns or columns_of(table.mounter.schema)
     place = f"`{table.record.schema_name}`.{quoted(table.record.table_name)}"
     decoders = connection.decoders
     connection.decoders = {}  # all values as the server writes them
@@ -54,7 +58,9 @@ def rows_now(connection: "Connection[Cursor]", table: SourceTable) -> list[Row]:
         with connection.cursor() as cursor:
             cursor.execute("SET NAMES utf8mb4")
             cursor.execute("SET time_zone='+00:00', sql_mode=''")
-            cursor.execute(f"SELECT {', '.join(map(_exact, columns, columns.values()))} FROM {place}")
+            bytes_of = _shown_as_text(cursor, table)
+            exact = [_exact(name, kind, bytes_of.get(name)) for name, kind in columns.items()]
+            cursor.execute(f"SELECT {', '.join(exact)} FROM {place}")
             found = cursor.fetchall()
     finally:
         connection.decoders = decoders
@@ -67,9 +73,25 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _exact(name: str, kind: Any) -> str:
+def _shown_as_text(cursor: Cursor, table: SourceTable) -> dict[str, int]:
+    """The columns of which SELECT shows text and a log has bytes, and how many."""
+    record = table.record
+    cursor.execute(
+        "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
+        [record.schema_name, record.table_name],
+    )
+    return {_text(name): _STORED[_text(kind)] for name, kind in cursor.fetchall() if _text(kind) in _STORED}
+
+
+def _exact(name: str, kind: Any, stored: int | None) -> str:
     """FLOAT is shown with six digits; what it really is only a DOUBLE shows."""
+    if stored is not None:
+        return f"CAST({quoted(name)} AS BINARY({stored}))"
     return f"CAST({quoted(name)} AS DOUBLE)" if pa.types.is_floating(kind) else quoted(name)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def value_of(text: Any, kind: Any) -> Any:
@@ -78,7 +100,7 @@ def value_of(text: Any, kind: Any) -> Any:
         return None
     if pa.types.is_binary(kind):
         return text if isinstance(text, bytes) else str(text).encode()
-    text = text.decode() if isinstance(text, bytes) else str(text)
+    text = _text(text)
     if pa.types.is_integer(kind):
         return int(text)
     if pa.types.is_floating(kind):

@@ -1,0 +1,171 @@
+"""Statements that people write, and that lakes once followed wrongly in silence: each works on a table of its own.
+
+A table has rows before its statements, and is written to after them, so that old rows, moved ones and new ones are there
+in the end. `{t}` in a statement is the form's table, qualified; a session of its own runs a form's statements.
+"""
+
+# ruff: noqa: E501 (statements are shown on one line)
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.integration.mysql.test_defaults import FORMS as DEFAULTS
+
+PLAIN: Final = "id INT PRIMARY KEY, v INT, x INT, y INT, u INT"
+ROWS: Final = "(1, 10, 100, 1000, NULL), (2, 20, 200, 2000, 7), (3, 30, 300, 3000, NULL)"
+LATER: Final = (
+    "UPDATE {t} SET id = id + 10 WHERE id = 1",
+    "DELETE FROM {t} WHERE id = 2",
+    "INSERT INTO {t} (id) VALUES (4)",
+)
+"""Row 3 stays as the statements left it."""
+MOVED: Final = "moved"
+"""The schema of tables that get another name, which Iceberg's tables cannot."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Statements, and the table that they find."""
+
+    statements: Sequence[str]
+    columns: str = PLAIN
+    rows: str = ROWS
+    before: Sequence[str] = ()
+    """What else must be there when the changefeed begins."""
+    later: Sequence[str] = LATER
+    schema: str = "shop"
+    fails: str = ""
+    """The statement that the server refuses."""
+
+
+def _short(kind: str, value: str, *statements: str) -> Form:
+    """A table with one more column."""
+    return Form(
+        statements, f"id INT PRIMARY KEY, v INT, c {kind}", f"(1, 10, {value}), (2, 20, {value}), (3, 30, {value})"
+    )
+
+
+def _in_transaction(*statements: str) -> Form:
+    """Whose savepoints are in the log."""
+    begun = ("BEGIN", "INSERT INTO {t} VALUES (21, 1)")
+    return Form((*begun, *statements, "COMMIT"), "id INT PRIMARY KEY, v INT", "(1, 10), (2, 20), (3, 30)")
+
+
+_SPELT: Final[Mapping[str, Form]] = {
+    name: Form(statements)
+    for name, statements in {
+        "comment_before": ["/* app:migrate */ ALTER TABLE {t} RENAME COLUMN v TO w"],
+        "dashes_before": ["-- x\nALTER TABLE {t} RENAME COLUMN v TO w"],
+        "hash_before": ["# x\nALTER TABLE {t} RENAME COLUMN v TO w"],
+        "comment_between": ["ALTER TABLE {t} RENAME /* x */ COLUMN v TO w"],
+        "executable_comment": ["ALTER TABLE {t} /*!50000 CHANGE v w INT */"],
+        "no_blanks": ["ALTER TABLE {t} RENAME COLUMN`v`TO`w`"],
+        "ansi_quotes": ["SET sql_mode='ANSI_QUOTES'", 'ALTER TABLE {t} RENAME COLUMN "v" TO "w"'],
+        "if_exists": ["ALTER TABLE {t} RENAME COLUMN IF EXISTS v TO w"],
+        "other_case": ["ALTER TABLE {t} RENAME COLUMN V TO w"],
+        "only_case": ["ALTER TABLE {t} RENAME COLUMN v TO V"],
+        "change_other_case": ["ALTER TABLE {t} CHANGE V w INT"],
+        "change_qualified": ["ALTER TABLE {t} CHANGE {t}.v w INT"],
+        "change_and_widen": ["ALTER TABLE {t} CHANGE v w BIGINT"],
+        "modify_other_case": ["ALTER TABLE {t} MODIFY V BIGINT"],
+        "modify_key": ["ALTER TABLE {t} MODIFY ID BIGINT"],
+        "swap": ["ALTER TABLE {t} RENAME COLUMN x TO y, RENAME COLUMN y TO x"],
+        "swap_by_change": ["ALTER TABLE {t} CHANGE x y INT, CHANGE y x INT"],
+        "swap_and_widen": ["ALTER TABLE {t} CHANGE x y BIGINT, CHANGE y x INT"],
+        "shift": ["ALTER TABLE {t} RENAME COLUMN x TO y, RENAME COLUMN y TO z"],
+        "rename_and_add": ["ALTER TABLE {t} RENAME COLUMN v TO w, ADD COLUMN v INT DEFAULT 77"],
+        "drop_and_add": ["ALTER TABLE {t} DROP v, ADD v INT DEFAULT 5"],
+        "drop_and_add_without_default": ["ALTER TABLE {t} DROP v, ADD v INT"],
+        "comment_like_a_rename": ["ALTER TABLE {t} ADD z INT DEFAULT 8 COMMENT 'rename column v to z later'"],
+        "drop_like_a_rename": ["ALTER TABLE {t} DROP x, ADD z INT DEFAULT 8 COMMENT 'rename column x to z'"],
+        "two_adds": ["ALTER TABLE {t} ADD p INT DEFAULT 3", "ALTER TABLE {t} ADD q INT DEFAULT 4"],
+        "two_renames": ["ALTER TABLE {t} RENAME COLUMN v TO a", "ALTER TABLE {t} RENAME COLUMN a TO b"],
+        "drop_then_add": ["ALTER TABLE {t} DROP v", "ALTER TABLE {t} ADD v INT DEFAULT 9"],
+        "add_then_rename": ["ALTER TABLE {t} ADD n INT DEFAULT 5", "ALTER TABLE {t} RENAME COLUMN n TO m"],
+        "set_statement_rename": ["SET STATEMENT lock_wait_timeout=5 FOR ALTER TABLE {t} RENAME COLUMN v TO w"],
+        "set_statement_add": ["SET STATEMENT lock_wait_timeout=5 FOR ALTER TABLE {t} ADD w INT DEFAULT 5"],
+        "set_statement_truncate": ["SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE {t}"],
+        "hidden_hash": ["ALTER TABLE {t} ADD b LONGTEXT, ADD UNIQUE (b)", "INSERT INTO {t} (id, b) VALUES (30, 'long')"],
+        "lost_delete": ["SET sql_log_bin=0", "DELETE FROM {t} WHERE id = 3", "SET sql_log_bin=1", "INSERT INTO {t} (id, v) VALUES (3, 31)"],
+    }.items()
+}  # fmt: skip
+"""Of the plain table (causes A and B, and C where the statement is DDL)."""
+
+_REPLACED: Final[Mapping[str, Form]] = {
+    "swap_with_the_key": Form(
+        ["ALTER TABLE {t} RENAME COLUMN id TO v, RENAME COLUMN v TO id"],
+        later=["UPDATE {t} SET v = 11 WHERE v = 1", "DELETE FROM {t} WHERE v = 2", "INSERT INTO {t} (v) VALUES (4)"],
+    ),
+    "replace": Form(["CREATE OR REPLACE TABLE {t} (id INT PRIMARY KEY, v INT)", "INSERT INTO {t} VALUES (3, 9)"]),
+    "replace_by_set": Form(["SET STATEMENT lock_wait_timeout=5 FOR CREATE OR REPLACE TABLE {t} (id BIGINT PRIMARY KEY, w DATE)"]),
+    "replace_like": Form(["CREATE OR REPLACE TABLE {t} LIKE away.other"], later=["INSERT INTO {t} (k) VALUES ('a')"]),
+    "replace_as_select": Form(["CREATE OR REPLACE TABLE {t} (PRIMARY KEY (id)) AS SELECT 2 AS id, 'new' AS v UNION SELECT 3, 'new'"]),
+    "replace_that_fails": Form(
+        ["CREATE OR REPLACE TABLE {t} (id INT PRIMARY KEY, c INT DEFAULT 'x')", "CREATE TABLE {t} (id INT PRIMARY KEY, v INT)"],
+        fails="CREATE OR REPLACE TABLE {t} (id INT PRIMARY KEY, c INT DEFAULT 'x')",
+    ),
+    "drop_and_create": Form(["DROP TABLE {t}", "CREATE TABLE {t} (k VARCHAR(9) PRIMARY KEY, v INT)"], later=["INSERT INTO {t} VALUES ('a', 1)"]),
+    "set_statement_drop_database": Form(["SET STATEMENT lock_wait_timeout=5 FOR DROP DATABASE gone"], schema="gone", later=()),
+    "create_as_select": Form(["SET binlog_format=MIXED", "CREATE TABLE shop.selected (PRIMARY KEY (id)) AS SELECT * FROM {t}", "SET binlog_format=ROW", "INSERT INTO shop.selected (id) VALUES (9)"]),
+    "partition": Form(["SET STATEMENT lock_wait_timeout=5 FOR ALTER TABLE {t} TRUNCATE PARTITION p0"], before=["ALTER TABLE {t} PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (3), PARTITION p1 VALUES LESS THAN MAXVALUE)"]),
+    "fails_in_two_phases": Form(
+        ["SET binlog_alter_two_phase=ON", "ALTER TABLE {t} RENAME COLUMN v TO w, ADD UNIQUE KEY (k)"],
+        "id INT PRIMARY KEY, v INT, k INT", "(1, 10, 5), (2, 20, 5), (3, 30, 5)",
+        fails="ALTER TABLE {t} RENAME COLUMN v TO w, ADD UNIQUE KEY (k)",
+    ),
+    "two_phases": Form(["SET binlog_alter_two_phase=ON", "ALTER TABLE {t} RENAME COLUMN v TO w, ADD v INT DEFAULT 6"]),
+}  # fmt: skip
+"""Cause C: tables that end, begin or keep what they have."""
+
+_UNDONE: Final[Mapping[str, Form]] = {
+    "savepoint_temporary": _in_transaction("CREATE TEMPORARY TABLE away.tmp (a INT)", "SAVEPOINT s1", "INSERT INTO {t} VALUES (22, 2)", "DELETE FROM {t} WHERE id = 3", "ROLLBACK TO s1"),
+    "savepoint_temporary_first": _in_transaction("SAVEPOINT s1", "CREATE TEMPORARY TABLE away.tmp (a INT)", "INSERT INTO {t} VALUES (22, 2)", "UPDATE {t} SET v = 99 WHERE id = 3", "ROLLBACK TO s1", "INSERT INTO {t} VALUES (23, 3)"),
+    "savepoint_myisam": _in_transaction("SAVEPOINT s1", "INSERT INTO {t} VALUES (22, 2)", "INSERT INTO away.my VALUES (1)", "ROLLBACK TO s1"),
+    "savepoint_myisam_first": _in_transaction("INSERT INTO away.my VALUES (1)", "SAVEPOINT s1", "INSERT INTO {t} VALUES (22, 2)", "ROLLBACK TO s1"),
+    "savepoint_aria": _in_transaction("SAVEPOINT s1", "INSERT INTO {t} VALUES (22, 2)", "INSERT INTO away.aria VALUES (1)", "ROLLBACK TO s1"),
+}  # fmt: skip
+"""Cause C: rows that ROLLBACK TO SAVEPOINT takes back."""
+
+_REREAD: Final[Mapping[str, Form]] = {
+    "not_null": Form(["SET sql_mode=''", "ALTER TABLE {t} MODIFY u INT NOT NULL"]),
+    "shorter": _short("VARCHAR(9)", "'abcdef'", "SET sql_mode=''", "ALTER TABLE {t} MODIFY c VARCHAR(3)"),
+    "fewer_fractions": _short("DATETIME(6)", "'2024-01-01 10:00:00.654321'", "ALTER TABLE {t} MODIFY c DATETIME"),
+    "other_charset": _short("VARCHAR(9) CHARACTER SET utf8mb4", "'日é'", "SET sql_mode=''", "ALTER TABLE {t} CONVERT TO CHARACTER SET latin1"),
+    "set_reordered": _short("SET('x','y')", "'x,y'", "ALTER TABLE {t} MODIFY c SET('y','x')"),
+    "enum_reordered": _short("ENUM('x','y')", "'x'", "ALTER TABLE {t} MODIFY c ENUM('y','x')"),
+    "auto_increment": Form(["ALTER TABLE {t} ADD n INT NOT NULL AUTO_INCREMENT UNIQUE, ADD g INT AS (v * 2) STORED"]),
+    "generated": Form(["ALTER TABLE {t} ADD g INT AS (v * 2) STORED"]),
+    "generated_otherwise": Form(["ALTER TABLE {t} MODIFY s INT AS (v * 5) STORED"], "id INT PRIMARY KEY, v INT, s INT AS (v * 3) STORED", "(1, 10, DEFAULT), (2, 20, DEFAULT), (3, 30, DEFAULT)"),
+    "ignore": Form(["ALTER IGNORE TABLE {t} MODIFY c VARCHAR(3)"], "id INT PRIMARY KEY, c VARCHAR(9) UNIQUE", "(3, 'abc1'), (1, 'abc2'), (2, 'xyz')"),
+    "other_key": Form(["ALTER TABLE {t} ADD uid INT AUTO_INCREMENT, DROP PRIMARY KEY, ADD PRIMARY KEY (uid)", "UPDATE {t} SET v = 9 WHERE id = 3"]),
+}  # fmt: skip
+"""Cause D: no event tells what the ALTER did to values."""
+
+_COMPUTED: Final = ("CURRENT_TIMESTAMP", "CONCAT", "FLOAT(5,2)", "TIMESTAMP DEFAULT '", "TIMESTAMP(3) DEFAULT '")
+_TOLD: Final = [form for form in DEFAULTS if not any(word in form for word in _COMPUTED)]
+_UNTOLD: Final = [form for form in DEFAULTS if any(word in form for word in _COMPUTED)]
+
+
+def _adding(forms: Sequence[str]) -> Form:
+    """All of them in one ALTER."""
+    added = ", ".join(f"ADD c{number} {form}" for number, form in enumerate(forms))
+    return Form(["SET sql_mode=''", f"ALTER TABLE {{t}} {added}"])
+
+
+_RENAMED: Final[Mapping[str, Form]] = {
+    "set_statement_rename_table": Form(["SET STATEMENT lock_wait_timeout=5 FOR RENAME TABLE {t} TO moved.another"], schema=MOVED, later=[each.format(t="moved.another") for each in LATER]),
+    "swapped": Form(["INSERT INTO moved.partner VALUES (1, 1), (2, 2), (3, 3), (5, 5)", "RENAME TABLE {t} TO moved.between, moved.partner TO {t}, moved.between TO moved.partner"], schema=MOVED, later=[*LATER, "UPDATE moved.partner SET v = 5 WHERE id = 3"], before=["CREATE TABLE moved.partner (id INT PRIMARY KEY, v INT)"]),
+}  # fmt: skip
+
+FORMS: Final[Mapping[str, Form]] = {
+    **_SPELT,
+    **_REPLACED,
+    **_UNDONE,
+    **_REREAD,
+    **_RENAMED,
+    "defaults": _adding(_TOLD),
+    "defaults_untold": _adding(_UNTOLD),
+}
+READ_AGAIN: Final = frozenset({"partition", "selected", *_REREAD, "defaults_untold"})
+"""The tables that a changefeed must read again; of no other an event is missing."""
