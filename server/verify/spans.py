@@ -39,6 +39,10 @@ class KeySpans:
         """The same as SQL."""
         return " OR ".join(f"({_sql(quoted(self.column), span)})" for span in self.spans) or "1 = 0"
 
+    def each(self) -> list["KeySpans"]:
+        """Each range alone."""
+        return [KeySpans(self.column, (span,)) for span in self.spans]
+
     def of(self, value: int) -> Span | None:
         """The range that a value of the column is in."""
         return next((span for span in self.spans if _holds(span, value)), None)

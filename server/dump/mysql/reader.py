@@ -5,7 +5,7 @@ All are sessions with one server, as a chunk shows what is before a watermark on
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +43,10 @@ _COLUMNS = (
 )
 _KNOWN_UUID = "^([0-9a-f-]{14}[0-7][0-9a-f-]{4}[89ab][0-9a-f-]{16}|0{8}(-0{4}){3}-0{12}|f{8}(-f{4}){3}-f{12})$"
 _ROWS = "SELECT table_rows FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+
+
+Ask = Callable[..., list[tuple[Any, ...]]]
+"""A query and its values; gives its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +99,7 @@ class Server:
 
     def query(self, table: SourceTable, where: str) -> ChunkQuery:
         """How a table is read."""
-        name = (table.record.schema_name, table.record.table_name)
-        columns = self._ask(_COLUMNS, *name)
-        collations = {column: collation for column, _, collation in columns if collation is not None}
-        whole, taken = Table.parse(table.record.table_info), source_columns(table.mounter)
-        left_out = frozenset(column.name for column in whole.columns if column.name not in taken)
-        uuids = [column for column, kind, _ in columns if kind.lower() == "uuid" and column in whole.primary_key]
-        return ChunkQuery(name[0], whole, collations, where, left_out, self._misordered(name, uuids))
-
-    def _misordered(self, name: TableName, uuids: Sequence[str]) -> frozenset[str]:
-        """Those of a table's UUID columns that hold what is of no known version and variant.
-
-        MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY key` passes
-        over rows (seen on 10.11: 1043 of 2000).
-        """
-        table = ".".join(map(quoted, name))
-        return frozenset(
-            column
-            for column in uuids
-            if self._ask(f"SELECT 1 FROM {table} WHERE {quoted(column)} NOT RLIKE %s LIMIT 1", _KNOWN_UUID)  # noqa: S608 - quoted names
-        )
+        return chunk_query(self._ask, table, where)
 
     def _matching(self, query: ChunkQuery, rows: int) -> int:
         """About how many rows the condition takes, as the server's optimizer thinks; of a refused one all."""
@@ -210,6 +195,31 @@ class ChunkReader:
     def _forget_many(self) -> None:
         while len(self._statements) >= 64:
             self._statements.pop(next(iter(self._statements))).close()
+
+
+def chunk_query(ask: Ask, table: SourceTable, where: str = "") -> ChunkQuery:
+    """How a table is read, as the server that is asked has it."""
+    name = (table.record.schema_name, table.record.table_name)
+    columns = ask(_COLUMNS, *name)
+    collations = {column: collation for column, _, collation in columns if collation is not None}
+    whole, taken = Table.parse(table.record.table_info), source_columns(table.mounter)
+    left_out = frozenset(column.name for column in whole.columns if column.name not in taken)
+    uuids = [column for column, kind, _ in columns if kind.lower() == "uuid" and column in whole.primary_key]
+    return ChunkQuery(name[0], whole, collations, where, left_out, _misordered(ask, name, uuids))
+
+
+def _misordered(ask: Ask, name: TableName, uuids: Sequence[str]) -> frozenset[str]:
+    """Those of a table's UUID columns that hold what is of no known version and variant.
+
+    MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY key` passes over
+    rows (seen on 10.11: 1043 of 2000).
+    """
+    table = ".".join(map(quoted, name))
+    return frozenset(
+        column
+        for column in uuids
+        if ask(f"SELECT 1 FROM {table} WHERE {quoted(column)} NOT RLIKE %s LIMIT 1", _KNOWN_UUID)  # noqa: S608 - quoted names
+    )
 
 
 def keys_of(table: Table, rows: pa.Array) -> pa.Array:

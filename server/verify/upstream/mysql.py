@@ -10,7 +10,7 @@ log is still there.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ from server.puller.mysql.position import Anchor
 from server.puller.uri import SourceUri
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
-from server.verify.mysql_rows import begin_snapshot, pieces
+from server.verify.mysql_rows import begin_snapshot, chunks, pieces
 from server.verify.upstream.before import Before, Changed
 from server.verify.upstream.mysql_log import read_before
 from storage.meta.meta import Meta
@@ -40,14 +40,17 @@ from storage.mysql.schema import Table as Columns
 class MySqlUpstream:
     """Implements `server.verify.upstream.upstream.Upstream`."""
 
-    def __init__(self, session: Session, before: Before) -> None:
+    def __init__(self, session: Session, before: Before, *, in_chunks: bool = False) -> None:
         self._session = session
         self._before = before
+        self._in_chunks = in_chunks
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, meta: Meta, info: ChangefeedInfo, tables: Sequence[Table]) -> AsyncIterator["MySqlUpstream"]:
-        """The server for the block, in one snapshot.
+    async def open(
+        cls, meta: Meta, info: ChangefeedInfo, tables: Sequence[Table], *, in_chunks: bool = False
+    ) -> AsyncIterator["MySqlUpstream"]:
+        """The server for the block, in one snapshot; whole tables are read by one query, or `in_chunks`.
 
         Raises:
             VerifyHistoryError, VerifyMovedError, VerifyBehindError: the cut cannot be reached from it.
@@ -57,7 +60,8 @@ class MySqlUpstream:
         begin = await _begin(meta, info.id, min(table.ts for table in tables))
         session = await asyncio.to_thread(log_in, options)
         try:
-            yield cls(session, await asyncio.to_thread(_before_of, session, options, begin, tables))
+            before = await asyncio.to_thread(_before_of, session, options, begin, tables)
+            yield cls(session, before, in_chunks=in_chunks)
         finally:
             session.close()
 
@@ -67,13 +71,19 @@ class MySqlUpstream:
         changed = self._before.changed(columns.id)
         was = self._before.rows(columns.id)
         yield await asyncio.to_thread(_mounted, table, was["key"], was["old_value"])
-        name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
-        query = f"SELECT {', '.join(map(selected, columns.columns))} FROM {name}"  # noqa: S608 - quoted names
-        if table.spans is not None:
-            query += f" WHERE {table.spans.condition(quoted)}"
-        found = pieces(self._session, query)
+        found = self._found(table, columns)
         while (rows := await asyncio.to_thread(next, found, None)) is not None:
             yield await asyncio.to_thread(_unchanged, table, columns, rows, changed)
+
+    def _found(self, table: Table, columns: Columns) -> Iterator[pa.Array]:
+        """What the snapshot shows; each range by a query of its own, for whose end an ALTER of the table waits."""
+        name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
+        query = f"SELECT {', '.join(map(selected, columns.columns))} FROM {name}"  # noqa: S608 - quoted names
+        if table.spans is None:
+            yield from chunks(self._session, table.source) if self._in_chunks else pieces(self._session, query)
+            return
+        for span in table.spans.each():
+            yield from pieces(self._session, f"{query} WHERE {span.condition(quoted)}")
 
 
 def _before_of(session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table]) -> Before:

@@ -33,13 +33,13 @@ class Upstream(Protocol):
 
 
 def open_upstream(
-    cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table]
+    cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table], *, gently: bool = False
 ) -> AbstractAsyncContextManager[Upstream]:
-    """The upstream for the block.
+    """The upstream for the block; a slow reader that goes `gently` keeps no statement of others waiting for long.
 
     Raises:
         VerifyHistoryError, VerifyMovedError, VerifyBehindError: it cannot be read at the cut.
     """
     if scheme_of(info) == MYSQL:
-        return MySqlUpstream.open(cluster.meta, info, tables)
+        return MySqlUpstream.open(cluster.meta, info, tables, in_chunks=gently)
     return StoreUpstream.open(cluster.pd, cluster.kv, info, tables)

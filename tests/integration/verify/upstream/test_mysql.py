@@ -5,6 +5,7 @@ import pytest
 from server.capture.changefeed import ChangefeedInfo
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError, VerifyMovedError
+from server.verify.spans import KeySpans
 from server.verify.upstream.mysql import MySqlUpstream
 from tests.integration.mysql.replica import following
 from tests.integration.verify.writer import ROWS, Writer, created
@@ -24,8 +25,13 @@ async def rows_at(mariadb, meta, source, ts):
     async with MySqlUpstream.open(meta, info(mariadb), [table]) as upstream:
         found = [row async for batch in upstream.rows(table) for row in batch.to_pylist()]
         again = [row async for batch in upstream.rows(table) for row in batch.to_pylist()]
+    ranges = Table(source, ts, spans=KeySpans("id", ((None, 3), (3, 40), (40, None))))
+    async with MySqlUpstream.open(meta, info(mariadb), [table], in_chunks=True) as upstream:
+        chunks = [row async for batch in upstream.rows(table) for row in batch.to_pylist()]
+        parts = [row async for batch in upstream.rows(ranges) for row in batch.to_pylist()]
     key = lambda row: row["id"]  # noqa: E731 - short
     assert sorted(found, key=key) == sorted(again, key=key), "it can be read twice"
+    assert sorted(found, key=key) == sorted(chunks, key=key) == sorted(parts, key=key), "in chunks and ranges, too"
     assert len({row["id"] for row in found}) == len(found)
     return {row["id"]: row for row in found}
 
