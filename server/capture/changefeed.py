@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.sink_uri import SinkUri, holds_secret, redacted
+from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, format_of, holds_secret, redacted
 
 from server.capture.catalog.filter import exact_rules
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
@@ -21,6 +21,8 @@ from storage.model.errors import CorruptError
 from storage.tidb.time import NULL_DATES
 
 CREATOR_VERSION: Final = "0.2.0"
+LAKES: Final = tuple(MODES_OF)
+"""Formats of sinks that a lake job keeps."""
 _HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLExceeded")
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
@@ -99,6 +101,8 @@ class ChangefeedInfo:
     error: RunningError | None = None
     skipped: tuple[Skipped, ...] = ()
     """What was never delivered, ascending."""
+    audit_s: int = 0
+    """In what time the lake is compared with the source, again and again; 0: never."""
     creator_version: str = CREATOR_VERSION
 
     @property
@@ -152,7 +156,7 @@ class ChangefeedInfo:
     def to_json(self) -> bytes:
         """The value of its record."""
         doc = asdict(self)
-        for member in ("columns", "skipped"):
+        for member in ("columns", "skipped", "audit_s"):
             if not doc[member]:
                 del doc[member]  # as captures read it that know of none
         if self.zero_dates == NULL_DATES:
@@ -172,6 +176,7 @@ class ChangefeedInfo:
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
             doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
+            doc["audit_s"] = int(doc.get("audit_s", 0))
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return cls(**doc)
@@ -202,6 +207,12 @@ def check_id(changefeed: str) -> None:
         raise ChangefeedIdInvalidError(
             f"{changefeed!r} cannot be a changefeed id: letters and digits, with single hyphens between, at most 128"
         )
+
+
+def lake_format(sink_uri: str) -> str:
+    """The format of a sink that a lake job keeps, `FORMAT:…` or `FORMAT+SCHEME:…`; empty: none does."""
+    found = format_of(sink_uri)
+    return found if found in LAKES else ""
 
 
 def check_sink_uri(sink_uri: str) -> None:

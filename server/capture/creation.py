@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pyspark_tidemark.sink_uri import format_of
 
+from server.capture.audit import check_audit
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter, exact_rules
 from server.capture.catalog.tables import Chosen, chosen_tables, eligible
@@ -33,6 +34,8 @@ class NewChangefeed:
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False
+    audit_s: int = 0
+    """In what time the lake is compared with the source, again and again; 0: never."""
 
     def records(self) -> tuple[TableRecord, ...]:
         """The given tables, after a look at all that can be looked at without the source.
@@ -42,6 +45,7 @@ class NewChangefeed:
         """
         check_id(self.id)
         check_sink_uri(self.sink_uri)
+        check_audit(self.audit_s, self.sink_uri)
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
         if not (self.tables or self.rules):
@@ -75,6 +79,7 @@ class NewChangefeed:
             from_snapshot=bool(self.rules),
             ignore_ineligible=self.ignore_ineligible,
             ignored=chosen.ignored,
+            audit_s=self.audit_s,
         )
 
 

@@ -62,6 +62,12 @@ class NotOwnerError(UnavailableError):
     code = "ErrNotOwner"
 
 
+class AuditUnsupportedError(InvalidError):
+    """An audit is asked for where nothing could be compared."""
+
+    code = "ErrAuditUnsupported"
+
+
 class ParameterError(InvalidError):
     """A parameter of the request cannot be used."""
 

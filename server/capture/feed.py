@@ -8,6 +8,7 @@ from functools import partial
 
 from pyspark_tidemark.sink_uri import format_of
 
+from server.capture.audit import Audit
 from server.capture.catalog.catalog import FeedCatalog, Terms
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
@@ -49,6 +50,8 @@ class Feed:
     """What the lake job last reported; set by Flight's threads, too."""
     job_saved: JobReport | None = None
     """As the metadata has it: of a job that has given up."""
+    audit: Audit = field(default_factory=Audit)
+    """What its audit has found, as the metadata has it."""
     settled_ts: int = 0
     """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0

@@ -3,7 +3,7 @@
 The job reports by Flight (docs/format/flight.md, `report`). A report never stops the pulling of rows: a job that gave
 up leaves the changefeed's checkpoint where it is, and its rows are kept until a job goes on from there.
 
-1. The changefeed's own error is shown before its job's.
+1. The changefeed's own error is shown before its job's, and that before what its audit found.
 2. `failed` stays until a job reports `ready` again or the changefeed is paused, resumed or removed; it is durable.
 3. Other reports expire when the job is silent.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from server.capture.audit import Audit, audit_error
 from server.capture.changefeed import ChangefeedInfo, RunningError, State
 from sink.flight.feeds import FAILED, READY, RETRYING, STOPPED, Report
 from storage.model.errors import CorruptError
@@ -81,15 +82,18 @@ def accepted(before: JobReport | None, new: JobReport) -> JobReport | None:
     return before if before is not None and before.report.state == FAILED else None
 
 
-def shown_state(info: ChangefeedInfo, job: JobReport | None, now_s: float) -> tuple[State, RunningError | None]:
-    """The state and the error that a changefeed shows: its own, else those of its job."""
-    if info.state is not State.NORMAL or job is None:
+def shown_state(
+    info: ChangefeedInfo, job: JobReport | None, audit: Audit, now_s: float
+) -> tuple[State, RunningError | None]:
+    """The state and the error that a changefeed shows: its own, else those of its job, else of its audit."""
+    if info.state is not State.NORMAL:
         return info.state, info.error
     states = {FAILED: State.FAILED, RETRYING: State.WARNING}
-    state = states.get(job.state(now_s))
-    if state is None:
-        return info.state, info.error
-    return state, RunningError(job.report.code, job.report.message, job.time)
+    state = None if job is None else states.get(job.state(now_s))
+    if job is not None and state is not None:
+        return state, RunningError(job.report.code, job.report.message, job.time)
+    differs = audit_error(info, audit)
+    return (info.state, info.error) if differs is None else (State.WARNING, differs)
 
 
 def failed_for_s(info: ChangefeedInfo, job: JobReport | None, now: datetime) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from server.capture import metrics
+from server.capture.audit import Audit
 from server.capture.changefeed import State
 from server.capture.errors import SnapshotLostError
 from server.capture.feed import Feed
@@ -28,6 +29,7 @@ _SAFEPOINT_REFRESH_S = 60.0
 _FINAL_SAVE_S = 5.0
 _COLLECT_EVERY_S = 60.0
 _SWEEP_EVERY_S = 60.0
+_AUDITS_EVERY_S = 2.0
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +58,7 @@ class Keeper:
         self._on_end = on_end
         self._collected_s = time.monotonic()
         self._sweep_s = 0.0
+        self._audits_s = 0.0
 
     async def run(self) -> None:
         """Save five times a second until cancelled, and once more then."""
@@ -78,6 +81,7 @@ class Keeper:
                     await self._hold(feed)
                 await self._collect()
                 await self._sweep()
+                await self._load_audits()
         except (UnavailableError, PdRefusedError) as err:
             _log.warning("checkpoints cannot be saved now", error=str(err))
 
@@ -129,6 +133,15 @@ class Keeper:
         unprotected = dict.fromkeys(await self._records.ids(), False)  # also one whose creation we heard no end of
         known = {feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time) for feed in self._feeds.values()}
         await self._safepoints.sweep(service_ids, unprotected | known)
+
+    async def _load_audits(self) -> None:
+        """What audits have found is written by lake jobs and by `verify`, and only shown here."""
+        if time.monotonic() < self._audits_s or not any(feed.info.audit_s for feed in self._feeds.values()):
+            return
+        self._audits_s = time.monotonic() + _AUDITS_EVERY_S
+        found = await self._records.load_audits()
+        for feed in self._feeds.values():
+            feed.audit = found.get(feed.id, Audit())
 
     def _is_due(self, feed: Feed) -> bool:
         """Whoever does not run is not renewed: its safepoint ends a day after it stopped, unless it is resumed."""

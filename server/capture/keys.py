@@ -10,6 +10,7 @@ STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
 SOURCES: Final = f"{_ROOT}/changefeed/source/".encode()
 JOBS: Final = f"{_ROOT}/changefeed/job/".encode()
+AUDITS: Final = f"{_ROOT}/changefeed/audit/".encode()
 DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 
 
@@ -31,6 +32,16 @@ def status(changefeed: str) -> bytes:
 def job(changefeed: str) -> bytes:
     """Why one changefeed's lake job has given up."""
     return JOBS + changefeed.encode()
+
+
+def audit(changefeed: str) -> bytes:
+    """What the keys start with of what one changefeed's audit has found; itself, when it last was on time."""
+    return AUDITS + changefeed.encode() + b"/"
+
+
+def audit_finding(changefeed: str, table: str) -> bytes:
+    """What the audit found of one table."""
+    return audit(changefeed) + table.encode()
 
 
 def schemas(changefeed: str) -> bytes:

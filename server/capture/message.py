@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Final
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from server.capture.audit import audit_silence
 from server.capture.changefeed import State
 from server.capture.creation import NewChangefeed
 from server.capture.feed import Feed
@@ -41,13 +43,14 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         columns=list(request.columns),
         zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
+        audit_s=request.audit_s,
     )
 
 
 def message(feed: Feed) -> pb.Changefeed:
     """A changefeed as it is now."""
     info, processor = feed.info, feed.processor
-    state, error = shown_state(info, feed.job, time.monotonic())
+    state, error = shown_state(info, feed.job, feed.audit, time.monotonic())
     return pb.Changefeed(
         id=info.id,
         state=_STATES[state],
@@ -67,9 +70,10 @@ def message(feed: Feed) -> pb.Changefeed:
         schema_changes=_changes(feed),
         holding=_holding(feed),
         lake_job=_lake_job(feed),
-        warnings=feed.source.warnings,
+        warnings=[*feed.source.warnings, *filter(None, [audit_silence(info, feed.audit, datetime.now(UTC))])],
         rereads=_rereads(feed),
         skipped=[pb.SkippedRange(**asdict(each)) for each in info.skipped],
+        audit_s=info.audit_s,
     )
 
 

@@ -60,7 +60,7 @@ class FeedCollector(Collector):
             "tidemark_capture_changefeed_state", "1 for the state it is in", labels=["changefeed", "state"]
         )
         for feed in feeds:
-            current, _ = shown_state(feed.info, feed.job, time.monotonic())
+            current, _ = shown_state(feed.info, feed.job, feed.audit, time.monotonic())
             for state in State:
                 states.add_metric([feed.id, state.value], float(state is current))
         yield states

@@ -14,6 +14,7 @@ import structlog
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture import metrics
+from server.capture.audit import Audit, check_audit
 from server.capture.catalog.columns import ColumnRules
 from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import SchemaChange, by_id
@@ -21,6 +22,7 @@ from server.capture.catalog.tables import chosen_tables
 from server.capture.changefeed import ChangefeedInfo, RunningError, State, check_same_sink, check_sink_uri
 from server.capture.creation import NewChangefeed, check_range
 from server.capture.errors import (
+    AuditUnsupportedError,
     ChangefeedExistsError,
     ChangefeedNotExistsError,
     ChangefeedStateError,
@@ -50,6 +52,7 @@ class Owner:
     def __init__(self, workshop: Workshop, pd: PdClient) -> None:
         self.feeds: dict[str, Feed] = {}
         self._workshop = workshop
+        self._pd = pd
         self._records = workshop.records
         self._safepoints = Safepoints(pd)
         self._changing = asyncio.Lock()
@@ -111,11 +114,13 @@ class Owner:
 
         Raises:
             InvalidError: a parameter cannot be used; its subclass says which.
+            AuditUnsupportedError: an audit is asked for, and lake and source cannot be compared.
             TableIneligibleError: a table cannot be replicated.
             StartTsBeforeGcError: GC may have collected what it would need.
             ChangefeedExistsError: the id is taken.
         """
         new.records()
+        await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
         source = self._workshop.make_source(new.id, new.source_uri)
         async with self._changing:
             self._check_active()
@@ -188,8 +193,10 @@ class Owner:
             self._start(feed)
         return feed
 
-    async def update(self, changefeed: str, sink_uri: str = "", on_unclear_ddl: str = "") -> Feed:
-        """Write the sink URI of a changefeed anew, or the source's option; empty: as before. Durable.
+    async def update(
+        self, changefeed: str, sink_uri: str = "", on_unclear_ddl: str = "", audit_s: int | None = None
+    ) -> Feed:
+        """Write the sink URI of a changefeed anew, the source's option, or the audit; empty, None: as before. Durable.
 
         How to log in at the sink may change, the place may not. A running changefeed goes on from its checkpoint.
 
@@ -197,10 +204,11 @@ class Owner:
             SinkUriError: it is not valid, or names another place.
             TableIneligibleError: it cannot hold a table's names.
             SourceUriError: the source has no such option, or not with this value.
-            ParameterError: nothing is to be changed.
+            AuditUnsupportedError: the sink has no rows that could be compared.
+            ParameterError: nothing is to be changed, or to something that cannot be.
         """
-        if not sink_uri and not on_unclear_ddl:
-            raise ParameterError("nothing is to be updated: give --sink-uri or --on-unclear-ddl")
+        if not sink_uri and not on_unclear_ddl and audit_s is None:
+            raise ParameterError("nothing is to be updated: give --sink-uri, --on-unclear-ddl or --audit")
         if sink_uri:
             check_sink_uri(sink_uri)
         async with self._changing:
@@ -209,11 +217,16 @@ class Owner:
             check_same_sink(feed.info.sink_uri, sink_uri)
             for table in feed.tables:
                 check_names(table, format_of(sink_uri))
+            audit_s = feed.info.audit_s if audit_s is None else audit_s
+            await self._check_audit(audit_s, sink_uri, feed.info.source_uri)
             source_uri = with_option(feed.info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
             source = self._workshop.make_source(feed.id, source_uri) if source_uri != feed.info.source_uri else None
-            info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri)
+            info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
             await self._records.save({}, {feed.id: info})
             feed.info = info
+            if not audit_s:
+                await self._records.forget_audit(feed.id)
+                feed.audit = Audit()
             if source is not None:
                 await feed.stop()
                 feed.source = source
@@ -261,6 +274,14 @@ class Owner:
             feed = Feed.unreadable(self._workshop, info, checkpoint_ts, error)
             note(feed, State.FAILED, error)
             return feed
+
+    async def _check_audit(self, audit_s: int, sink_uri: str, source_uri: str) -> None:
+        """See that lake and source can be compared; raises as `check_audit`."""
+        check_audit(audit_s, sink_uri)
+        if audit_s and source_uri.startswith("pump:") and not await self._pd.stores():
+            raise AuditUnsupportedError(
+                "--audit reads the rows of the source, and TiDB's pumps have only changes: the cluster has no store"
+            )
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         chosen = await new.chosen(source, start_ts)

@@ -5,11 +5,13 @@ that does not know it yet changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
 from gcsafepoint.keys import GcKeys
 from server.capture import keys
+from server.capture.audit import Audit, Finding
 from server.capture.catalog.history import SchemaChange
 from server.capture.catalog.records import SchemaRecords, delete_all, delete_others, head_put, parts
 from server.capture.changefeed import ChangefeedInfo, checkpoint_of, status_json
@@ -57,6 +59,26 @@ class Records:
         """Write why a changefeed's lake job has given up, or delete it. Durable; raises as `save`."""
         key = keys.job(changefeed)
         await self._write([Delete(key) if report is None else Put(key, report.to_json())])
+
+    async def load_audits(self) -> dict[str, Audit]:
+        """What audits have found, by changefeed; a record that cannot be read is left out: nothing runs by it."""
+        found: dict[str, Audit] = {}
+        for pair in await self._meta.get_prefix(keys.AUDITS):
+            changefeed, _, table = pair.key.removeprefix(keys.AUDITS).decode(errors="replace").partition("/")
+            audit = found.get(changefeed, Audit())
+            try:
+                if table:
+                    finding = Finding.from_json(pair.value)
+                    found[changefeed] = replace(audit, findings=(*audit.findings, finding))
+                else:
+                    found[changefeed] = replace(audit, on_time=pair.value.decode(errors="replace"))
+            except CorruptError as err:
+                _log.warning("finding of an audit left out", changefeed=changefeed, table=table, error=str(err))
+        return found
+
+    async def forget_audit(self, changefeed: str) -> None:
+        """Delete what a changefeed's audit has found. Durable; raises as `save`."""
+        await self._write([_audit(changefeed)])
 
     async def ids(self) -> list[str]:
         """The changefeeds that have a record."""
@@ -140,8 +162,13 @@ class Records:
 
 def _all_but_info(changefeed: str) -> list[Op]:
     of_source = keys.source(changefeed)
-    kept = Delete(of_source, prefix_end(of_source)), Delete(keys.drainer(changefeed))
+    kept = Delete(of_source, prefix_end(of_source)), Delete(keys.drainer(changefeed)), _audit(changefeed)
     return [Delete(keys.status(changefeed)), Delete(keys.job(changefeed)), delete_all(changefeed), *kept]
+
+
+def _audit(changefeed: str) -> Delete:
+    prefix = keys.audit(changefeed)
+    return Delete(prefix, prefix_end(prefix))
 
 
 def _exists(changefeed: str) -> ChangefeedExistsError:

@@ -77,10 +77,11 @@ class ChangefeedService:
         return await self._by_owner("ResumeChangefeed", request, context, resume)
 
     async def UpdateChangefeed(self, request: pb.UpdateChangefeedRequest, context: Context) -> Any:
-        """Write its sink URI, or what unclear DDL leads to, anew."""
+        """Write its sink URI, what unclear DDL leads to, or its audit anew."""
 
         async def update() -> pb.UpdateChangefeedResponse:
-            wanted = self._owner.update(request.id, request.sink_uri, request.on_unclear_ddl)
+            audit_s = request.audit_s if request.HasField("audit_s") else None
+            wanted = self._owner.update(request.id, request.sink_uri, request.on_unclear_ddl, audit_s)
             feed = await self._owner.carry_out(wanted)
             return pb.UpdateChangefeedResponse(changefeed=message(feed))
 

@@ -12,7 +12,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from server.cli import dump
 from server.cli.changefeed_view import detail, summary
 from server.cli.confirm import add_yes, confirm
-from server.cli.number import timestamp
+from server.cli.number import period, timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
@@ -32,6 +32,10 @@ UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
     "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event is read again by "
     "itself, and cuts wait for it (reread, the default), or the changefeed stops"
+)
+AUDIT_HELP = (
+    "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m to 2160h, such as 1h; "
+    "a difference is a warning of the changefeed"
 )
 _LARGE_GAP_S = 86_400
 _NOW = "now"
@@ -86,6 +90,7 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         help="how dates that no calendar has, such as 0000-00-00, are shown: as null (the default), where one in a key "
         "stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP columns of keys are text; text: all of them are",
     )
+    create.add_argument("--audit", type=period, default=0, metavar="DURATION", help=f"{AUDIT_HELP} (default: off)")
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
     create.add_argument(
         "--ignore-ineligible-table", action="store_true", help="leave out tables that match, but cannot be replicated"
@@ -115,7 +120,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         ("query", query_changefeed, "one changefeed in detail"),
         ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
         ("resume", resume_changefeed, "pull again from the checkpoint"),
-        ("update", update_changefeed, "write its sink URI, or what unclear DDL leads to, anew"),
+        ("update", update_changefeed, "write its sink URI, what unclear DDL leads to, or its audit anew"),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):
         verb = verbs.add_parser(name, help=text, parents=[shared])
@@ -124,6 +129,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         if name == "update":
             verb.add_argument("--sink-uri", default="", help="the same place, with another user or password-file=")
             verb.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
+            verb.add_argument("--audit", type=period, metavar="DURATION|off", help=AUDIT_HELP)
         if name in ("resume", "remove"):
             add_yes(verb)
         if name == "resume":
@@ -154,6 +160,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         zero_dates=arguments.zero_dates,
         ignore_ineligible_table=arguments.ignore_ineligible_table,
         on_unclear_ddl=arguments.on_unclear_ddl,
+        audit_s=arguments.audit,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
@@ -201,9 +208,12 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 
 async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Write the sink URI, or the source's option, anew."""
+    """Write the sink URI, the source's option, or the audit anew."""
     request = pb.UpdateChangefeedRequest(
-        id=arguments.changefeed_id, sink_uri=arguments.sink_uri, on_unclear_ddl=arguments.on_unclear_ddl
+        id=arguments.changefeed_id,
+        sink_uri=arguments.sink_uri,
+        on_unclear_ddl=arguments.on_unclear_ddl,
+        audit_s=arguments.audit,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)

@@ -33,6 +33,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "lake_job": _lake_job(changefeed),
             "skipped": list(map(_skipped, changefeed.skipped)),
         }
+        | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _rereads(changefeed)
         | _warnings(changefeed)
     )

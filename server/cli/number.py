@@ -3,6 +3,7 @@
 import argparse
 from typing import Final
 
+from gcsafepoint.worker.times import DurationError, parse_duration_ns
 from storage.model.ts import MAX_TS
 
 _COUNT_MAX: Final = (1 << 31) - 1
@@ -17,6 +18,14 @@ def timestamp(text: str) -> int:
 def count(text: str) -> int:
     """How many of something, 0 to 2^31 - 1; raises ArgumentTypeError."""
     return _number(text, _COUNT_MAX)
+
+
+def period(text: str) -> int:
+    """Seconds of a duration such as 1h or 90m, 0 for `off`; raises ArgumentTypeError."""
+    try:
+        return 0 if text == "off" else count(str(parse_duration_ns(text) // 10**9))
+    except DurationError as err:
+        raise argparse.ArgumentTypeError(err.message) from None
 
 
 def byte_count(text: str) -> int:

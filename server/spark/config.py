@@ -38,6 +38,9 @@ class SparkConfig:
         "as anybody on the machine sees a process's arguments",
     )
     token_file: str = setting("", "file with the token that captures ask readers for")
+    coordinator: str = setting("", "the coordinator's addresses, host:port, by commas; audits of the lake need it")
+    audit_rows_per_s: int = setting(20_000, "so fast an audit reads the source at most, in rows a second", least=1)
+    audit_max_lag_s: float = setting(60.0, "an audit gives way while the lake is further behind, in seconds", least=1)
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting("", "file that the lines about each cut are appended to, besides standard output")
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")

@@ -16,21 +16,21 @@ from typing import Any
 
 import grpc.aio
 import structlog
-from pyspark_tidemark.sink_uri import MODES_OF, format_of, redacted
+from pyspark_tidemark.sink_uri import redacted
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.capture.changefeed import lake_format
 from server.config import setting
 from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import SparkConfig, job_command
 from server.spark.job import LakeJob, captures_reporter
 from storage.model.errors import TidemarkError
 
-LAKES = tuple(MODES_OF)
-"""Sinks that a lake job keeps."""
 _POLL_SECONDS = 1.0
 _RPC_SECONDS = 10.0
 _RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)
@@ -47,6 +47,9 @@ class KeepConfig:
     master: str = setting("local[2]", "Spark master")
     driver_memory: str = setting("1g", "JVM heap of each driver")
     trigger: str = setting("500 milliseconds", "shortest time between cuts")
+    coordinator: str = setting("", "the coordinator's addresses, host:port, by commas; audits of the lakes need it")
+    audit_rows_per_s: int = setting(20_000, "so fast an audit reads the source at most, in rows a second", least=1)
+    audit_max_lag_s: float = setting(60.0, "an audit gives way while its lake is further behind, in seconds", least=1)
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
 
 
@@ -71,6 +74,7 @@ class Keeper:
     ) -> None:
         self._config = config
         self._security = security
+        self._audits = audit_settings(config, security)
         self._changefeeds = ChangefeedServiceStub(channel)
         self._captures = CaptureServiceStub(channel)
         self._tasks = tasks
@@ -95,7 +99,9 @@ class Keeper:
 
     async def _follow(self) -> None:
         known = await self._changefeeds.ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
-        wanted = {feed.id: feed.sink_uri for feed in known.changefeeds if _is_running(feed) and is_lake(feed.sink_uri)}
+        wanted = {
+            feed.id: feed.sink_uri for feed in known.changefeeds if _is_running(feed) and lake_format(feed.sink_uri)
+        }
         resumed = self._resumed({feed.id for feed in known.changefeeds if feed.lake_job.failed_changefeed})
         updated = {name for name in self._jobs.keys() & wanted.keys() if self._targets[name] != wanted[name]}
         for changefeed in (self._jobs.keys() - wanted.keys()) | resumed | updated:
@@ -119,6 +125,7 @@ class Keeper:
         return ",".join(f"{scheme}://{capture.flight_address}" for capture in answer.captures)
 
     def _start(self, changefeed: str, target: str, endpoint: str) -> None:
+        auditor = Auditor(changefeed, self._audits)
         config = SparkConfig(
             endpoint=endpoint,
             changefeed=changefeed,
@@ -129,20 +136,20 @@ class Keeper:
             trigger=self._config.trigger,
         )
         command = job_command(config, self._security)
-        job = LakeJob(
-            changefeed,
-            command,
-            once=False,
-            on_line=lambda line: _show(changefeed, line),
-            on_error=captures_reporter(command),
-        )
+
+        def on_line(line: dict[str, Any]) -> None:
+            _show(changefeed, line)
+            auditor.take(line)
+
+        job = LakeJob(changefeed, command, once=False, on_line=on_line, on_error=captures_reporter(command))
         self._jobs[changefeed], self._targets[changefeed] = job, target
-        self._tasks.create_task(self._guarded(changefeed, job), name=f"lake {changefeed}")
+        self._tasks.create_task(self._guarded(changefeed, job, auditor), name=f"lake {changefeed}")
         _log.info("lake job started", changefeed=changefeed, target=redacted(target))
 
-    async def _guarded(self, changefeed: str, job: LakeJob) -> None:
+    async def _guarded(self, changefeed: str, job: LakeJob, auditor: Auditor) -> None:
         try:
-            await job.run()
+            async with auditor.running():
+                await job.run()
         except TidemarkError as err:
             _log.error("lake job failed", changefeed=changefeed, code=err.code, error=err.message)
             if self._jobs.get(changefeed) is job:
@@ -152,11 +159,6 @@ class Keeper:
 def _is_running(feed: changefeed_pb2.Changefeed) -> bool:
     """Whether rows are pulled for it: also where it shows `failed` as its job has given up."""
     return feed.state in _RUNNING or feed.lake_job.failed_changefeed
-
-
-def is_lake(sink_uri: str) -> bool:
-    """Whether a lake job keeps such a sink: `FORMAT:…` or `FORMAT+SCHEME:…`."""
-    return format_of(sink_uri) in LAKES
 
 
 def _show(changefeed: str, line: dict[str, Any]) -> None:

@@ -18,6 +18,22 @@ REPLACED = Counter(
     "Keys that cuts inserted and that the table had already: their rows were replaced",
     ["changefeed", "table"],
 )
+AUDIT_ROWS = Counter(
+    "tidemark_spark_audit_rows_total",
+    "Rows of the source that the audit compared with the lake",
+    ["changefeed", "table"],
+)
+AUDIT_DIFFERENCES = Counter(
+    "tidemark_spark_audit_differences_total", "Key ranges in which the audit found other rows", ["changefeed", "table"]
+)
+AUDIT_ERRORS = Counter(
+    "tidemark_spark_audit_errors_total",
+    "Turns of the audit that ended by an error, by its code",
+    ["changefeed", "code"],
+)
+AUDIT_LATE = Gauge(
+    "tidemark_spark_audit_late_seconds", "For how long ranges wait beyond the audit's time; 0: none", ["changefeed"]
+)
 STARTS = Counter("tidemark_spark_job_starts_total", "Processes started for the job", ["changefeed"])
 ERRORS = Counter("tidemark_spark_job_errors_total", "Ends of the job by an error, by its code", ["changefeed", "code"])
 

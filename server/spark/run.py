@@ -12,6 +12,7 @@ from typing import Any
 from server.config import ConfigError
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
+from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import SparkConfig, job_command
 from server.spark.job import LakeJob, captures_reporter
 
@@ -25,20 +26,27 @@ async def open_run(config: SparkConfig, security: SecurityConfig) -> AsyncIterat
         LakeJobError: the job ended for good.
     """
     command = job_command(config, security)
-    with _lines_to(config.progress_json) as on_line:
+    auditor = Auditor(config.changefeed, audit_settings(config, security))
+    with _lines_to(config.progress_json) as write:
+
+        def on_line(line: dict[str, Any]) -> None:
+            write(line)
+            auditor.take(line)
+
         job = LakeJob(
             config.changefeed, command, once=config.once, on_line=on_line, on_error=captures_reporter(command)
         )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_to_the_end(job), name="job")
+            tasks.create_task(_to_the_end(job, auditor), name="job")
             try:
                 yield {}
             finally:
                 await job.drain()
 
 
-async def _to_the_end(job: LakeJob) -> None:
-    await job.run()
+async def _to_the_end(job: LakeJob, auditor: Auditor) -> None:
+    async with auditor.running():
+        await job.run()
     signal.raise_signal(signal.SIGTERM)  # the daemon's own way to end: drain, status 0
 
 

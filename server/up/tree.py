@@ -68,7 +68,7 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
             for child in others:
                 starting.create_task(child.start(), name=child.name)
         if config.spark:
-            lakes = _lakes(data, started, tls)
+            lakes = _lakes(data, started, ["--coordinator", pd, *tls])
             started.append(lakes)
             await lakes.start()
         async with beside(*(child.run() for child in started)):
@@ -102,10 +102,10 @@ async def _cluster_id(coordinator: str, security: SecurityConfig) -> str:
         return str(pd.cluster_id)
 
 
-def _lakes(data: Path, started: list[Child], tls: list[str]) -> Child:
+def _lakes(data: Path, started: list[Child], flags: list[str]) -> Child:
     capture = next(child.endpoints["capture"] for child in started if child.name == "capture")
     checkpoints = str(data / "checkpoints")
-    return Child("spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *_HTTP, *tls])
+    return Child("spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *_HTTP, *flags])
 
 
 def _endpoints(children: list[Child]) -> dict[str, str]:

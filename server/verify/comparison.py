@@ -17,7 +17,16 @@ import pyarrow.compute as pc
 from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
 
 from server.verify.catalog import Table
-from server.verify.difference import Budget, Difference, Found, affordable, differences, differing, divided
+from server.verify.difference import (
+    ONLY_UPSTREAM,
+    Budget,
+    Difference,
+    Found,
+    affordable,
+    differences,
+    differing,
+    divided,
+)
 from server.verify.lake.process import Lake
 from server.verify.lake.question import key_columns
 from server.verify.progress import LAKE, UPSTREAM, Progress
@@ -46,6 +55,8 @@ class TableReport:
     """Keys, in the ranges that were looked at."""
     differences: list[Difference] = field(default_factory=list)
     """The first of them."""
+    missing_rows: int = 0
+    """Of the rows that differ, those that only the upstream has."""
     complete: bool = True
     """Whether all differing ranges were looked at."""
     ts: int = 0
@@ -64,6 +75,12 @@ class TableReport:
             return list(self.sampled.spans)
         found = {self.sampled.of(int(each.key[self.sampled.column])) for each in self.differences}
         return [span for span in self.sampled.spans if span in found]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the whole table was compared, and is, or has been made, what the upstream has."""
+        mended = self.repaired is not None and self.repaired.version is not None and self.complete
+        return self.sampled is None and (self.equal or mended)
 
     @property
     def equal(self) -> bool:
@@ -147,6 +164,7 @@ class Comparison:
         pairs = zip(theirs["key"].to_pylist(), theirs["row"].to_pylist(), strict=True)
         found = list(differences(mine, pairs))
         report.differing_rows = len(found)
+        report.missing_rows = sum(each.kind == ONLY_UPSTREAM for each in found)
         report.differences = [Difference.of(each) for each in found[: self._wish.limit]]
         if self._wish.repair:
             report.repaired = await self._repair(found, ours, theirs)

@@ -26,6 +26,11 @@ class Progress:
         self._stage, self._table = stage, table
         self._stage_s, self._rows = self._clock(), 0
 
+    @property
+    def table(self) -> str:
+        """The one that the stage is of; empty: none."""
+        return self._table
+
     def begin_tables(self, count: int) -> None:
         """So many tables are compared, from now on."""
         self._tables_total, self._tables_s = count, self._clock()

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from server.capture.changefeed import ChangefeedInfo
-from server.spark.keep import LAKES, is_lake
-from server.verify.catalog import Table, changefeed_info, tables_at
+from server.capture.changefeed import LAKES, ChangefeedInfo, lake_format
+from server.verify.audit.records import AuditRecords
+from server.verify.catalog import LakeCut, Table, changefeed_info, tables_at
 from server.verify.comparison import Comparison, TableReport, Wish
 from server.verify.errors import VerifyUnsupportedError
 from server.verify.lake.process import Lake
@@ -15,8 +15,8 @@ from server.verify.progress import LAKE, UPSTREAM, Progress
 from server.verify.spans import KeySpans, Sample, span_column
 from server.verify.upstream.upstream import Cluster, open_upstream
 
-Choose = Callable[[Lake, Sequence[Table]], Awaitable[Sequence[Table]]]
-"""Which of a lake's tables are compared, with their `spans`."""
+Choose = Callable[[Lake, LakeCut, Sequence[Table]], Awaitable[Sequence[Table]]]
+"""Which of a lake's tables are compared at a cut, with their `spans`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class Request:
     wish: Wish = field(default_factory=Wish)
     choose: "Choose | None" = None
     """Which tables, and which of their keys; None: all, or what the wish's sample takes."""
+    on_report: "Callable[[TableReport], Awaitable[None]] | None" = None
+    """Told of each table when it has been compared."""
+    gently: bool = False
+    """Whether nobody should notice: the lake is read by one core, behind all else, and the source in short reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,14 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
     check_sink(info)
     async with AsyncExitStack() as stack:
         locked = wish.repair and not wish.dry_run
-        lake = await stack.enter_async_context(Lake.open(info.sink_uri, info.id, locked=locked))
+        lake = await stack.enter_async_context(Lake.open(info.sink_uri, info.id, locked=locked, gently=request.gently))
         progress.enter("the lake's reader is started and finds the cut")
         with progress.awaiting(LAKE):
             cut = await lake.cut(request.at)
         progress.enter(f"the tables at cut {cut.ts} are looked up")
         tables = await tables_at(cluster.meta, info, cut, request.table)
         if request.choose is not None:
-            tables = list(await request.choose(lake, tables))
+            tables = list(await request.choose(lake, cut, tables))
         if wish.repair:
             for table in tables:
                 await lake.check_repair(table)
@@ -76,23 +80,28 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
         notes = await notes_of(cluster.meta, info, cut, tables)
         progress.enter(f"the upstream is opened at cut {cut.ts}")
         with progress.awaiting(UPSTREAM):
-            upstream = await stack.enter_async_context(open_upstream(cluster, info, tables))
+            upstream = await stack.enter_async_context(open_upstream(cluster, info, tables, gently=request.gently))
         progress.begin_tables(len(tables))
         compared = []
+        records = AuditRecords(cluster.meta, info.id)
         for table in tables:
             chosen = table if wish.sample is None else await _sampled(lake, table, wish.sample, progress)
-            compared.append(await Comparison(upstream, lake, chosen, wish, progress).run())
+            report = await Comparison(upstream, lake, chosen, wish, progress).run()
+            report.note = "" if report.equal else notes.get(report.table, "")
+            compared.append(report)
+            if report.is_right:
+                await records.mended(report.table, report.ts)
+            if request.on_report is not None:
+                await request.on_report(report)
             progress.end_table()
         progress.enter("what was opened is closed")
-    for report in compared:
-        report.note = "" if report.equal else notes.get(report.table, "")
     return Report(info.id, cut.ts, compared, cut.mode, None if wish.sample is None else wish.sample.seed)
 
 
 async def _sampled(lake: Lake, table: Table, sample: Sample, progress: Progress) -> Table:
     """The table with some ranges of its keys; all of it, if its keys have no ranges."""
     column = span_column(table.key, table.schema)
-    if column is None or table.spans is not None:
+    if column is None:
         return table
     progress.enter("the lake's keys are counted, to choose ranges", table.name)
     with progress.awaiting(LAKE):
@@ -108,7 +117,7 @@ def check_sink(info: ChangefeedInfo) -> None:
     """
     if info.secret_advice:
         raise VerifyUnsupportedError(info.secret_advice)
-    if not is_lake(info.sink_uri):
+    if not lake_format(info.sink_uri):
         kind = info.sink_uri.partition(":")[0]
         raise VerifyUnsupportedError(
             f"the sink of changefeed {info.id} is {kind}://, whose rows are kept by a reader of its own; "

@@ -1,7 +1,8 @@
-"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED [--locked]`.
+"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED [--locked] [--gently]`.
 
 One JSON document a line comes in, one goes out, `{"error": "[TM:…] …"}` if it went wrong. It knows the lake by its
-manifest and its tables only, as any reader would; with `--locked` it holds the lake's lock, as a writer must.
+manifest and its tables only, as any reader would; with `--locked` it holds the lake's lock, as a writer must; with
+`--gently` it has one core, and only when nobody else wants it.
 """
 
 import base64
@@ -85,7 +86,9 @@ class Job:
         return str(path)
 
 
-def open_lake(stack: contextlib.ExitStack, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool) -> LakeSide:
+def open_lake(
+    stack: contextlib.ExitStack, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool, gently: bool
+) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
         from server.verify.lake.database.lake import DatabaseLake  # drivers that other lakes do not need
@@ -93,7 +96,7 @@ def open_lake(stack: contextlib.ExitStack, uri: SinkUri, changefeed: str, direct
         return stack.enter_context(DatabaseLake.open(uri, changefeed, locked=locked))
     from server.verify.lake.files.lake import FileLake
 
-    return stack.enter_context(FileLake.open(uri, changefeed, directory, locked=locked))
+    return stack.enter_context(FileLake.open(uri, changefeed, directory, locked=locked, cores="1" if gently else "*"))
 
 
 def _read(path: str) -> Any:
@@ -104,6 +107,7 @@ def _read(path: str) -> Any:
 _directories: list[Path] = []
 """What has to be removed where the process ends in the middle of a question."""
 _GRACE_S = 2.0
+_NICE = 15
 
 
 def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
@@ -123,6 +127,9 @@ def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
 def main(argv: list[str]) -> int:
     """Answer until standard input ends."""
     uri, changefeed, *flags = argv
+    gently = "--gently" in flags
+    if gently:
+        os.nice(_NICE)
     questions: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(target=_follow_parent, args=(questions,), name="questions", daemon=True).start()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -135,7 +142,8 @@ def main(argv: list[str]) -> int:
             try:
                 if job is None:
                     target = SinkUri.parse(uri)
-                    job = Job(open_lake(stack, target, changefeed, directory, locked="--locked" in flags), directory)
+                    lake = open_lake(stack, target, changefeed, directory, locked="--locked" in flags, gently=gently)
+                    job = Job(lake, directory)
                 answer = job.answer(json.loads(line))
             except (SourceError, TidemarkError, PySparkException, OSError, pa.ArrowException) as err:
                 answer = {"error": str(err)}

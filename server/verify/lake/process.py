@@ -37,9 +37,10 @@ class Lake:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, uri: str, changefeed: str, *, locked: bool) -> AsyncIterator["Lake"]:
-        """The lake for the block, `locked` against its job; its standard error is ours."""
-        command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *(["--locked"] if locked else [])]
+    async def open(cls, uri: str, changefeed: str, *, locked: bool, gently: bool = False) -> AsyncIterator["Lake"]:
+        """The lake for the block, `locked` against its job, or read `gently` beside it; its standard error is ours."""
+        flags = [*(["--locked"] if locked else []), *(["--gently"] if gently else [])]
+        command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *flags]
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES, start_new_session=True
         )

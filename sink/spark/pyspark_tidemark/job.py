@@ -126,6 +126,8 @@ class Job:
         rows = {} if replayed else {item.table: item.rows for item in record.tables}
         if not replayed and (again := {item.table: item.replaced for item in record.tables if item.replaced}):
             self._say({"replaced": again})
+        if altered := self._applier.take_altered():
+            self._say({"altered": altered})
         checkpoint_ts = self._applier.acknowledge()
         self._reporter.applied(record.end_ts)
         self._report(record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts)

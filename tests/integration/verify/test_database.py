@@ -1,6 +1,8 @@
 """The whole way without Spark: a MariaDB under a writer, a capture, lakes in databases, and `tidemark cli verify`."""
 
+import asyncio
 import json
+import math
 import subprocess
 import time
 from contextlib import closing, contextmanager
@@ -15,6 +17,8 @@ from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.options import parse
 from pyspark_tidemark.sink_uri import SinkUri
 
+from server.rpc.credentials import SecurityConfig
+from server.spark.auditor import Auditor, AuditSettings
 from server.verify.spans import KeySpans
 from tests.integration.capture.processes import COMMAND, Reader, running_cluster
 from tests.integration.spark.cluster import flight
@@ -164,6 +168,37 @@ def test_a_database_under_a_writer_is_compared_exactly_and_repaired(cluster, mar
         lake.follow(document["cut"], lambda: True)  # later cuts go on from there
         status, document, told = verify(cluster, "-c", feed)
         assert (status, document["equal"]) == (0, True), (document, told)
+
+
+async def audited(cluster, feed, table, seen):
+    """Audit a lake, of which a table was altered just now, until something is seen; returns that."""
+    settings = AuditSettings(
+        coordinator=cluster.pd, rows_per_s=100_000, max_lag_s=math.inf, security=SecurityConfig(), turns=asyncio.Lock()
+    )
+    auditor = Auditor(feed, settings)
+    auditor.take({"altered": [table]})
+    async with auditor.running(), asyncio.timeout(WAIT_S):
+        while True:
+            answer = await asyncio.to_thread(cluster.cli, "changefeed", "query", "-c", feed)
+            if isinstance(answer, dict) and seen(answer):  # else the owner has lost its lease for a moment
+                return answer
+
+
+@pytest.mark.parametrize("new_lake", ["postgresql"], indirect=True)
+def test_an_audit_tells_what_differs_until_it_is_mended(cluster, mariadb, new_lake):
+    name = created(mariadb)
+    with kept(cluster, mariadb, new_lake(name), name, "upsert") as (feed, lake):
+        assert cluster.cli("changefeed", "update", "-c", feed, "--audit", "1h")["audit_seconds"] == 3600
+        [(wrong,)] = lake.rows(f"SELECT min(id) FROM {name}.t")
+        lake.execute(f"UPDATE {name}.t SET amount = -1 WHERE id = {wrong}")
+        shown = asyncio.run(audited(cluster, feed, f"{name}.t", lambda answer: answer["state"] == "warning"))
+        assert shown["error"]["code"] == "TM:ErrAuditDiffers"
+        command = f"verify -c {feed} --table {name}.t --repair"
+        assert f"{name}.t: `tidemark cli {command}` mends it" in shown["error"]["message"]
+        status, document, told = verify(cluster, *command.split()[1:])
+        assert (status, kinds(document)) == (1, {wrong: ("differs", ["amount"])}), told
+        shown = asyncio.run(audited(cluster, feed, f"{name}.t", lambda answer: answer["state"] == "normal"))
+        assert shown["error"] is None
 
 
 @pytest.mark.parametrize(("new_lake", "mode"), [("mysql", "append"), ("postgresql", "scd2")], indirect=["new_lake"])

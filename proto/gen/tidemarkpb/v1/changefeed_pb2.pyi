@@ -382,6 +382,7 @@ class Changefeed(_message.Message):
     REREADS_FIELD_NUMBER: _builtins.int
     ZERO_DATES_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    AUDIT_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -394,6 +395,8 @@ class Changefeed(_message.Message):
     """Empty: the change feed of the cluster."""
     zero_dates: _builtins.str
     """As in CreateChangefeedRequest."""
+    audit_s: _builtins.int
+    """In what time the lake is compared with its source, again and again; 0: never."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
@@ -448,10 +451,11 @@ class Changefeed(_message.Message):
         rereads: Global___Rereads | None = ...,
         zero_dates: _builtins.str = ...,
         skipped: _abc.Iterable[Global___SkippedRange] | None = ...,
+        audit_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding", "lake_job", b"lake_job", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -472,6 +476,7 @@ class CreateChangefeedRequest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     ON_UNCLEAR_DDL_FIELD_NUMBER: _builtins.int
     ZERO_DATES_FIELD_NUMBER: _builtins.int
+    AUDIT_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -484,6 +489,8 @@ class CreateChangefeedRequest(_message.Message):
     """How dates that no calendar has (0000-00-00) are shown: `null` (also if empty), where a key with one stops the
     changefeed; `key-text`: DATE, DATETIME and TIMESTAMP columns of keys are text; `text`: all such columns are.
     """
+    audit_s: _builtins.int
+    """As in Changefeed."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -508,10 +515,11 @@ class CreateChangefeedRequest(_message.Message):
         columns: _abc.Iterable[_builtins.str] | None = ...,
         on_unclear_ddl: _builtins.str = ...,
         zero_dates: _builtins.str = ...,
+        audit_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,23 +750,29 @@ class UpdateChangefeedRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     SINK_URI_FIELD_NUMBER: _builtins.int
     ON_UNCLEAR_DDL_FIELD_NUMBER: _builtins.int
+    AUDIT_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
     on_unclear_ddl: _builtins.str
     """Of a mysql:// source, instead of this option in its URI: reread or stop; empty: as before."""
+    audit_s: _builtins.int
+    """As in Changefeed; left out: as before."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         sink_uri: _builtins.str = ...,
         on_unclear_ddl: _builtins.str = ...,
+        audit_s: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s", "id", b"id", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
+    _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__audit_s) -> _WhichOneofReturnType__audit_s | None: ...
 
 Global___UpdateChangefeedRequest: _TypeAlias = UpdateChangefeedRequest  # noqa: Y015
 

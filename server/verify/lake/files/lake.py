@@ -39,24 +39,28 @@ class FileLake:
         *,
         manifest: FileManifest | None = None,
         session: SparkSession | None = None,
+        cores: str = "*",
     ) -> None:
-        """`manifest` is the lake's, open and so locked, for whoever repairs."""
+        """`manifest` is the lake's, open and so locked, for whoever repairs; `cores` are how many read, `*` all."""
         self._uri = uri
         self._changefeed = changefeed
         self._directory = directory
         self._manifest = manifest
         self._session = session
+        self._cores = cores
         self._cuts: list[CutRecord] = cuts_in(cut_files(uri, lambda: self._spark))
 
     @classmethod
     @contextmanager
-    def open(cls, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool) -> Iterator["FileLake"]:
+    def open(
+        cls, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool, cores: str = "*"
+    ) -> Iterator["FileLake"]:
         """The lake for the block.
 
         Raises:
             SourceError: ErrTargetBusy, its job runs; ErrTargetForeign, ErrManifestCorrupt.
         """
-        lake = cls(uri, changefeed, directory)
+        lake = cls(uri, changefeed, directory, cores=cores)
         with ExitStack() as stack:
             if locked:
                 lake._manifest = stack.enter_context(opened_files(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S))
@@ -116,7 +120,11 @@ class FileLake:
     def _spark(self) -> SparkSession:
         if self._session is None:
             self._session = open_session(
-                master="local[*]", driver_memory="1g", directory=self._directory, lake=self._uri.format, extra={}
+                master=f"local[{self._cores}]",
+                driver_memory="1g",
+                directory=self._directory,
+                lake=self._uri.format,
+                extra={},
             )
         return self._session
 

@@ -62,6 +62,7 @@ class CutApplier:
         self._barrier = Barrier(changefeed, target, manifest, policy)
         self._source_options = source_options
         self._pool = ThreadPoolExecutor(parallel, "table") if spark is None else SparkThreads(spark, parallel, "table")
+        self._altered: set[str] = set()
         self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}
         self._positions: dict[str, int] = {}
 
@@ -97,7 +98,13 @@ class CutApplier:
             skipped=() if last is None else last.skipped,
         )
         self._manifest.commit(record)
+        self._altered |= crossed.changed
         return record if end_ts >= cut.end_ts else self.apply(cut)  # another job began a shorter one
+
+    def take_altered(self) -> list[str]:
+        """Tables that schema changes made, emptied, altered or renamed, or whose rows came anew, since it was asked."""
+        altered, self._altered = sorted(self._altered), set()
+        return altered
 
     def acknowledge(self) -> int:
         """Tell the changefeed how far the lake is; returns its checkpoint_ts."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from server.capture.audit import Audit
 from server.capture.changefeed import State
 from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
@@ -21,7 +22,9 @@ def feed():
     stats = ProcessorStats(regions=2, pulled_ts=ts_ago(10), sorted_ts=ts_ago(30))
     processor = SimpleNamespace(resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats)
     info = SimpleNamespace(state=State.NORMAL, error=None)
-    return SimpleNamespace(id="bank", processor=processor, checkpoint_ts=ts_ago(100), info=info, job=None)
+    return SimpleNamespace(
+        id="bank", processor=processor, checkpoint_ts=ts_ago(100), info=info, job=None, audit=Audit()
+    )
 
 
 def test_names_and_stages():

@@ -7,15 +7,16 @@ from types import SimpleNamespace
 import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from server.capture.changefeed import lake_format
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
-from server.spark.keep import KeepConfig, Keeper, is_lake
+from server.spark.keep import KeepConfig, Keeper
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
     kept = ["delta:///lake", "delta+hdfs://nn:8020/lake", "parquet+s3a://bucket/lake", "mysql://me@db/lake"]
-    assert all(is_lake(uri) for uri in kept)
-    assert not any(is_lake(uri) for uri in ("kafka://broker/topic", "hdfs://nn/lake", "x+delta://a/b"))
+    assert all(lake_format(uri) for uri in kept)
+    assert not any(lake_format(uri) for uri in ("kafka://broker/topic", "hdfs://nn/lake", "x+delta://a/b"))
 
 
 async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_resumed(monkeypatch, tmp_path):

@@ -139,8 +139,10 @@ def test_a_stretch_that_an_operator_skipped_is_a_cut_of_its_own_and_said_by_all_
     assert (gone.start_ts, gone.end_ts, gone.batch, gone.tables, gone.dropped) == (10, 20, NO_BATCH, (), ("d.b",))
     assert gone.is_skipped
     assert skip(manifest, described(20, (10, 20)), "upsert") is None, "a restart has nothing left to do"
-    later = applier(feed, lake, manifest).apply(Cut(0, 20, 30))
+    cuts = applier(feed, lake, manifest)
+    later = cuts.apply(Cut(0, 20, 30))
     assert (later.start_ts, later.skipped, later.is_skipped) == (20, ((10, 20),), False)
+    assert (cuts.take_altered(), cuts.take_altered()) == (["d.a", "d.b"], []), "told once"
     assert lake.ranges["d.a"] == [(0, 10), (20, 30)]
     assert lake.rekeyed == ["d.a", "d.b"], "what happened to the key in between is not known"
     assert [item.table for item in later.tables] == ["d.a", "d.b"], "all tables are compared with the changefeed's"
