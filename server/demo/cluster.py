@@ -35,8 +35,7 @@ class Cluster:
             await cluster.start()
             yield cluster
         finally:
-            if cluster._process is not None:
-                await drain(cluster._process, DRAIN_SECONDS)
+            await cluster.stop()
 
     async def start(self) -> None:
         """Start all daemons and wait until they serve.
@@ -49,6 +48,11 @@ class Cluster:
         ready = await json_line(self._process, self._log)
         self.endpoints = ready["endpoints"]
         self.cluster_id = str(ready["cluster_id"])
+
+    async def stop(self) -> None:
+        """End all daemons as an operator would, if they were started."""
+        if self._process is not None:
+            await drain(self._process, DRAIN_SECONDS)
 
     async def kill(self) -> None:
         """`kill -9` of the whole tree."""

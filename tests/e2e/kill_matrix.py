@@ -21,8 +21,11 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,31 +61,19 @@ class Matrix:
     age: int = 0
     killed: Counter[str] = field(default_factory=Counter)
     lives: int = 0
+    bank: Bank = field(default_factory=partial(Bank, _ACCOUNTS))
+    equal: bool = False
+    """The lake was compared with the store, and is equal to it."""
 
     async def run(self, kills: int) -> dict[str, Any]:
         """Kill that often, then compare; returns the result."""
-        bank = Bank(_ACCOUNTS)
-        coordinator = self.cluster.endpoints["coordinator"]
-        async with connect(_CLIENT, coordinator) as client:
-            await open_accounts(bank, client)
-        async with asyncio.TaskGroup() as tasks:
-            working = [tasks.create_task(self._teller(bank, number)) for number in range(_TELLERS)]
-            await self._grow_old()
+        await self.open_bank()
+        async with self.tellers():
+            await self.grow_old()
             began = datetime.now(UTC)
             while self.killed.total() < kills:
                 await self._life()
-            for task in working:
-                task.cancel()
-        async with connect(_CLIENT, coordinator) as client:
-            end_ts = await client.now()
-            await self._last_life(end_ts)
-            names = {name: [column.name for column in info.columns] for name, info in _infos().items()}
-            found = await asyncio.to_thread(self.lake.rows, names, self.directory / "reader")
-            lost = duplicated = 0
-            for name, span in tables.SPANS.items():
-                held = [tables.values(key, row) for key, row in (await client.scan(*_bounds(span), end_ts)).items()]
-                lost += sum((Counter(held) - Counter(found[name])).values())
-                duplicated += sum((Counter(found[name]) - Counter(held)).values())
+        compared = await self.compare()
         applied = [datetime.fromisoformat(cut.applied_at) for cut in self.lake.cuts(_CHANGEFEED)]
         since = [at for at in applied if at >= began]
         return {
@@ -94,25 +85,52 @@ class Matrix:
             "kills": self.killed.total(),
             "killed": dict(sorted(self.killed.items())),
             "lives": self.lives,
-            "rows": sum(len(rows) for rows in found.values()),
-            "lost": lost,
-            "duplicated": duplicated,
-            "equal": lost == duplicated == 0,
+            **compared,
         }
 
-    async def _grow_old(self) -> None:
+    async def compare(self) -> dict[str, Any]:
+        """Bring the lake to the store's newest commit_ts, and compare all rows."""
+        async with connect(_CLIENT, self.cluster.endpoints["coordinator"]) as client:
+            end_ts = await client.now()
+            await self.finish(end_ts)
+            names = {name: [column.name for column in info.columns] for name, info in _infos().items()}
+            found = await asyncio.to_thread(self.lake.rows, names, self.directory / "reader")
+            lost = duplicated = 0
+            for name, span in tables.SPANS.items():
+                held = [tables.values(key, row) for key, row in (await client.scan(*_bounds(span), end_ts)).items()]
+                lost += sum((Counter(held) - Counter(found[name])).values())
+                duplicated += sum((Counter(found[name]) - Counter(held)).values())
+        self.equal = lost == duplicated == 0
+        rows = sum(len(rows) for rows in found.values())
+        return {"rows": rows, "lost": lost, "duplicated": duplicated, "equal": self.equal}
+
+    async def open_bank(self) -> None:
+        """Give each account what it begins with."""
+        async with connect(_CLIENT, self.cluster.endpoints["coordinator"]) as client:
+            await open_accounts(self.bank, client)
+
+    @asynccontextmanager
+    async def tellers(self) -> AsyncIterator[None]:
+        """Tellers that never rest, for the block."""
+        async with asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(self._teller(number)) for number in range(_TELLERS)]
+            yield
+            for task in working:
+                task.cancel()
+
+    async def grow_old(self) -> None:
         """Lives of a driver that end as they should, until the lake has as many cuts as it is to be old."""
         async with asyncio.timeout(_AGING_S):
             while len(self.lake.cuts(_CHANGEFEED)) < self.age:
-                process = await self._start("never", 0, 0, "driver")
-                await self._lines(process, -(-self.age // _AGING_LIVES))
+                process = await self.start("never", 0, 0, "driver")
+                await self.lines(process, -(-self.age // _AGING_LIVES))
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
-                await self._lines(process, None)
+                await self.lines(process, None)
                 status = await process.wait()
                 if status not in (0, 75):
                     raise RuntimeError(f"an aging job ended with status {status}; see {self.directory}/job.log")
-                await _bury(process)
+                await bury(process)
 
     async def _life(self) -> None:
         """One driver, from its start to its death."""
@@ -121,7 +139,7 @@ class Matrix:
         way = self.dice.choices(WAYS, (7, 1))[0]
         if self.dice.random() < 0.1:
             shutil.rmtree(self._checkpoint / "query", ignore_errors=True)  # as a lost checkpoint directory
-        process = await self._start(step, cut, delay_ms, way)
+        process = await self.start(step, cut, delay_ms, way)
         async with asyncio.TaskGroup() as tasks:
             accident = tasks.create_task(self._accidents(process, *beside))
             try:
@@ -130,7 +148,7 @@ class Matrix:
             except TimeoutError:
                 step, status = "late", -signal.SIGKILL
             accident.cancel()
-        await _bury(process)
+        await bury(process)
         if status == -signal.SIGKILL:
             self.killed[f"driver at {step}"] += 1
         elif status != 75:  # EX_TEMPFAIL: a source worker's or the capture's death ended it
@@ -140,30 +158,30 @@ class Matrix:
     async def _accidents(self, process: Process, capture: bool, again: bool, worker: bool) -> None:
         """What happens to the others during a driver's life; with these dice, and at its first cuts."""
         for happens, kind in ((capture, "capture"), (worker, "source worker"), (again, "capture")):
-            if happens and await self._lines(process, 1):
-                self._kill(process.pid if kind == "source worker" else self._cluster_pid, kind)
+            if happens and await self.lines(process, 1):
+                self._kill(process.pid if kind == "source worker" else self.cluster_pid, kind)
 
     def _kill(self, root: int, kind: str) -> None:
         mark = "capture" if kind == "capture" else "pyspark"
-        found = [pid for pid in _descendants(root) if mark in _command(pid) and "java" not in _command(pid)]
-        chosen = [pid for pid in found if kind != "capture" or _command(pid).split()[3:4] == ["capture"]]
+        found = [pid for pid in descendants(root) if mark in command(pid) and "java" not in command(pid)]
+        chosen = [pid for pid in found if kind != "capture" or command(pid).split()[3:4] == ["capture"]]
         if chosen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.dice.choice(sorted(chosen)), signal.SIGKILL)
                 self.killed[kind] += 1
 
-    async def _last_life(self, end_ts: int) -> None:
+    async def finish(self, end_ts: int) -> None:
         """Drivers without planned death until the lake is at `end_ts`."""
         async with asyncio.timeout(_END_S):
             while True:
-                process = await self._start("never", 0, 0, "driver", "--until-ts", str(end_ts))
-                await self._lines(process, None)
+                process = await self.start("never", 0, 0, "driver", "--until-ts", str(end_ts))
+                await self.lines(process, None)
                 if await process.wait() == 0:
                     return
-                await _bury(process)
+                await bury(process)
 
     @staticmethod
-    async def _lines(process: Process, count: int | None) -> bool:
+    async def lines(process: Process, count: int | None) -> bool:
         """Read so many of the job's lines about cuts (None: all there are)."""
         assert process.stdout is not None
         while count is None or count > 0:
@@ -174,7 +192,7 @@ class Matrix:
                 count -= 1
         return True
 
-    async def _start(self, step: str, cut: int, delay_ms: int, way: str, *more: str) -> Process:
+    async def start(self, step: str, cut: int, delay_ms: int, way: str, *more: str) -> Process:
         self.lives += 1
         flight = self.cluster.endpoints["flight"]
         arguments = [step, str(cut), str(delay_ms), way, "--follow-parent", "--endpoint", f"grpc://{flight}"]
@@ -186,17 +204,19 @@ class Matrix:
                 stdin=PIPE, stdout=PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    async def _teller(self, bank: Bank, number: int) -> None:
+    async def _teller(self, number: int) -> None:
         async with connect(_CLIENT, self.cluster.endpoints["coordinator"]) as client:
             first = (physical_ms(await client.now()) << 14) + (number << 30)
-            await Teller(bank, client, self.dice.getrandbits(32), first, Tally()).work(1 << 30, _TELLERS / self.rate)
+            await Teller(self.bank, client, self.dice.getrandbits(32), first, Tally()).work(
+                1 << 30, _TELLERS / self.rate
+            )
 
     @property
     def _checkpoint(self) -> Path:
         return self.directory / "checkpoint"
 
     @property
-    def _cluster_pid(self) -> int:
+    def cluster_pid(self) -> int:
         assert self.cluster._process is not None
         return self.cluster._process.pid
 
@@ -204,23 +224,23 @@ class Matrix:
         print(json.dumps({"kills": self.killed.total(), **self.killed}), file=sys.stderr, flush=True)
 
 
-async def _bury(process: Process) -> None:
+async def bury(process: Process) -> None:
     """The driver's JVM and workers die with it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found += [int(child), *_descendants(int(child))]
+                found += [int(child), *descendants(int(child))]
     return found
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
@@ -234,24 +254,31 @@ def _bounds(span: Any) -> tuple[bytes, bytes]:
     return span.start_key, span.end_key
 
 
-async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One run of the matrix, in a directory of its own."""
-    began = time.monotonic()
+@asynccontextmanager
+async def laid_out(
+    arguments: argparse.Namespace, steps: tuple[str, ...] = STEPS, age: int = 0
+) -> AsyncIterator[Matrix]:
+    """A cluster, its changefeed and an empty lake, in a directory of their own that stays unless the lake is equal."""
     directory = Path(tempfile.mkdtemp(prefix="tidemark-kills-"))
     (directory / "logs").mkdir()
     with opened(arguments.target, directory) as lake:
         async with Cluster.started(directory, any_ports=True) as cluster:
             await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
-            steps = STEPS_OF.get(arguments.target, STEPS)
-            dice = random.Random(arguments.seed)
-            matrix = Matrix(lake, cluster, directory, dice, arguments.rate, steps, arguments.age)
+            matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps, age)
             try:
-                result = await matrix.run(arguments.kills)
+                yield matrix
             except BaseException:
                 print((directory / "job.log").read_text(errors="replace")[-6000:], file=sys.stderr)
                 raise
-    if result["equal"]:
+    if matrix.equal:
         shutil.rmtree(directory)
+
+
+async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run of the matrix."""
+    began = time.monotonic()
+    async with laid_out(arguments, STEPS_OF.get(arguments.target, STEPS), arguments.age) as matrix:
+        result = await matrix.run(arguments.kills)
     seconds = round(time.monotonic() - began, 1)
     return {"target": arguments.target, **result, "seed": arguments.seed, "seconds": seconds}
 
