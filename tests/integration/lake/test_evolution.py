@@ -7,10 +7,12 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.jdbc.target import JdbcTarget
@@ -71,6 +73,20 @@ class Directory:
             newest = self.spark.read.format("delta").load(f"{self._path}/{table.replace('.', '/')}").collect()
             assert len(newest) == len(held)
             assert {row["id"]: row.asDict() for row in newest} == held
+
+    def versions(self, table):
+        """The ids of the rows that each version showed, or shows, to whoever reads the newest one, oldest first."""
+        if self._kind == "delta":
+            path = f"{self._path}/{table.replace('.', '/')}"
+            count = self.spark.sql(f"DESCRIBE HISTORY delta.`{path}`").count()
+            reader = self.spark.read.format("delta")
+            frames = [reader.option("versionAsOf", number).load(path) for number in range(count)]
+        else:
+            catalog = self.target()._catalog
+            found = catalog.load(table)
+            snapshots = [entry.snapshotId() for entry in catalog.listed(found.history())]
+            frames = [Snapshot(self.spark, catalog, found, snapshot).frame() for snapshot in snapshots]
+        return [sorted(row["id"] for row in frame.collect()) for frame in frames]
 
     def rows(self, table, ts):
         return [row.asDict() for row in as_of_cut(self.spark, f"{self._kind}://{self._path}", ts)[table].collect()]
@@ -167,6 +183,29 @@ def test_columns_are_added_renamed_widened_and_dropped_and_a_truncated_table_is_
     assert place.rows("bank.t", 65) == []
     keep(place, feed, (70,))
     assert_equal(place, feed, "bank.t", 70)
+
+
+@pytest.mark.parametrize("arrow_bytes", [changes.ARROW_BYTES, -1], ids=["by the driver", "by tasks"])
+@pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
+def test_whoever_reads_the_newest_version_sees_a_table_before_it_is_emptied_or_refilled(
+    place, arrow_bytes, monkeypatch
+):
+    monkeypatch.setattr(changes, "ARROW_BYTES", arrow_bytes)
+    columns = {"id": pa.int32(), "name": pa.string()}
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", **columns)
+    feed.put(10, "bank.t", *({"id": n, "name": f"n{n}"} for n in range(9)))
+    feed.delete(20, "bank.t", 3)
+    feed.truncate(30, "bank.t")
+    feed.put(40, "bank.t", *({"id": n, "name": "again"} for n in range(2, 6)))
+    feed.delete(45, "bank.t", 4)
+    feed.put(60, "bank.t", {"id": 1, "name": "last"}, {"id": 2, "name": "changed"})
+    feed.truncate(70, "bank.t")
+    keep(place, feed, (10, 20, 30, 50, 60, 80), die_at=(50, 80))
+    before, refilled = [*range(3), *range(4, 9)], [2, 3, 5]
+    seen = [ids for ids, _ in itertools.groupby(place.versions("bank.t"))]
+    assert seen == [[*range(9)], before, refilled, [1, *refilled], []]
+    assert_equal(place, feed, "bank.t", 60)
 
 
 def identity_feed():

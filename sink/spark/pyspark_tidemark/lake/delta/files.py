@@ -99,6 +99,11 @@ def without_rows(file: DataFile, gone: Any, positions: Any, rows: int, vectors: 
     ]
 
 
+def all_removed(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+    """The actions that take files out of the table."""
+    return [_removed(file.add) for file in files]
+
+
 def joined(layout: Layout, files: Sequence[DataFile]) -> list[dict[str, Any]]:
     """The actions that put one new file with the same rows, and no others, into the place of files."""
     vectors, new = Vectors(layout.root), NewFile(layout)

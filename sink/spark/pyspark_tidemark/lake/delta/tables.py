@@ -142,15 +142,19 @@ class DeltaTables:
         """Commit rows (pyarrow.Table or DataFrame), fenced by the cut's end."""
         self._write(changes, self._frame(changes, rows), {})
 
+    def overwrite(self, changes: Changes, rows: DataFrame) -> None:
+        """Commit rows in the place of all that the table holds, fenced by the cut's end."""
+        self._write(changes, rows, {}, "overwrite")
+
     def _frame(self, changes: Changes, rows: Any) -> Any:
         if not isinstance(rows, pa.Table):
             return rows
         session = self.session(changes.table.name)
         return session.createDataFrame(rows, from_arrow_schema(rows.schema)).coalesce(1)
 
-    def _write(self, changes: Changes, frame: DataFrame, options: Mapping[str, str]) -> None:
+    def _write(self, changes: Changes, frame: DataFrame, options: Mapping[str, str], mode: str = "append") -> None:
         with self.fenced(changes):
-            frame.write.format("delta").mode("append").options(**options).save(self.path(changes.table.name))
+            frame.write.format("delta").mode(mode).options(**options).save(self.path(changes.table.name))
 
     def alter(self, name: str, evolved: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         """Commit the table's metadata as `evolved` makes it of the newest version's; the rows stay as they are.

@@ -34,9 +34,6 @@ _WAYS: dict[str, Callable[[DeltaTables], Way]] = {UPSERT: Upsert, APPEND: Append
 class DeltaTarget:
     """The Delta tables under one directory, `<root>/<database>/<table>`."""
 
-    empties_with_cut = False
-    """A reader of cuts asks for the versions that they name."""
-
     def __init__(
         self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
     ) -> None:
@@ -45,6 +42,11 @@ class DeltaTarget:
         self._mode = mode
         self._way: Way = _WAYS[mode](self._tables)
         self._maintenance = Maintenance(self._tables, compact_every)
+
+    @property
+    def empties_with_cut(self) -> bool:
+        """Rows go and come in one version: nobody reads the table empty, or in part."""
+        return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts up to which `table` is applied; None if it does not exist yet.

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
-from pyspark_tidemark.lake.delta.files import without, written
+from pyspark_tidemark.lake.delta.files import all_removed, without, written
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
 from pyspark_tidemark.lake.fold import Folded, fold, fold_frame, met_keys
@@ -41,6 +41,8 @@ class Upsert:
 
     def apply(self, changes: Changes) -> bool:
         """Apply a later cut; returns whether the table has more files than before."""
+        if changes.emptied:
+            return self._replace(changes)
         name, key = changes.table.name, changes.table.key
         known = self._tables.listing(name)
         if not changes.in_arrow or (known is None and not changes.here):
@@ -51,6 +53,22 @@ class Upsert:
         if self._tables.apply(changes, lambda found: self._actions(name, found, folded, key)):
             return True
         return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
+
+    def _replace(self, changes: Changes) -> bool:
+        """Put the rows of the cut in the place of all that the table holds, in one version."""
+        name, key = changes.table.name, changes.table.key
+        self._tables.inserted.replacing(name, 0)
+        if changes.in_arrow:
+            live = fold(changes.arrow, key).live
+
+            def made(known: Listing) -> Actions:
+                return all_removed(known.files.values()) + written(known.layout, fitted(live, known.layout.schema))
+
+            if self._tables.apply(changes, made):
+                return True
+        last = fold_frame(changes.frame(self._tables.session(name)), key)
+        self._tables.overwrite(changes, _live(last, changes))
+        return True
 
     def _by_tasks(self, changes: Changes, known: Listing | None) -> bool:
         """A large cut: an append if no file holds one of its keys, as of most of a dump's, else a MERGE."""

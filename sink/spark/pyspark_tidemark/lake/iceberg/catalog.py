@@ -128,13 +128,26 @@ class Catalog:
             SourceError: ErrTargetBusy, somebody else has committed in between.
         """
         delta = table.newRowDelta()
-        rows = [self.data_file(table, file.path) for file in written if not file.deletes]
+        rows = self._data_files(table, written)
         for file in rows:
             delta.addRows(file)
         for file in written:
             if file.deletes:
                 delta.addDeletes(self.delete_file(table, file.path, key))
         self.fenced(delta, cut)
+        return rows
+
+    def replace(self, table: Any, written: Sequence[Written], cut: int) -> list[Any]:
+        """One snapshot with the files and nothing else, fenced by the cut; returns those with rows.
+
+        Raises:
+            SourceError: ErrTargetBusy.
+        """
+        overwrite = table.newOverwrite().overwriteByRowFilter(self.always_true)
+        rows = self._data_files(table, written)
+        for file in rows:
+            overwrite.addFile(file)
+        self.fenced(overwrite, cut)
         return rows
 
     def fenced(self, update: Any, cut: int) -> None:
@@ -165,6 +178,9 @@ class Catalog:
             SourceError: ErrTargetBusy, somebody else has committed in between.
         """
         self._committed(transaction.commitTransaction)
+
+    def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
+        return [self.data_file(table, file.path) for file in written if not file.deletes]
 
     def data_file(self, table: Any, path: str) -> Any:
         """A data file as commits name it, with the column statistics of its footer."""

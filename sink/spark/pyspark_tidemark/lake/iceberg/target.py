@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changes import INSERT, Changes, map_in_arrow
+from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes, map_in_arrow
 from pyspark_tidemark.lake.directory import remove
 from pyspark_tidemark.lake.fold import fold, fold_frame, met_keys
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
@@ -33,9 +33,6 @@ from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
 class IcebergTarget:
     """The Iceberg tables under one directory, `<root>/<database>/<table>`."""
 
-    empties_with_cut = False
-    """A reader of cuts asks for the versions that they name."""
-
     def __init__(
         self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
     ) -> None:
@@ -47,6 +44,11 @@ class IcebergTarget:
         self._inserted = Inserted(self._catalog, self._held.bounds_of)
         self._committing = threading.Lock()
         self._maintenance = Maintenance(spark, self._catalog, self._committing, compact_every)
+
+    @property
+    def empties_with_cut(self) -> bool:
+        """Rows go and come in one snapshot: nobody reads the table empty, or in part."""
+        return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:
         """The cut in the current snapshot's summary; None if the table has none.
@@ -81,7 +83,7 @@ class IcebergTarget:
         return self._apply(table, changes)
 
     def apply(self, changes: Changes) -> Applied:
-        """Write the files, then commit them; a cut without rows is a snapshot, too, where the table has none yet."""
+        """Write the files, then commit them; a cut without rows is a snapshot where the table has none, or is emptied."""
         return self._apply(self._catalog.load(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
@@ -165,7 +167,7 @@ class IcebergTarget:
         key = self._key(changes.table)
         held = self._held.ranges(changes.table.name, table, key)
         written, replaced = self._written(table, changes, self._catalog.layout(table, key, held))
-        if written or table.currentSnapshot() is None:
+        if written or changes.emptied or table.currentSnapshot() is None:
             self._commit(table, changes, written)
             self._maintenance.committed(changes.table.name, deletes=any(file.deletes for file in written))
         counted = changes.counted(self._spark)
@@ -179,7 +181,11 @@ class IcebergTarget:
             if position is not None and position >= changes.end_ts:
                 raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
             key = self._key(changes.table)
-            rows = self._catalog.commit(table, written, key, changes.end_ts)
+            if changes.emptied:
+                self._forget(name)
+                rows = self._catalog.replace(table, written, changes.end_ts)
+            else:
+                rows = self._catalog.commit(table, written, key, changes.end_ts)
             self._held.committed(name, table, key, rows)
             self._inserted.committed(name, table, key, rows, [file.path for file in written if file.deletes])
 
@@ -191,12 +197,16 @@ class IcebergTarget:
             if self._mode == APPEND:
                 return self._run(frame, rows_by_task(layout)), 0
             last = fold_frame(frame, key)
+            if changes.emptied:
+                return self._run(last.where(F.col("_op") != DELETE), rows_by_task(layout)), 0
             again = self._inserted_again(table, last, layout)
             layout = dataclasses.replace(layout, doubts_inserts=again > 0)
             return self._run(last, written_by_task(layout)), again
         if self._mode == APPEND:
             return write(layout, changes.arrow, None), 0
         folded = fold(changes.arrow, key)
+        if changes.emptied:
+            return write(layout, folded.live, folded.live.select(list(key)).slice(0, 0)), 0
         gone = folded.known.select(list(key))
         there = self._inserted.there(name, table, layout.there(folded.new).select(list(key)))
         return write(layout, folded.live, pa.concat_tables([gone, there])), len(there)
