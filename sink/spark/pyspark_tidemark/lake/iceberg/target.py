@@ -83,7 +83,7 @@ class IcebergTarget:
         return self._apply(table, changes)
 
     def apply(self, changes: Changes) -> Applied:
-        """Write the files, then commit them; a cut without rows is a snapshot where the table has none, or is emptied."""
+        """Write the files, then commit them; without rows, too, if the table has no snapshot yet or is emptied."""
         return self._apply(self._catalog.load(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
