@@ -242,6 +242,19 @@ def test_values_stay_with_their_column_whatever_becomes_of_its_name(place):
         place.compact("bank.t", feed.state(55)["bank.t"])
 
 
+def test_a_key_and_another_column_change_their_names(place):
+    feed, columns = EvolvingFeed(), {"id": pa.int32(), "v": pa.int32()}
+    feed.create(0, "bank.t", **columns)
+    feed.put(10, "bank.t", *({"id": n, "v": 10 * n} for n in range(4)))
+    swap = "ALTER TABLE t RENAME COLUMN id TO v, RENAME COLUMN v TO id"
+    feed.alter(20, "bank.t", swap, {"id": "v", "v": "id"}, **dict(reversed(columns.items())))
+    feed.put(25, "bank.t", {"v": 1, "id": 7}, {"v": 10, "id": 7})
+    feed.delete(28, "bank.t", 2)
+    keep(place, feed, feed.cut_ends(10, 25, 28), die_at=(25,))
+    found = {row["v"]: row for row in place.rows("bank.t", 28)}
+    assert found == feed.state(28)["bank.t"]
+
+
 def test_a_target_without_recorded_identities_takes_those_from_before_the_ddl(place):
     feed = identity_feed()
     identities = {id(version): version.column_ids for version in feed.versions}

@@ -48,8 +48,8 @@ def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) ->
         return
     update = transaction.updateSchema()
     identifiers = set(transaction.table().schema().identifierFieldNames())
-    if identifiers & {*change.dropped}:
-        update.setIdentifierFields(catalog.strings(sorted(identifiers - {*change.dropped})))
+    # Iceberg gives each rename to the identifiers by name, one after the other, and takes a swap back by that.
+    update.setIdentifierFields(catalog.strings(()))
     for column in change.dropped:
         update.deleteColumn(column)
     for old, new in change.renamed:
@@ -58,6 +58,10 @@ def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) ->
         old_name = change.old_names.get(field.name, field.name)
         update.updateColumn(old_name, catalog.java_type(type_name(field.type)))
     update.commit()
+    if identifiers:
+        new_names = dict(change.renamed)
+        kept = sorted(new_names.get(column, column) for column in identifiers - {*change.dropped})
+        transaction.updateSchema().setIdentifierFields(catalog.strings(kept)).commit()
 
 
 def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaChange) -> None:
