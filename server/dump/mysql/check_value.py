@@ -68,7 +68,7 @@ def crc32s(texts: pa.Array) -> np.ndarray:
 def _of_type(column: Column, name: str) -> tuple[str, Text] | None:
     kind = column.type
     if column.as_text:
-        return _bytes(f"CAST({name} AS CHAR)", is_long=False)
+        return _bytes(_ASCII.format(name), is_long=False)
     if kind in INTEGERS or kind is Type.YEAR:
         return f"{name} + 0", _numbers  # without ZEROFILL
     if kind in _OTHERS:
@@ -171,6 +171,8 @@ def _decimals(precision: int, scale: int) -> Text:
     return text
 
 
+_ASCII: Final = "CAST(CAST({0} AS CHAR) AS BINARY)"
+"""Characters beside a float's bytes would make the row's text one of characters, with `?` for bytes that are none."""
 _IS_DAY: Final = "YEAR({0}) > 0 AND DAYOFMONTH({0}) <= DAYOFMONTH(LAST_DAY({0}))"
 _SINCE: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0})"
 _OTHERS: Final[dict[Type, tuple[str, Text]]] = {
@@ -182,6 +184,6 @@ _OTHERS: Final[dict[Type, tuple[str, Text]]] = {
     Type.DATETIME2: (f"IF({_IS_DAY}, {_SINCE}, NULL)", _micros),
     Type.TIMESTAMP: (_SINCE, _micros),
     Type.TIMESTAMP2: (_SINCE, _micros),
-    Type.TIME: ("CAST({0} AS CHAR)", _texts),
-    Type.TIME2: ("CAST({0} AS CHAR)", _texts),
+    Type.TIME: (_ASCII, _texts),
+    Type.TIME2: (_ASCII, _texts),
 }
