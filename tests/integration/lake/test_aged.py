@@ -141,7 +141,7 @@ def database_place(request, tmp_path):
 
 
 def test_an_old_delta_lake(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(maintenance, "VACUUM_MARGIN_S", 3.0)
+    monkeypatch.setattr(maintenance, "VACUUM_MARGIN_S", 20.0)
     place, feed = DeltaPlace(spark, "delta", tmp_path), aged_feed(1)
     lived(place, feed, compared=COMPARED)
     table = tmp_path / "bank" / "t"

@@ -84,7 +84,7 @@ class Directory:
         else:
             catalog = self.target()._catalog
             found = catalog.load(table)
-            snapshots = [entry.snapshotId() for entry in catalog.listed(found.history())]
+            snapshots = [entry.snapshotId() for entry in list(found.history())]
             frames = [Snapshot(self.spark, catalog, found, snapshot).frame() for snapshot in snapshots]
         return [sorted(row["id"] for row in frame.collect()) for frame in frames]
 

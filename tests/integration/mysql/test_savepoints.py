@@ -135,9 +135,12 @@ async def test_rows_that_were_delivered_though_they_were_undone(
     mariadb.execute(*TABLES, database=name)
     async with following(mariadb.uri, meta, f"{name}.t") as feed:
         mariadb.execute("INSERT INTO t VALUES (1, 1), (2, 2)", database=name)
+        log, position = mariadb.execute("SHOW MASTER STATUS")[0][
+            :2
+        ]  # events of other tests may be too large to be shown
         mariadb.execute("BEGIN", "INSERT INTO t VALUES (11, 1)", *statements, "COMMIT", database=name)
-        log = mariadb.execute("SHOW MASTER STATUS")[0][0]
-        assert any("ROLLBACK TO" in event[5] for event in mariadb.execute(f"SHOW BINLOG EVENTS IN '{log}'"))
+        events = mariadb.execute(f"SHOW BINLOG EVENTS IN '{log}' FROM {position}")
+        assert any("ROLLBACK TO" in event[5] for event in events)
         await compare(mariadb, feed, name)
 
 
