@@ -1,8 +1,8 @@
 """Names of tables and columns that a target cannot hold, and the options that keep them away from it. Pure.
 
 Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name off without a word,
-and what a database refuses, it refuses at every start. What each target takes was found by trying it:
-`tests/integration/lake/test_names.py`.
+and what a database refuses, it refuses at every start. What databases and Delta take was found by trying it
+(`tests/integration/lake/test_names.py`), what readers of Iceberg and Parquet have of their own by reading their code.
 """
 
 import re
