@@ -158,27 +158,28 @@ class GuardedTransaction:
 class ForeignTransaction(GuardedTransaction):
     """One transaction of `tikv-client`.
 
-    Its Rust half panics when it is dropped unfinished, as it must be when the cluster is killed under it: such a one
-    is never freed.
+    Its Rust half keeps its locks alive until it is freed, in the background, and panics when it is freed before its end
+    was asked for. So one whose end nobody asked for is never freed, and its locks never expire: call `rollback`, even
+    where the cluster is gone.
     """
 
     def __init__(self, inner: Any, *, pessimistic: bool) -> None:
         super().__init__(inner, pessimistic=pessimistic)
-        self._ended = False
+        self._ending = False
 
     def __del__(self) -> None:
-        if not self._ended:
+        if not self._ending:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
 
     async def commit(self) -> None:
         """See `Transaction.commit`."""
+        self._ending = True
         await super().commit()
-        self._ended = True
 
     async def rollback(self) -> None:
         """See `Transaction.rollback`."""
+        self._ending = True
         await super().rollback()
-        self._ended = True
 
 
 class OwnClient:

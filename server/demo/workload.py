@@ -71,7 +71,7 @@ class Teller:
     async def _book(self, transaction: Transaction, source: int, target: int, amount: int) -> None:
         try:
             changes = await self._write(transaction, source, target, amount)
-        except ConflictError:
+        except (ConflictError, asyncio.CancelledError):  # a client keeps the locks of what is left open alive
             await _release(transaction)
             raise
         if self._random.random() < _ROLLBACK_SHARE:
