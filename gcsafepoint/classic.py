@@ -9,7 +9,7 @@
 11. An update of g moves it to at most min(B + G + M), never back, and takes t and w along: a client that knows only
     this call (client-go before 2025) can collect garbage. The answer is what holds.
 
-Rules 8 and 11 are where today's PD differs; see docs/design/0008-gc-state.md. Source: seed 000; PD before #9292.
+Rules 8 and 11 are where today's PD differs; see docs/design/0008-gc-state.md. Source: PD before #9292.
 """
 
 from gcsafepoint import refusal

@@ -1,6 +1,6 @@
 """The safepoint rules of one keyspace (pure: the clock is an argument, in Unix seconds).
 
-Two families of calls work on one state. Services are peers (seed 000): each says below which timestamp it needs no
+Two families of calls work on one state. Services are peers: each says below which timestamp it needs no
 history, and for how long; a GC barrier is the same thing. With B the live barriers, G the live global barriers (they
 hold in every keyspace), M the start_ts of the oldest transaction of each TiDB server, w the safe point of `gc_worker`
 (GC itself), t the txn safe point (no reader may start below it), g the GC safe point (stores collect below it):
@@ -17,7 +17,7 @@ hold in every keyspace), M the start_ts of the oldest transaction of each TiDB s
 7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there is a record of it.
 
 The old calls: `gcsafepoint.classic` (rules 8 to 11) and `gcsafepoint.pd9`. Keyspaces: `gcsafepoint.states`.
-Source: seed 000; PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its code).
+Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its code).
 """
 
 from collections.abc import Iterable, Mapping

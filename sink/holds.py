@@ -1,4 +1,4 @@
-"""Cuts that are withheld while tables are read again: no reader sees a table whose rows have come in part only. Pure.
+"""Cuts that are withheld while tables are read again: no reader sees such a table in part. Pure but for a lock.
 
 A DDL changes rows beside the log, so its table is read again behind it. From the DDL on no cut is offered until
 all such tables are complete, at a high watermark; the next cut then goes up to there. Invariants:

@@ -3,7 +3,7 @@
 A range `(start_ts, end_ts]` always gives the same rows in the same order, from memory where the workers have staged
 it, else straight from the sorter; correctness never depends on staging. What is acknowledged stays readable until the
 next acknowledgement, so that the last range can be replayed. Tables begin, end and change their schema at DDLs, which
-no range crosses. Source: TiCDC (seed 002), there pushed, here pulled.
+no range crosses. Source: TiCDC's sink manager, which pushes rows; here readers pull them.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ Invariants: used = what tasks hold + what is recorded for tables; only `force` e
 most the unfinished transactions of the running tasks, but that a request larger than the quota is granted when nothing
 else is taken: a batch of any size passes. `block` returns as soon as the memory is there; who waits must hold nothing
 that is not recorded, else everybody could wait for everybody (tests/unit/sink/test_quota_model.py).
-Source: TiCDC memquota, TICDC.md items 28-30.
+Source: TiCDC's memquota; docs/design/0014-sink-manager.md.
 """
 
 import bisect

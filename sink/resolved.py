@@ -1,7 +1,7 @@
 """How far a table sink may go: a ResolvedTs, normal or with a batch id, and the rules that choose it. Pure.
 
 Several transactions may share a commit_ts. While more of them may come, what was handed over is announced with a batch
-id, and everything below that commit_ts only is complete. Source: seed 002, TiCDC items 14 and 20-23.
+id, and everything below that commit_ts only is complete. Source: TiCDC's sink manager.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""The tables of a changefeed through time: names, schemas and spans, and the DDLs between them. Pure.
+"""The tables of a changefeed through time: names, schemas and spans, and the DDLs between them. Pure but for a lock.
 
 Invariants:
 1. A version is in force for rows with `from_ts` < commit_ts <= `to_ts`; those of one name never overlap, nor do those

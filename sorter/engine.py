@@ -2,7 +2,8 @@
 
 Rows wait in memory until a table's resolved rows fill a block, or memory is short; then they go to disk. `resolve`
 costs next to nothing and sorts nothing by itself. The files are a cache of the upstream: nothing survives a restart,
-the capture pulls again from the checkpoint. Source: TiCDC's SortEngine (seed 002), columnar.
+the capture pulls again from the checkpoint. Source: TiCDC's SortEngine, with Arrow batches in the place of rows; see
+docs/design/0006-sorter.md.
 """
 
 import itertools

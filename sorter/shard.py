@@ -1,6 +1,6 @@
 """Which of the sorter's databases a table belongs to: tables share a few, so that one slow disk write stops only some.
 
-Source: TiCDC's `getDB` (seed 002), which hashes the table id and the start of its span.
+Source: TiCDC's `getDB`, which hashes the table id and the start of its span.
 """
 
 import google_crc32c

@@ -1,4 +1,4 @@
-"""Changefeeds as the API takes and shows them. Pure."""
+"""Changefeeds as the API takes and shows them."""
 
 import time
 from dataclasses import asdict

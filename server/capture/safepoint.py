@@ -3,7 +3,7 @@
 Only where a changefeed's source keeps its history that way; for others nothing is done.
 
 The safe point is checkpoint_ts - 1, so that a read at checkpoint_ts stays possible.
-Source: seed 000; TiCDC's gc manager.
+Source: TiCDC's gc manager.
 """
 
 from collections.abc import Iterable, Mapping

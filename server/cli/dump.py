@@ -1,4 +1,4 @@
-"""`tidemark cli changefeed dumpstart|dumppause|dumpresume|dumprestart|dumpstatus`: seed 003's commands.
+"""`tidemark cli changefeed dumpstart|dumppause|dumpresume|dumprestart|dumpstatus`: the commands of dumps.
 
 And `dumpupdate`, which changes the pace and the order of one that is under way.
 """

@@ -1,6 +1,6 @@
 """The log of a real MariaDB through the whole puller: rows per CPU-second, and the lag of single rows.
 
-The workload is that of PERFORMANCE.md, smaller: half the changes in transactions of one row, half in transactions of
+The workload: half the changes in transactions of one row, half in transactions of
 40 inserts, 40 updates and 20 deletes, over a table of ten typed columns. Rows are counted as the sorter gets them;
 nothing is sorted or mounted. CPU is that of this process, without the server's.
 """

@@ -1,4 +1,4 @@
-"""Watermarks as seed 003 has them: one row for each changefeed in a table of their own, changed each time.
+"""Watermarks: one row for each changefeed, in a table of their own, changed each time.
 
     changefeed_dump.changefeed_dump_event(id, changefeed_id, unique_identifier, event_type, create_time, update_time)
 

@@ -1,4 +1,4 @@
-"""The windows of a dump (seed 003, DBLog): chunks read between two written watermarks, and what changed meanwhile.
+"""The windows of a dump (the DBLog algorithm): chunks read between two written watermarks, and what changed meanwhile.
 
     low watermark committed → SELECTs of chunks → high watermark written → … → the log passes low … high
 

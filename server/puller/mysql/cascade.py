@@ -1,4 +1,4 @@
-"""Foreign keys that change rows of their own table: what they do is in no event of the log (MYSQL.md §6c).
+"""Foreign keys that change rows of their own table: what they do is in no event of the log.
 
 A table that has one cannot be replicated: the target would keep its rows as they were.
 """

@@ -2,7 +2,7 @@
 
     changefeed_dump.tidemark_heartbeat(changefeed_id, seq, written_at)          one row for each changefeed
 
-The row changes each time, as an UPDATE that changes nothing is not logged (MYSQL.md, trap 3).
+The row changes each time, as an UPDATE that changes nothing is not logged.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What rows were at a cut, of those that the log changed after it: the before-image of each key's first change. Pure.
+"""What rows were at a cut, of those that the log changed after it: the before-image of each key's first change.
 
 A row that the log does not change between the cut and a later look at the table is at the cut what it is at the look;
 one that it does change was at the cut what its first change found. So the two together are the table at the cut,

@@ -1,4 +1,4 @@
-"""The whole way, by the commands of seed 003: a capture dumps a real MariaDB under churn, is killed, and ends it."""
+"""By the command line: a capture dumps a real MariaDB under churn, is killed, and ends the dump."""
 
 import threading
 import time

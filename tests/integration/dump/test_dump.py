@@ -170,7 +170,7 @@ KINDS = {
 
 
 async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(mariadb: MariaDb, meta: EtcdMeta) -> None:
-    """MYSQL.md §7, traps 6 to 11: the same row has the same key in the log and in SELECT, byte by byte."""
+    """The same row has the same key in the log and in SELECT, byte by byte."""
     database = mariadb.database()
     for kind, (column, value, _) in KINDS.items():
         mariadb.execute(
@@ -200,7 +200,7 @@ async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(maria
 async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
     meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MYSQL.md §6 (a): semi-sync AFTER_SYNC holds commits that are logged; a low watermark that is read is wrong."""
+    """Semi-sync AFTER_SYNC holds commits that are logged; a low watermark that is read is wrong."""
 
     async def looked(marks: Marks) -> bool:
         del marks
@@ -232,7 +232,7 @@ def _writes_watermark(server: MariaDb) -> bool:
 
 
 async def test_a_compressed_log_and_a_dump_miss_nothing(meta: EtcdMeta) -> None:
-    """MYSQL.md §6 (b)."""
+    """Compressed events are read as the others, while a dump is under way."""
     with running_mariadb("--log-bin-compress=ON", "--log-bin-compress-min-len=10") as server:
         server.execute(
             "CREATE DATABASE shop",

@@ -243,7 +243,7 @@ def names(qualified: tuple[str, ...]) -> list[str]:
 async def test_rows_that_a_foreign_key_changes_are_refused_by_name_as_no_event_has_them(
     mariadb: MariaDb, meta: EtcdMeta
 ) -> None:
-    """MYSQL.md §6 (c)."""
+    """No event of the log has the rows that a foreign key changes."""
     name = mariadb.database()
     key = "CONSTRAINT ours FOREIGN KEY (p) REFERENCES p (id)"
     mariadb.execute(
