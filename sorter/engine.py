@@ -117,6 +117,7 @@ class Sorter:
         Raises:
             EventBatchError: another schema, or nulls where it allows none.
             EventBelowResolvedError: a row at or below the resolved_ts; nothing of the batch was taken.
+            SorterClosedError: it was closed, or `end_waits` called, while this waited.
         """
         table = self._table(span)
         _check_batch(batch)
@@ -132,7 +133,7 @@ class Sorter:
             except SorterDiskError as err:
                 self._disk.refused(err)
                 if not self._disk.wait():
-                    self._check_open()
+                    raise _closed() from err
             else:
                 self._compact(table.store)
 
@@ -235,6 +236,10 @@ class Sorter:
         """
         return self._table(span).stats()
 
+    def end_waits(self) -> None:
+        """Let no `add` wait for the disk from now on; call it before you wait for whoever adds, then close."""
+        self._disk.close()
+
     def close(self) -> None:
         """Drop everything; fetches under way finish. Closing twice is harmless."""
         with self._lock:
@@ -242,7 +247,7 @@ class Sorter:
                 return
             tables, self._tables = list(self._tables.values()), {}
             self._closed = True
-        self._disk.close()
+        self.end_waits()
         for table in tables:
             table.remove()
         self._spiller.stop()
@@ -265,7 +270,11 @@ class Sorter:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SorterClosedError("the sorter is closed; open a new one")
+            raise _closed()
+
+
+def _closed() -> SorterClosedError:
+    return SorterClosedError("the sorter is closed, or about to be; open a new one")
 
 
 def _check_batch(batch: pa.RecordBatch) -> None:

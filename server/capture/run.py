@@ -76,6 +76,7 @@ class Run:
                     self._check_target(self.pulling)
             finally:
                 catalog.listener = None
+                self.rows.sorter.end_waits()  # a puller of a log ends when its last call has
 
     def _check_target(self, pulling: Pulling) -> None:
         """See that a target_ts can be reached: no cut ends while a table is read again."""

@@ -10,6 +10,7 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -72,6 +73,7 @@ _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
 _GIVE_UP_S: Final = 30.0
 _MANY_TABLES: Final = 100
+_ASKERS: Final = 2  # who reads the log, and the heart
 _RESOLVE_EVERY_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
@@ -134,15 +136,22 @@ class LogPuller:
         self._heard_at = 0.0
         self._transactions: Transactions | None = None
         self._held_bytes = min(HELD_BYTES, rows.open_transactions.memory_bytes)
+        self._asking = ThreadPoolExecutor(_ASKERS, f"asks {upstream.changefeed}")
 
     async def run(self) -> None:
         """See `Puller.run`."""
+        try:
+            await self._run()
+        finally:
+            self._asking.shutdown(wait=False)
+
+    async def _run(self) -> None:
         options = self._upstream.options
         if self._upstream.copying is not None:
             await self._upstream.copying.begin(self._start_ts)
         anchor = await self._anchors.begin(self._start_ts)
         if anchor is None:
-            anchor = await self._call(oldest, options, self._start_ts)
+            anchor = await self._ask(oldest, options, self._start_ts)
             await self._anchors.put(anchor)  # the fold begins there after a restart, too
         clock = await self._clock.load() or Clock.believing(physical_ms(self._start_ts))
         self._transactions = Transactions(
@@ -156,7 +165,7 @@ class LogPuller:
         retention = Retention(self._upstream.changefeed, options, self._upstream.meta)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
-            tasks.create_task(heart.run(lambda: self._position.ts, self._sink.executor), name="heartbeat")
+            tasks.create_task(heart.run(lambda: self._position.ts, self._asking), name="heartbeat")
             tasks.create_task(retention.run(), name="retention of the log")
 
     @property
@@ -208,7 +217,7 @@ class LogPuller:
     async def _open(self, server_id: int) -> OpenLog:
         loop = asyncio.get_running_loop()
         anchor, options = self._position.anchor, self._upstream.options
-        opening = loop.run_in_executor(self._sink.executor, open_log, options, anchor, server_id)
+        opening = loop.run_in_executor(self._asking, open_log, options, anchor, server_id)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -288,12 +297,12 @@ class LogPuller:
         if isinstance(barrier, Unprepared):
             raise _unknown(barrier)
         if isinstance(barrier, Untold):
-            found = await self._call(read_definitions, log.session, [barrier.name])
+            found = await self._ask(read_definitions, log.session, [barrier.name])
             await self._ddl.apply_untold(barrier, found.get(barrier.name))
             return
         effect = self._ddl.effect_of(barrier)
         target = self._ddl.changed_by_statement(barrier)
-        if target is not None and not await self._call(changes_alone, log.session, target):
+        if target is not None and not await self._ask(changes_alone, log.session, target):
             at = f"{barrier.file}:{barrier.position}"
             raise statement_logged(
                 barrier.query.sql,
@@ -304,18 +313,18 @@ class LogPuller:
         if not effect:
             return
         metrics.DDLS.inc()
-        helps = await self._call(partial(self._helps, log.session, barrier, effect))
+        helps = await self._ask(partial(self._helps, log.session, barrier, effect))
         outcome = self._ddl.outcome(barrier, effect, helps)
         new = [name for name, table_id in effect.touched.items() if self._tables.by_id(table_id) is None]
         names, place = list({*outcome.lost, *new}), (barrier.file, barrier.position)
         look = partial(definitions_behind, log.session, self._upstream.options, names, place)
-        seen = await self._call(partial(look, fold_case=log.fold_case)) if names else {}
+        seen = await self._ask(partial(look, fold_case=log.fold_case)) if names else {}
         await self._ddl.apply(barrier, effect, outcome, seen)
 
     async def _judge(self, unjudged: Unjudged, log: OpenLog) -> None:
         """Decide by the present whether times count; durable before a commit_ts follows from it."""
         assert self._transactions is not None, "it runs"
-        present_ms = await self._call(believed_ms, log.session, self._upstream.options)
+        present_ms = await self._ask(believed_ms, log.session, self._upstream.options)
         judgement = self._transactions.clock.judge(unjudged.previous_ts, unjudged.times_ms, present_ms)
         await self._clock.save(judgement.clock)
         self._transactions.clock = judgement.clock
@@ -338,6 +347,10 @@ class LogPuller:
         if now - self._anchored_at >= EVERY_S and self._transactions.is_at_rest:
             await self._anchors.put(self._position.anchor)
             self._anchored_at = now
+
+    async def _ask(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run in a thread what only asks the server; whoever is cancelled waits for no answer."""
+        return await asyncio.get_running_loop().run_in_executor(self._asking, function, *arguments)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run in a thread of this changefeed; whoever is cancelled waits for its end: nothing is added after."""

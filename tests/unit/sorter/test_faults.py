@@ -119,7 +119,7 @@ def test_the_feed_pauses_while_the_disk_is_full_and_goes_on_by_itself(
     sorter.close()
 
 
-@pytest.mark.parametrize("end", ["close", "remove"])
+@pytest.mark.parametrize("end", ["end_waits", "close", "remove"])
 def test_who_waits_for_a_full_disk_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     sorter = opened(tmp_path, memory_bytes=1)
     monkeypatch.setattr(os, "pwritev", no_room)
@@ -133,10 +133,10 @@ def test_who_waits_for_a_full_disk_is_let_go(tmp_path: Path, monkeypatch: pytest
 
     with in_thread(feed):
         wait_until(lambda: sorter.stats().waiting == 1)
-        if end == "close":
-            sorter.close()
-        else:
+        if end == "remove":
             sorter.remove_table(SPAN)
+        else:
+            getattr(sorter, end)()
     sorter.close()
 
 
