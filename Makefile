@@ -17,6 +17,10 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  %-18s %s\n", name[1], $$2}'
 
+.PHONY: deps
+deps: ## Install what run and test need on Debian and Ubuntu (asks sudo for it)
+	deploy/install-deps
+
 .PHONY: setup
 setup: $(VENV)/.setup ## Create .venv from the hash-pinned lock, with the tidemark command
 

@@ -1,7 +1,10 @@
 """`tidemark COMMAND …`: finds the command's module and runs it."""
 
+import difflib
 import importlib
+import importlib.metadata
 import os
+import platform
 import select
 import sys
 from collections.abc import Sequence
@@ -70,8 +73,13 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"tidemark {importlib.metadata.version('tidemark')} (Python {platform.python_version()})")
+        return 0
     if arguments[0] not in COMMANDS:
-        print(f"tidemark: no command {arguments[0]!r}\n\n{_usage()}", file=sys.stderr)
+        nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        advice = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
     module = importlib.import_module(f"server.cli.{arguments[0].replace('-', '_')}")
     try:
@@ -83,7 +91,7 @@ def _run(arguments: list[str]) -> int:
 
 def _usage() -> str:
     lines = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
-    return f"usage: tidemark COMMAND [--help] …\n\n{lines}"
+    return f"usage: tidemark COMMAND [--help] …\n       tidemark --version\n\n{lines}"
 
 
 if __name__ == "__main__":

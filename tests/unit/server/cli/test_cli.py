@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from server.cli import cli, pumps
+from server.cli import cli, main, pumps
 from server.cli.changefeed import TablesFileError, read_tables
 from server.cli.confirm import NotConfirmedError
 from server.cli.output import Output
@@ -122,3 +122,13 @@ def test_without_a_terminal_nothing_is_assumed(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     with pytest.raises(NotConfirmedError, match="--no-confirm"):
         cli.run(["changefeed", "resume", "-c", "a", "--overwrite-checkpoint-ts", "17"])
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main.main(["--version"]) == 0
+    assert re.match(r"tidemark \d+\.\d+\.\d+ \(Python 3\.", capsys.readouterr().out)
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
+    assert main.main(["coordinater"]) == 2
+    assert "did you mean 'coordinator'?" in capsys.readouterr().err
