@@ -2,7 +2,8 @@
 
 A job counts once it is `done`: the transaction that writes that state brings the job's schema in force. States before
 it (an index being filled, a column that is write-only) are no schemas for readers. But an ALTER with several changes
-brings all of them in force in one transaction, and is `done` in a later one.
+brings all of them in force in one transaction, and is `done` in a later one. So does DROP PARTITION, and TRUNCATE
+PARTITION where the table has global indexes: what they delete from these comes after users have the new partitions.
 """
 
 import enum
@@ -18,6 +19,7 @@ from storage.tidb.row_v1 import as_v2
 
 Document = Mapping[str, Any]
 _DONE: Final = frozenset({4, 6})  # model.JobStateDone, JobStateSynced
+_DELETING: Final = frozenset({1, 4})  # model.StateDeleteOnly, StateDeleteReorganization
 
 
 class Action(enum.IntEnum):
@@ -65,7 +67,7 @@ class Job:
     arguments: Any = None
     """Of the kind of job; a list, or since TiDB 8.4 an object."""
     is_public: bool = False
-    """Whether users have what it brings: it is done, or an ALTER with several changes that is not undone any more."""
+    """Whether users have what it brings: it is done, or only has steps left that undo nothing."""
     added_columns: int = 0
     """How many columns an ALTER with several changes adds."""
 
@@ -119,8 +121,9 @@ class Job:
 
 def _job(doc: dict[str, Any]) -> Job:
     info = doc.get("binlog") or {}
-    kind, state = int(doc["type"]), int(doc["state"])
+    kind, state, step = int(doc["type"]), int(doc["state"]), int(doc.get("schema_state") or 0)
     several = doc.get("multi_schema_info") or {}
+    removes = kind in {Action.DROP_PARTITION, Action.TRUNCATE_PARTITION}
     return Job(
         id=int(doc["id"]),
         action=Action(kind) if kind in Action.__members__.values() else Action.OTHER,
@@ -133,6 +136,6 @@ def _job(doc: dict[str, Any]) -> Job:
         table=info.get("TableInfo"),
         tables=tuple(info.get("MultipleTableInfos") or ()),
         arguments=doc.get("raw_args"),
-        is_public=state in _DONE or several.get("revertible") is False,
+        is_public=state in _DONE or several.get("revertible") is False or (removes and step in _DELETING),
         added_columns=[each["type"] for each in several.get("sub_jobs") or ()].count(Action.ADD_COLUMN),
     )

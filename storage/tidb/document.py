@@ -109,6 +109,7 @@ class PartitionDocument(msgspec.Struct, frozen=True):
 
     enable: bool = False
     definitions: tuple[DefinitionDocument, ...] | None = None
+    dropping_definitions: tuple[DefinitionDocument, ...] | None = None
 
 
 class RemovedDocument(msgspec.Struct, frozen=True):
@@ -153,6 +154,12 @@ class TableHead(msgspec.Struct, frozen=True):
         if self.partition is None or not self.partition.enable:
             return ()
         return tuple(definition.id for definition in self.partition.definitions or ())
+
+    @property
+    def dropping_ids(self) -> tuple[int, ...]:
+        """The ids of partitions that a job which is not done yet removes."""
+        dropping = self.partition.dropping_definitions if self.partition is not None else None
+        return tuple(definition.id for definition in dropping or ())
 
 
 class TableDocument(TableHead, frozen=True, kw_only=True):

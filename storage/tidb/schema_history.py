@@ -191,7 +191,8 @@ class SchemaHistory:
         before = self._tables.get(table.id)
         if job.action not in {Action.DROP_PARTITION, Action.TRUNCATE_PARTITION} or before is None:
             return {}
-        removed = [number for number in before.partition_ids if number not in table.partition_ids]
+        known = dict.fromkeys((*before.partition_ids, *before.head.dropping_ids))
+        removed = [number for number in known if number not in table.partition_ids]
         return {REMOVED: {"ts": commit_ts, "partition_ids": removed}} if removed else {}
 
     def _put(self, change: Change, job: Job) -> Change:

@@ -3,8 +3,9 @@
 Invariants:
 1. A schema change is reported in the order of commit_ts, before `Catalog.resolve` reaches it.
 2. What it knows at its start is what the meta keys say at `start_ts`; nothing is kept.
-3. An ALTER with several changes is reported at the commit_ts from which on users have them. What it brings is told by
-   its job when that is done, so until then nothing is known from there on.
+3. A job that goes on when users have what it brings (an ALTER with several changes, DROP PARTITION) is reported at the
+   commit_ts from which on they have it. The job says what that is when it is done, so until then nothing is known from
+   there on.
 """
 
 import asyncio

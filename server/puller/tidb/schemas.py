@@ -1,7 +1,7 @@
 """What the store says of a cluster: all schemas as of a timestamp, one DDL job, the rows of a table or partition."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final
 
 from server.puller.tidb.errors import HistoryLostError, SchemaGapError
@@ -73,6 +73,12 @@ class Schemas:
         span = table_span(table_id)
         async for page in self._pages(span.start_key, span.end_key, ts):
             yield page
+
+    async def present(self, keys: Sequence[bytes], ts: int) -> Collection[bytes]:
+        """Those of `keys` that have a value at `ts`; raises as `rows`."""
+        found = await self._snapshot(ts).batch_get(keys)
+        await self._check_kept(ts)
+        return found.keys()
 
     async def _page(self, begin: bytes, end: bytes, ts: int, limit: int) -> Pairs:
         """The first `limit` pairs of `[begin, end)` at `ts`.

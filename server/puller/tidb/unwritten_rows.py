@@ -5,18 +5,19 @@ store still has them: the changefeed's service safe point stands before the DDL 
 comes after it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pyarrow as pa
 
 from server.puller.table import SourceTable
 from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.table import Removed, physical_spans, removed_from, reread_of
+from server.puller.tidb.table import Removed, part_spans, physical_spans, removed_from, reread_of
 from server.rpc.tikv_reads import Pairs
 from storage.model.event import DELETE, raw_batch, snapshot_rows
 from storage.tidb.key import record_prefix
 
 _ID_END = len(record_prefix(0))
+_LOOKED_AT_ONCE = 16  # partitions, of a page's keys
 
 
 async def unwritten_rows(
@@ -30,7 +31,8 @@ async def unwritten_rows(
     table_id = int(table.record.table_info["id"]) if own_keys else None
     removed, reread = removed_from(table.record), reread_of(table.record).ts
     if start_ts <= removed.ts:
-        async for batch in _removed(schemas, removed, table_id):
+        rewritten_in = part_spans(table.record) if own_keys else ()
+        async for batch in _removed(schemas, removed, table_id, [span.table_id for span in rewritten_in]):
             yield batch
     if reread and start_ts <= reread:
         for span in physical_spans(table.record):
@@ -38,13 +40,27 @@ async def unwritten_rows(
                 yield batch
 
 
-async def _removed(schemas: Schemas, removed: Removed, table_id: int | None) -> AsyncIterator[pa.RecordBatch]:
+async def _removed(
+    schemas: Schemas, removed: Removed, table_id: int | None, rewritten_in: Sequence[int]
+) -> AsyncIterator[pa.RecordBatch]:
+    """Deletes of all rows; but of those keys that are in one of these other partitions by then."""
     for partition_id in removed.partition_ids:
-        async for page in schemas.rows(partition_id, removed.ts):
+        async for rows in schemas.rows(partition_id, removed.ts):
+            page = await _without_rewritten(schemas, rows, rewritten_in, removed.ts)
             count = len(page)
             keys = _keys(page, partition_id if table_id is None else table_id)
             commit_ts, start_ts = [removed.delete_ts] * count, [removed.ts] * count
             yield raw_batch(commit_ts, start_ts, [DELETE] * count, keys, [None] * count, [value for _, value in page])
+
+
+async def _without_rewritten(schemas: Schemas, page: Pairs, partition_ids: Sequence[int], ts: int) -> Pairs:
+    """A job that removes partitions is told when it is done: before, users may have written their keys to others."""
+    handles, rewritten = [key[_ID_END:] for key, _ in page], set[bytes]()
+    for first in range(0, len(partition_ids), _LOOKED_AT_ONCE):
+        prefixes = map(record_prefix, partition_ids[first : first + _LOOKED_AT_ONCE])
+        wanted = [prefix + handle for prefix in prefixes for handle in handles]
+        rewritten.update(key[_ID_END:] for key in await schemas.present(wanted, ts))
+    return [pair for pair, handle in zip(page, handles, strict=True) if handle not in rewritten]
 
 
 async def _reread(schemas: Schemas, partition_id: int, ts: int, table_id: int | None) -> AsyncIterator[pa.RecordBatch]:

@@ -77,12 +77,13 @@ class Replica:
     def __init__(self, source: Source, start_ts: int, before: "Replica | None" = None) -> None:
         """With `before`: of a source that was followed up to `start_ts`, and is taken up again with what was known."""
         known = before.at(start_ts) if before else {}
-        self._first = [table.source for table in known.values()]
+        self.first = [table.source for table in known.values()]
+        """The tables at the start."""
         self._before = {name: dict(table.rows) for name, table in known.items()}
         self._replayed: tuple[int, dict[str, Table]] | None = None
         self.taken = Taken()
         self.changes: list[TableChange] = []
-        self._records = {table.record.table_info["id"]: table.record for table in self._first}
+        self._records = {table.record.table_info["id"]: table.record for table in self.first}
         self._source = source
         self._start_ts = start_ts
         self.upto_ts = start_ts
@@ -98,13 +99,13 @@ class Replica:
     async def run(self, upto_ts: int) -> None:
         """Pull until everything up to `upto_ts` is here; a test may set another `upto_ts` meanwhile."""
         self.upto_ts = upto_ts
-        if not self._first:
+        if not self.first:
             records = await self._source.snapshot(self._start_ts)
-            self._first = [table for table in map(self.table, records) if table is not None]
-            self._records = {table.record.table_info["id"]: table.record for table in self._first}
+            self.first = [table for table in map(self.table, records) if table is not None]
+            self._records = {table.record.table_info["id"]: table.record for table in self.first}
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._pull(self._first, self._start_ts)
+            self._pull(self.first, self._start_ts)
             schemas = self._source.schema_puller(self._start_ts, self)
             if schemas is not None:
                 self._pullers[schemas] = tasks.create_task(schemas.run())
@@ -162,7 +163,7 @@ class Replica:
     def at(self, ts: int) -> dict[str, Table]:
         """The tables by name, and their rows as text, as of `ts`; good until the next call, cheap when ts ascends."""
         if self._replayed is None or self._replayed[0] > ts:
-            tables = {table.name: _begun(table) for table in self._first}
+            tables = {table.name: _begun(table) for table in self.first}
             for name, rows in self._before.items():
                 tables[name].rows |= rows
             self._replayed = self._start_ts, tables

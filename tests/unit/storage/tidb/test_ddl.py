@@ -127,6 +127,20 @@ def test_removed_partitions_are_told_with_the_ts_at_which_their_rows_went() -> N
     assert removed == {134: [131], 136: [132]}
 
 
+def test_partitions_are_removed_also_after_a_start_between_the_steps_of_the_job() -> None:
+    between = info(7, "t", 9)
+    between["partition"]["dropping_definitions"] = [{"id": 8}]
+    change = applied(history(between), job(Action.DROP_PARTITION, 7, TableInfo=info(7, "t", 9)))
+    assert [table.info[REMOVED] for table in change.tables] == [{"ts": 20, "partition_ids": [8]}]
+
+
+def test_a_job_that_removes_partitions_is_in_force_before_it_is_done() -> None:
+    for action in Action.DROP_PARTITION, Action.TRUNCATE_PARTITION, Action.OTHER:
+        steps = [{"id": 1, "type": action, "state": 1, "schema_state": each} for each in (0, 5, 2, 1, 4)]
+        public = [Job.parse(json.dumps(step | {"schema_id": 1, "table_id": 7})).is_public for step in steps]
+        assert public == [False, False, False, action is not Action.OTHER, action is not Action.OTHER]
+
+
 def test_a_history_that_begins_with_the_meta_keys_of_any_moment_ends_the_same() -> None:
     jobs = [pair for step in vectors.lines("steps") for pair in vectors.jobs_of(step)]
     whole = SchemaHistory(0, {}, [])

@@ -1,7 +1,7 @@
 """Rows that a DDL changed although nobody wrote them."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,11 @@ class FakeSchemas:
         self.read.append((table_id, ts))
         for number in (1, 2):
             yield [(record_key(table_id, number), b"row %d" % number)]
+
+    async def present(self, keys: Sequence[bytes], ts: int) -> Collection[bytes]:
+        """Users have written the second row of any partition to the first one that stays."""
+        assert ts == 100
+        return {record_key(8, 2)} & set(keys)
 
 
 def table(**members: Any) -> SourceTable:
@@ -72,6 +77,12 @@ async def test_rows_of_removed_partitions_are_deleted() -> None:
         (record_key(5, 1), DELETE, 101),
         (record_key(5, 2), DELETE, 101),
     ]
+
+
+async def test_keys_of_removed_partitions_that_users_have_written_to_others_by_then_stay_in_binlogs() -> None:
+    removed = table(partition=PARTS, **{REMOVED: {"ts": 100, "partition_ids": [5]}})
+    found = await rows(removed, 100, own_keys=True)
+    assert [(row["key"], row["op"]) for row in found] == [(record_key(7, 1), DELETE)]
 
 
 async def test_any_other_table_has_none() -> None:
