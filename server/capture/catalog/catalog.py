@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol, TypeAlias
 
 import structlog
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.names import check_distinct
 
 from server.capture.catalog.columns import ALL_COLUMNS, ColumnRules
 from server.capture.catalog.filter import TableFilter
@@ -213,12 +215,23 @@ class FeedCatalog:
         tables = tuple(sorted(wanted, key=lambda table: table.span.table_id))
         self._check_renamed(change, tables, before)
         names = {table.name for table in tables}
+        dropped = tuple(name for name in change.dropped if name in before and name not in names)
+        self._check_distinct(tables, dropped)
         return replace(
             change,
             tables=tables,
-            dropped=tuple(name for name in change.dropped if name in before and name not in names),
+            dropped=dropped,
             truncated=tuple(name for name in change.truncated if name in before or name in names),
         )
+
+    def _check_distinct(self, tables: Sequence[SourceTable], dropped: Sequence[str]) -> None:
+        """See that the target can tell new names from those that stay."""
+        staying = [table for table in self.tables if table.name not in dropped]
+        names = ((table.record.schema_name, table.record.table_name) for table in (*staying, *tables))
+        try:
+            check_distinct(self._terms.target, names)
+        except SourceError as err:
+            raise TableIneligibleError(err.message) from None
 
     def _check_renamed(self, change: TableChange, tables: Sequence[SourceTable], before: set[str]) -> None:
         """A table that was not taken under its old name has rows that the target does not have."""

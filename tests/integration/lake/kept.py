@@ -14,7 +14,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changelog import CUT, SINCE, timestamps
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.cuts import CutRecord
-from pyspark_tidemark.lake.mode import OWN_COLUMNS
+from pyspark_tidemark.lake.mode import SCD2, own_columns
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.target import table_path
 from pyspark_tidemark.lake.targets import open_target, opened_manifest
@@ -122,7 +122,7 @@ def _changes(part: Path, table: TableMeta) -> list[tuple[str, Row]]:
     with pq.ParquetFile(part) as file:
         found = file.read()
     stored = {int(field.metadata[b"PARQUET:field_id"]): field.name for field in found.schema if field.metadata}
-    columns = {field.name: field.type for field in table.schema if field.name not in OWN_COLUMNS}
+    columns = {field.name: field.type for field in table.schema if field.name not in own_columns(SCD2)}
     older = {name: scalar(value, columns[name]).as_py() for name, value in table.defaults.items()}
     return [
         (
@@ -137,7 +137,7 @@ def _changes(part: Path, table: TableMeta) -> list[tuple[str, Row]]:
 
 
 def _own(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in OWN_COLUMNS}
+    return {name: value for name, value in row.items() if name not in own_columns(SCD2)}
 
 
 def fitted(rows: list[Row], schema: Any) -> list[Row]:

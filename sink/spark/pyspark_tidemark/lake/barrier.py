@@ -18,7 +18,7 @@ from pyspark_tidemark.defaults import column_ids, scalar, with_column_ids, witho
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
 from pyspark_tidemark.lake.manifest import Manifest
-from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, OWN_COLUMNS, UPSERT, lake_schema
+from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, UPSERT, lake_schema, own_columns
 from pyspark_tidemark.lake.schema import SchemaChange, difference
 from pyspark_tidemark.lake.target import Target
 
@@ -134,7 +134,7 @@ class Barrier:
             return table
         if self._policy.evolution == IGNORE:
             self._check_key(table, [name for name in table.key if name not in actual.names])
-            return _frozen(table, actual)
+            return _frozen(table, actual, self._policy.mode)
         if position > table.schema_ts:
             raise SourceError(
                 "ErrTargetSchema",
@@ -155,8 +155,8 @@ class Barrier:
         """
         if column_ids(actual) or before is None:
             return actual
-        own = {name for name in actual.names if name not in OWN_COLUMNS}
-        same = own == set(before.schema.names) - {*OWN_COLUMNS}
+        ours = {*own_columns(self._policy.mode)}
+        same = {*actual.names} - ours == {*before.schema.names} - ours
         return with_column_ids(actual, before.column_ids) if same else actual
 
     def _alter(self, table: TableMeta, change: SchemaChange) -> None:
@@ -323,9 +323,9 @@ def _in_order(renamed: Sequence[tuple[str, str]], ts: int) -> list[tuple[str, st
     return ordered + last
 
 
-def _frozen(table: TableMeta, actual: Any) -> TableMeta:
+def _frozen(table: TableMeta, actual: Any, mode: str) -> TableMeta:
     """The table with the columns and types that the target has of it."""
     envelope = [table.schema.field(name) for name in ENVELOPE]
-    own = [field for field in actual if field.name not in OWN_COLUMNS]
+    own = [field for field in actual if field.name not in own_columns(mode)]
     plain = [pa.field(field.name, field.type) for field in own]
     return dataclasses.replace(table, schema=pa.schema([*envelope, *plain]))

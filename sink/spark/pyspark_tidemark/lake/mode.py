@@ -6,14 +6,13 @@ import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.names import check_names
+from pyspark_tidemark.names import check_names, renaming
 from pyspark_tidemark.sink_uri import APPEND, MODES, SCD2, UPSERT
 
 __all__ = ["APPEND", "ENVELOPE", "IS_CURRENT", "MODES", "SCD2", "UPSERT", "VALID_FROM", "VALID_TO"]
 ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 VALID_FROM, VALID_TO, IS_CURRENT = "valid_from_ts", "valid_to_ts", "is_current"
-OWN_COLUMNS = (*ENVELOPE, VALID_FROM, VALID_TO, IS_CURRENT)
-"""The columns of a target's table that are ours, in any mode; all others are the upstream's."""
+_VERSION_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT)
 _VERSIONED = (pa.field(VALID_FROM, pa.int64()), pa.field(VALID_TO, pa.int64()), pa.field(IS_CURRENT, pa.bool_()))
 
 
@@ -35,6 +34,11 @@ def lake_columns(table: TableMeta, mode: str = UPSERT) -> list[str]:
     return names
 
 
+def own_columns(mode: str) -> tuple[str, ...]:
+    """The columns of a target's table that are ours; all others are the upstream's."""
+    return (*ENVELOPE, *_VERSION_COLUMNS) if mode == SCD2 else ENVELOPE
+
+
 def lake_key(table: TableMeta, mode: str) -> tuple[str, ...]:
     """The columns that identify a row of the target's table; empty where the upstream's table has no key."""
     if mode == APPEND:
@@ -53,10 +57,18 @@ def check_key(table: TableMeta, mode: str) -> None:
 
 
 def check_held(table: TableMeta, mode: str, target: str) -> None:
-    """See that a target of the format `target` can hold the table under its names.
+    """See that a target of the format `target` can hold the table under its names, beside the columns of the mode.
 
     Raises:
-        SourceError: ErrNameUnsupported.
+        SourceError: ErrNameUnsupported, with the option of `changefeed create` that gives other names.
     """
     database, _, name = table.name.partition(".")
-    check_names(target, (database, name), lake_columns(table, mode))
+    names = lake_columns(table, mode)
+    clashing = [column for column in table.schema.names if column.lower() in _VERSION_COLUMNS]
+    if mode == SCD2 and clashing:
+        raise SourceError(
+            "ErrNameUnsupported",
+            f"mode scd2 adds the columns {', '.join(_VERSION_COLUMNS)}, and {table.name} has {', '.join(clashing)}. "
+            f"{renaming((database, name), clashing, names)}",
+        )
+    check_names(target, (database, name), names)

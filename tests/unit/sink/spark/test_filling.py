@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.barrier import Barrier, Policy
+from pyspark_tidemark.lake.barrier import IGNORE, Barrier, Policy
 from pyspark_tidemark.lake.jdbc.text import as_quoted
 from pyspark_tidemark.lake.mode import lake_schema
 
@@ -50,6 +50,14 @@ def test_older_rows_get_what_the_schema_tells_of_them(mode, filled):
     (change,) = target.changes
     assert [field.name for field in change.added] == ["n", "later"]
     assert change.filled == filled
+
+
+def test_a_column_called_like_one_that_another_mode_adds_is_the_upstreams():
+    target, schema = OneTable("upsert"), OLD.append(pa.field("is_current", pa.int32()))
+    target._schema = lake_schema(TableMeta("s.t", ("id",), schema))
+    table = TableMeta("s.t", ("id",), schema.append(pa.field("later", pa.string())), 20)
+    fitted = Barrier(None, target, None, Policy("upsert", evolution=IGNORE)).fitting(table)
+    assert fitted.schema.names == [*OLD.names, "is_current"]
 
 
 def test_a_value_is_one_literal_of_standard_sql():

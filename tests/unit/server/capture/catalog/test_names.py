@@ -13,6 +13,7 @@ from server.capture.catalog.filter import TableFilter
 from server.capture.catalog.history import History, SchemaChange
 from server.capture.catalog.tables import Chosen, eligible
 from server.puller.mysql.source import mysql_table
+from server.puller.source import TableChange
 from server.puller.table import TableIneligibleError, TableRecord
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
@@ -129,3 +130,25 @@ def test_a_ddl_that_brings_such_a_name_is_refused_or_its_new_table_left_out() ->
         catalog.table(record("t", "xmin"))
     assert catalog.table(record("u", "xmin", number=8)) is None
     assert catalog.table(record("u", "x min", number=8)) is not None
+
+
+@pytest.mark.parametrize("target", ["mysql", "delta"])
+async def test_a_ddl_that_brings_a_name_in_another_case_is_refused_where_the_target_takes_both_for_one(
+    target: str,
+) -> None:
+    async def save(_: SchemaChange) -> None: ...
+
+    history = History([SchemaChange(1, tables=(record("t"),))])
+    catalog = FeedCatalog(Terms("feed", TableFilter(["*.*"]), target=target), SOURCE, history, 1, save)
+    other = mysql_table(record("T", number=8))
+    if target == "delta":
+        await catalog.change(TableChange(10, "CREATE TABLE T", (other,)))
+        assert {table.name for table in catalog.tables} == {"shop.t", "shop.T"}
+        return
+    with pytest.raises(TableIneligibleError, match=r"takes shop\.t and shop\.T for one.*--filter '!shop\.T'"):
+        await catalog.change(TableChange(10, "CREATE TABLE T", (other,)))
+    assert catalog.history.last_ts == 1, "nothing is durable"
+    await catalog.change(TableChange(11, "RENAME TABLE t TO T", (mysql_table(record("T")),), ("shop.t",)))
+    await catalog.change(TableChange(12, "DROP TABLE T", dropped=("shop.T",)))
+    await catalog.change(TableChange(13, "CREATE TABLE t", (mysql_table(record("t", number=9)),)))
+    assert [table.name for table in catalog.tables] == ["shop.t"]
