@@ -7,6 +7,7 @@ is TIDEMARK_TEST_EXPLORE=1.
 """
 
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,12 @@ settings.register_profile("tidemark", deadline=None, derandomize=not _EXPLORES, 
 settings.load_profile("tidemark")
 
 PATIENCE_S = 400
+
+
+def pytest_configure() -> None:
+    """Open as many files as daemons do: some tests hold more connections than the soft limit of shells allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
