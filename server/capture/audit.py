@@ -13,8 +13,8 @@ from typing import Final
 
 from pyspark_tidemark.sink_uri import MODES_OF, UPSERT
 
-from server.capture.changefeed import ChangefeedInfo, RunningError, State, lake_format
 from server.capture.errors import AuditUnsupportedError, ParameterError
+from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format
 from storage.model.errors import CorruptError
 
 DIFFERS: Final = "ErrAuditDiffers"

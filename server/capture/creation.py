@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import check_audit
-from server.capture.catalog.columns import ColumnRules
-from server.capture.catalog.filter import TableFilter, exact_rules
 from server.capture.catalog.tables import Chosen, chosen_tables, eligible
-from server.capture.changefeed import ChangefeedInfo, check_id, check_sink_uri
 from server.capture.errors import ParameterError, StartTsInFutureError, TargetTsError
 from server.capture.runner import utc_now
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import TableFilter, exact_rules
+from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
+from server.changefeed.table import TableRecord
 from server.puller.source import Source
-from server.puller.table import TableRecord
 from storage.tidb.document import read_document
 from storage.tidb.time import NULL_DATES
 
@@ -30,7 +30,7 @@ class NewChangefeed:
     tables: Sequence[tuple[str, str]] = ()
     rules: Sequence[str] = ()
     columns: Sequence[str] = ()
-    """Rules about columns, `server.capture.catalog.columns`."""
+    """Rules about columns, `server.changefeed.columns`."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False

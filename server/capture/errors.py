@@ -1,7 +1,8 @@
 """What can go wrong with a changefeed; names as TiCDC's where it has one."""
 
-from server.puller.table import TableIneligibleError
-from server.puller.uri import SourceUriError
+from server.changefeed.errors import ChangefeedIdInvalidError, SinkUriError
+from server.changefeed.source_uri import SourceUriError
+from server.changefeed.table import TableIneligibleError
 from sink.flight.feeds import ChangefeedNotExistsError
 from storage.model.errors import ConflictError, InvalidError, UnavailableError
 
@@ -30,12 +31,6 @@ class ChangefeedExistsError(ConflictError):
     """The id is taken."""
 
     code = "ErrChangeFeedAlreadyExists"
-
-
-class ChangefeedIdInvalidError(InvalidError):
-    """The id cannot be a changefeed's."""
-
-    code = "ErrInvalidChangefeedID"
 
 
 class ChangefeedStateError(ConflictError):
@@ -78,12 +73,6 @@ class RenamedIntoFilterError(InvalidError):
     """A table whose earlier rows were not replicated gets a name that is."""
 
     code = "ErrSyncRenameTableFailed"
-
-
-class SinkUriError(InvalidError):
-    """The sink URI cannot be used."""
-
-    code = "ErrSinkURIInvalid"
 
 
 class StartTsBeforeGcError(InvalidError):

@@ -10,17 +10,17 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import Audit
 from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.columns import ColumnRules
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History, SchemaChange
-from server.capture.changefeed import ChangefeedInfo, State
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource
 from server.capture.source.unreadable import UnreadableSource
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange
+from server.changefeed.info import ChangefeedInfo, State
+from server.changefeed.table import SourceTable
 from server.puller.source import Source
-from server.puller.table import SourceTable
 from storage.model.errors import TidemarkError
 
 

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from server.capture.changefeed import State
 from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningError
 from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.runner import note_job
 from server.capture.waiting import READ_WAIT_S, Waiting
+from server.changefeed.info import State
 from sink.before import schema_of
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Report, Slice, TableDescription, TableNotExistsError

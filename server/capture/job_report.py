@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from server.capture.audit import Audit, audit_error
-from server.capture.changefeed import ChangefeedInfo, RunningError, State
+from server.changefeed.info import ChangefeedInfo, RunningError, State
 from sink.flight.feeds import FAILED, READY, RETRYING, STOPPED, Report
 from storage.model.errors import CorruptError
 

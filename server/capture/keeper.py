@@ -13,13 +13,13 @@ import structlog
 
 from server.capture import metrics
 from server.capture.audit import Audit
-from server.capture.changefeed import State
 from server.capture.errors import SnapshotLostError
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job
 from server.capture.records import Records
 from server.capture.runner import note
 from server.capture.safepoint import Safepoints
+from server.changefeed.info import State
 from server.rpc.pd import PdRefusedError
 from storage.model.errors import UnavailableError
 

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from server.capture import keys
-from server.capture.changefeed import CREATOR_VERSION
 from server.capture.errors import NotOwnerError
 from server.capture.owner import Owner
 from server.capture.records import Records
+from server.changefeed import keys
+from server.changefeed.info import CREATOR_VERSION
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Compare, Delete, Meta
 from storage.model.errors import UnavailableError

@@ -8,12 +8,12 @@ from typing import Final
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.audit import audit_silence
-from server.capture.changefeed import State
 from server.capture.creation import NewChangefeed
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.processor import Sink
-from server.puller.uri import ON_UNCLEAR_DDL, with_option
+from server.changefeed.info import State
+from server.changefeed.source_uri import ON_UNCLEAR_DDL, with_option
 from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.ts import MAX_TS

@@ -7,10 +7,10 @@ from prometheus_client import Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from server.capture.changefeed import State
 from server.capture.feed import Feed
 from server.capture.job_report import JOB_STATES, shown_state
 from server.capture.stages import lags_s
+from server.changefeed.info import State
 from storage.model.ts import physical_ms
 
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")

@@ -15,11 +15,7 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture import metrics
 from server.capture.audit import Audit, check_audit
-from server.capture.catalog.columns import ColumnRules
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import SchemaChange, by_id
 from server.capture.catalog.tables import chosen_tables
-from server.capture.changefeed import ChangefeedInfo, RunningError, State, check_same_sink, check_sink_uri
 from server.capture.creation import NewChangefeed, check_range
 from server.capture.errors import (
     AuditUnsupportedError,
@@ -35,10 +31,14 @@ from server.capture.job_report import failed_by_job
 from server.capture.keeper import Keeper
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import SchemaChange, by_id
+from server.changefeed.info import ChangefeedInfo, RunningError, State, check_same_sink, check_sink_uri
+from server.changefeed.source_uri import ON_UNCLEAR_DDL, with_option
+from server.changefeed.table import check_names
 from server.puller.source import Source
-from server.puller.table import check_names
 from server.puller.tikv.puller import TablePuller
-from server.puller.uri import ON_UNCLEAR_DDL, with_option
 from server.rpc.pd import PdClient
 from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from server.capture.catalog.catalog import FeedCatalog
 from server.capture.rows import Gate, SorterRows
+from server.changefeed.table import SourceTable
 from server.puller.source import Merging, Peer, Puller, Source
-from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.span import Span
 

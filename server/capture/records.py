@@ -10,14 +10,14 @@ from dataclasses import replace
 import structlog
 
 from gcsafepoint.keys import GcKeys
-from server.capture import keys
 from server.capture.audit import Audit, Finding
-from server.capture.catalog.history import SchemaChange
-from server.capture.catalog.records import SchemaRecords, delete_all, delete_others, head_put, parts
-from server.capture.changefeed import ChangefeedInfo, checkpoint_of, status_json
 from server.capture.errors import ChangefeedExistsError, NotOwnerError
 from server.capture.job_report import JobReport
-from server.puller.table import TableRecord
+from server.changefeed import keys
+from server.changefeed.history import SchemaChange
+from server.changefeed.info import ChangefeedInfo, checkpoint_of, status_json
+from server.changefeed.records import SchemaRecords, delete_all, delete_others, head_put, parts
+from server.changefeed.table import TableRecord
 from storage.codec import prefix_end
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
 from storage.model.errors import CorruptError

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import structlog
 
 from server.capture import metrics
-from server.capture.changefeed import RunningError, State
 from server.capture.feed import Feed
 from server.capture.job_report import JobReport, accepted
 from server.capture.safepoint import Safepoints
+from server.changefeed.info import RunningError, State
 from server.rpc.pd import PdRefusedError
 from sink.flight.feeds import FAILED, Report
 from sorter.errors import TableDamagedError

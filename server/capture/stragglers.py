@@ -14,8 +14,8 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import Sink
+from server.changefeed.table import SourceTable
 from server.puller.source import Peer
-from server.puller.table import SourceTable
 from server.puller.tikv.puller import RegionProgress, TablePuller
 from server.puller.tikv.stuck_locks import raw_bounds
 from server.rpc.tikv import KvClient

@@ -36,15 +36,15 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     """All checks; exit 1 if one failed."""
-    from server.capture.catalog.columns import ColumnRules
-    from server.capture.changefeed import check_sink_uri
+    from server.capture.source.mysql import mysql_table
+    from server.changefeed.columns import ColumnRules
+    from server.changefeed.info import check_sink_uri
+    from server.changefeed.source_uri import SourceUri, SourceUriError
+    from server.changefeed.table import TableRecord, check_names
     from server.puller.mysql.checks import FAILURE, WARNING, Check  # an SQL parser comes with them
     from server.puller.mysql.options import MySqlOptions
     from server.puller.mysql.preflight import check_source as run_checks
     from server.puller.mysql.server_id import any_server_id
-    from server.puller.mysql.source import mysql_table
-    from server.puller.table import TableRecord, check_names
-    from server.puller.uri import SourceUri, SourceUriError
 
     uri = SourceUri.parse(arguments.source_uri)
     if uri.scheme != "mysql":

@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from server.capture import keys
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History
-from server.capture.catalog.records import loaded_changes
-from server.capture.changefeed import ChangefeedInfo, State
-from server.capture.errors import ChangefeedNotExistsError
+from server.changefeed import keys
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History
+from server.changefeed.info import ChangefeedInfo, State
+from server.changefeed.records import loaded_changes
 from server.dump.errors import DumpInvalidError
 from server.dump.job import Job
+from sink.flight.feeds import ChangefeedNotExistsError
 from storage.meta.meta import Meta
 from storage.model.ts import MAX_TS
 

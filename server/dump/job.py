@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
-from server.capture import keys
-from server.capture.changefeed import checkpoint_of
+from server.changefeed import keys
+from server.changefeed.info import checkpoint_of
 from server.dump.errors import DumpStateError
 from server.dump.progress import TableProgress, TableState
 from server.dump.table_dump import TableDump

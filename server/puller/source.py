@@ -18,10 +18,10 @@ from typing import NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from server.puller.table import SourceTable, TableRecord
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.uri import SourceUri
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient

@@ -21,7 +21,7 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
-from server.capture.changefeed import lake_format
+from server.changefeed.info import lake_format
 from server.config import setting
 from server.daemon import Endpoints
 from server.rpc.client import connect

@@ -7,12 +7,12 @@ from typing import Final
 import pyarrow as pa
 from pyspark_tidemark.lake.mode import UPSERT
 
-from server.capture import keys
-from server.capture.catalog.history import History
-from server.capture.catalog.records import SchemaRecords
-from server.capture.changefeed import ChangefeedInfo
-from server.puller.mysql.source import mysql_table
-from server.puller.table import SourceTable
+from server.capture.source.mysql import mysql_table
+from server.changefeed import keys
+from server.changefeed.history import History
+from server.changefeed.info import ChangefeedInfo
+from server.changefeed.records import SchemaRecords
+from server.changefeed.table import SourceTable
 from server.puller.tidb.table import tidb_table
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError
 from server.verify.spans import KeySpans

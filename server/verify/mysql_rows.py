@@ -6,12 +6,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.dump.mysql.chunk import ChunkSize, last_row
 from server.dump.mysql.reader import chunk_query
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
 from server.puller.mysql.connection import Session
-from server.puller.table import SourceTable
 
 _SNAPSHOT: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",

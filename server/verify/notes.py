@@ -5,7 +5,7 @@ from typing import Final
 
 from pyspark_tidemark.lake.mode import APPEND
 
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo
 from server.dump.job import DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
 from server.verify.catalog import LakeCut, Table

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from server.capture.changefeed import LAKES, ChangefeedInfo, lake_format
+from server.changefeed.info import LAKES, ChangefeedInfo, lake_format
 from server.verify.audit.records import AuditRecords
 from server.verify.catalog import LakeCut, Table, changefeed_info, tables_at
 from server.verify.comparison import Comparison, TableReport, Wish

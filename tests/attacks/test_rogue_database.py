@@ -13,11 +13,11 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
+from server.changefeed.source_uri import SourceUri
 from server.cli.main import main
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.errors import MySqlLoginError, MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
-from server.puller.uri import SourceUri
 from server.verify.lake.database.mysql import MySqlReader
 from storage.model.errors import TidemarkError
 from tests.attacks.rogue_mysql import OK, PUBLIC_KEY, SALT, rogue_server, switch

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from server.capture.source.mysql import MySqlSource
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
 from server.dump.mysql import chunk, lag
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.source import MySqlSource
-from server.puller.table import SourceTable
-from server.puller.uri import SourceUri
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.span import Span

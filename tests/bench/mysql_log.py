@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from server.capture.source.mysql import MySqlSource
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.source import MySqlSource
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableRecord
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.uri import SourceUri
 from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from server.capture import keys
+from server.changefeed import keys
 from server.rpc.client import connect
 from storage.meta.client import open_meta
 from tests.e2e.dump_audit import Audit, Verdict, commit_ts_of, timed

@@ -12,11 +12,11 @@ import sys
 import time
 import traceback
 
-from server.capture.catalog.columns import ALL_COLUMNS, ColumnRules
-from server.capture.catalog.history import by_id, table_json
 from server.capture.creation import NewChangefeed
-from server.puller.mysql.source import mysql_table
-from server.puller.table import TableRecord
+from server.capture.source.mysql import mysql_table
+from server.changefeed.columns import ALL_COLUMNS, ColumnRules
+from server.changefeed.history import by_id, table_json
+from server.changefeed.table import TableRecord
 from server.puller.tidb.table import part_spans, removed_from, tidb_table
 from storage.defect import DefectError
 from storage.model.errors import CorruptError, TidemarkError

@@ -1,1 +1,1 @@
-"""The tables of a changefeed over time: which it takes, in which versions, and how they lie in the metadata."""
+"""The tables that a changefeed takes, followed through the schema changes of its source."""

@@ -12,12 +12,12 @@ import structlog
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.names import check_distinct
 
-from server.capture.catalog.columns import ALL_COLUMNS, ColumnRules
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History, SchemaChange, shortened
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
+from server.changefeed.columns import ALL_COLUMNS, ColumnRules
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange, shortened
+from server.changefeed.table import SourceTable, TableRecord, check_names
 from server.puller.source import Source, TableChange
-from server.puller.table import SourceTable, TableRecord, check_names
 from sink.ddl import Ddl
 from sink.holds import Holds
 from sink.versions import Version, Versions

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.names import check_distinct
 
-from server.capture.catalog.columns import ColumnRules
-from server.capture.catalog.filter import TableFilter
 from server.capture.errors import ParameterError, TableIneligibleError
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import TableFilter
+from server.changefeed.table import SourceTable, TableRecord, check_names
 from server.puller.source import Source
-from server.puller.table import SourceTable, TableRecord, check_names
 
 _NAMED = 20
 

@@ -1,1 +1,1 @@
-"""What changefeeds replicate from: the sources by the scheme of their URIs, and TiKV's change feed as one of them."""
+"""What changefeeds replicate from, by the scheme of the source URI: each source is a puller with its dump."""

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
-from server.puller.pump.source import PumpSource
+from server.capture.source.pump import PumpSource
+from server.capture.source.tidb import TidbSource
+from server.changefeed.source_uri import SourceUri, SourceUriError
 from server.puller.source import Source, SourceContext, SourceFactory
-from server.puller.tidb.source import TidbSource
-from server.puller.uri import SourceUri, SourceUriError
 
 MakeSource: TypeAlias = Callable[[str, str], Source]
 """Of a changefeed's id and its source URI; raises SourceUriError."""
@@ -19,7 +19,7 @@ def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
 
 
 def _mysql(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
-    from server.puller.mysql.source import mysql_source  # its SQL parser takes a third of a second to import
+    from server.capture.source.mysql import mysql_source  # its SQL parser takes a third of a second to import
 
     return mysql_source(changefeed, uri, context)
 

@@ -6,8 +6,8 @@ It can be removed; a version that can read it resumes it.
 from collections.abc import Sequence
 from typing import NoReturn
 
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import Catalog, Puller, Rows
-from server.puller.table import SourceTable, TableRecord
 from storage.model.errors import TidemarkError
 
 

@@ -12,8 +12,8 @@ from server.capture.catalog.catalog import FeedCatalog
 from server.capture.worker.combined import CombinedSink
 from server.capture.worker.pool import Worker
 from server.capture.worker.remote import RemoteShare
+from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
-from server.puller.table import SourceTable
 from sink.ddl import Ddl
 from storage.model.span import Span
 

@@ -21,9 +21,9 @@ from server.capture.worker.directory import sorter_directory
 from server.capture.worker.dumping import WorkerChunks
 from server.capture.worker.pool import Pool, Worker
 from server.capture.worker.remote import RemoteShare
+from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Dumpable
 from server.puller.source import Puller, TableChange
-from server.puller.table import SourceTable
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span

@@ -24,8 +24,8 @@ from server.capture.worker import wire
 from server.capture.worker.errors import error_of, error_of_text, lost
 from server.capture.worker.mirror import Mirror
 from server.capture.worker.pool import Worker
+from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
-from server.puller.table import SourceTable
 from server.rpc.client import connect
 from sink.cut import Bounds
 from sink.flight.request import Ticket

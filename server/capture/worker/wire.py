@@ -7,12 +7,12 @@ from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History, SchemaChange
 from server.capture.cut import CutPart, PackedExtent
 from server.capture.processor import Assignment
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import Source, TableChange
-from server.puller.table import SourceTable, TableRecord
 from sink.cut import Bounds
 from sink.slices import Slice
 from storage.model.errors import CorruptError

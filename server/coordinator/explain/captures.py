@@ -10,7 +10,7 @@ from tidemarkpb.v1 import capture_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
 from gcsafepoint.explain.situation import Capture, Lock, Region, Table
-from server.capture import keys
+from server.changefeed import keys
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.meta.meta import KeyValue, Meta

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from gcsafepoint.explain.situation import Feed, Situation, Worker
 from gcsafepoint.view import GcView
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
-from server.capture import keys
-from server.capture.changefeed import ChangefeedInfo, checkpoint_of
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo, checkpoint_of
 from server.coordinator.explain.captures import Told, ask_captures
 from server.gc_worker.records import MetaRecords
 from server.rpc.credentials import SecurityConfig

@@ -13,11 +13,11 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.dump.cluster.held import Held, HeldTables
 from server.dump.cluster.store import ClusterStore
 from server.dump.errors import TableAwayError
 from server.dump.puller import Dump
-from server.puller.table import SourceTable
 from storage.model.errors import TidemarkError
 from storage.model.event import snapshot_rows
 from storage.tasks import together

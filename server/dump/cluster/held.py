@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.puller.source import Puller, Rows
-from server.puller.table import SourceTable
 from storage.model.errors import ConflictError
 from storage.model.span import Span
 

@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable, TableRecord
 from server.dump.cluster.held import HeldRows, HeldTables
 from server.puller.source import Catalog, Rows, TableChange
-from server.puller.table import SourceTable, TableRecord
 from sink.holds import Holds
 from storage.model.errors import TidemarkError
 from storage.model.span import Span

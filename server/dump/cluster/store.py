@@ -5,8 +5,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.dump.errors import ChunkLostError
-from server.puller.table import SourceTable
 from server.puller.tidb.table import physical_spans
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient

@@ -8,12 +8,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Page, PageRead, Pulled
 from server.dump.cluster.pace import ChunkPace
 from server.dump.cluster.plan import Extent, KeyRange, KeyScale, Outlook, key_ranges, planned_ranges
 from server.dump.progress import Range, TableState
 from server.dump.table_dump import TableDump
-from server.puller.table import SourceTable
 from storage.model.span import Span
 from storage.tasks import together
 

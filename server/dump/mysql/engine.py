@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from server.changefeed.table import SourceTable
 from server.dump import metrics
 from server.dump.job import RUNNING, DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
@@ -34,7 +35,6 @@ from server.dump.progress import TableState
 from server.dump.table_dump import TableDump
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
-from server.puller.table import SourceTable
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 ROUNDS_MAX: Final = 2

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import pyarrow as pa
 import structlog
 
+from server.changefeed.table import SourceTable
 from server.dump import metrics
 from server.dump.errors import RereadFailedError
 from server.dump.job import Job
@@ -21,7 +22,6 @@ from server.dump.progress import TableProgress, TableState
 from server.dump.table_dump import TableDump
 from server.puller.mysql.tables import same_keys
 from server.puller.source import TableChange
-from server.puller.table import SourceTable
 from sink.holds import Holds
 from storage.model.span import Span
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.dump.mysql import watermark
 from server.dump.mysql.check import Check, Doubt
 from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
@@ -25,7 +26,6 @@ from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.xa import prepared_xids
-from server.puller.table import SourceTable
 from sink.selected import source_columns
 from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys

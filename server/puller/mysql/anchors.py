@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from server.capture import keys
+from server.changefeed import keys
 from server.puller.mysql.clock import Clock
 from server.puller.mysql.position import Anchor
 from storage.meta.meta import Compare, Delete, Meta, Put

@@ -11,11 +11,11 @@ from typing import Any, Final
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.names import check_distinct
 
+from server.changefeed.table import TableIneligibleError, TableRecord
 from server.puller.mysql.connection import Flavor
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import record_of
-from server.puller.table import TableIneligibleError, TableRecord
 
 OK: Final = "ok"
 WARNING: Final = "warning"

@@ -19,10 +19,10 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.jdbc.mysql_login import GuardedConnection
 from pyspark_tidemark.sink_uri import read_secret
 
+from server.changefeed.source_uri import Address
 from server.puller.mysql.errors import MySqlLoginError, MySqlTlsError, MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.refusal import refusal
-from server.puller.uri import Address
 from storage.model.errors import TidemarkError
 
 ANSWER_S: Final = 60.0

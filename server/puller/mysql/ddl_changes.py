@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.column_types import Collations, LostError
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import RowsMovedError
@@ -30,7 +31,6 @@ from server.puller.mysql.tracker import Context, Tracked, altered, copied, creat
 from server.puller.mysql.transactions import Stated
 from server.puller.mysql.tree import AlterTable, CreateTable
 from server.puller.source import Catalog, TableChange
-from server.puller.table import SourceTable, TableRecord
 from storage.mysql.schema import Index, Table
 from storage.mysql.table_map import TableMap
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from server.capture.catalog.filter import TableFilter
+from server.changefeed.filter import TableFilter
+from server.changefeed.table import TableRecord
 from server.puller.mysql import heartbeat
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.checks import FAILURE, OK, WARNING, Check, Facts, check_settings, check_tables
@@ -15,7 +16,6 @@ from server.puller.mysql.log import present
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
-from server.puller.table import TableRecord
 from storage.model.errors import TidemarkError
 from storage.mysql.compressed import expand
 from storage.mysql.rows import TableMaps

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import structlog
 
+from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
 from server.puller.mysql.anchors import EVERY_S, Anchors, ClockRecord
 from server.puller.mysql.catalogue import (
@@ -60,7 +61,6 @@ from server.puller.mysql.transactions import (
 )
 from server.puller.mysql.tree import CreateTable
 from server.puller.source import Catalog, Rows
-from server.puller.table import SourceTable
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError, TidemarkError
 from storage.model.ts import physical_ms

@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
-from server.capture import keys
-from server.capture.changefeed import checkpoint_of
+from server.changefeed import keys
+from server.changefeed.info import checkpoint_of
 from server.puller.mysql import metrics
 from server.puller.mysql.anchors import prefix
 from server.puller.mysql.checks import kept_s

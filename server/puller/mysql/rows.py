@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.puller import metrics
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
@@ -18,7 +19,6 @@ from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables, is_hidden
 from server.puller.mysql.watermark import watermark_rows
 from server.puller.source import Rows
-from server.puller.table import SourceTable
 from storage.model.span import Span
 from storage.mysql.changes import Plan, read_changes
 from storage.mysql.event import Events

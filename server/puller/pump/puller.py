@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 import structlog
 
+from server.changefeed.table import SourceTable
 from server.puller import metrics
 from server.puller.pump.errors import PumpOfflineError
 from server.puller.pump.merge import Merge, Transaction
@@ -21,7 +22,6 @@ from server.puller.pump.nodes import Membership, PumpNode, read_membership
 from server.puller.pump.rows import Tables, batches
 from server.puller.pump.stream import PumpStream
 from server.puller.source import Catalog, Peer, Rows, SourceContext
-from server.puller.table import SourceTable
 from server.puller.tidb.change import table_change
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.unwritten_rows import unwritten_rows

@@ -7,8 +7,8 @@ transaction; whoever still runs then does not write it again.
 
 from typing import Final
 
-from server.capture import keys
-from server.capture.changefeed import checkpoint_of
+from server.changefeed import keys
+from server.changefeed.info import checkpoint_of
 from server.puller.pump.nodes import drainer_entry
 from server.rpc.pd import PdClient
 from storage.meta.meta import Compare, Meta

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
+from server.changefeed.table import SourceTable
 from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
 from server.puller.pump.merge import Transaction
-from server.puller.table import SourceTable
 from server.puller.tidb.table import part_spans
 from sink.mounter import Mounter
 from sink.selected import whole_mounter

@@ -1,7 +1,7 @@
 """What a DDL means to one changefeed: its tables in their new form, or a refusal."""
 
+from server.changefeed.table import SourceTable
 from server.puller.source import Catalog, TableChange
-from server.puller.table import SourceTable
 from server.puller.tidb.errors import DdlUnsupportedError
 from server.puller.tidb.table import record_of, reread_of
 from storage.tidb.schema_history import Change, Table

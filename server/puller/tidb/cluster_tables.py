@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import SourceContext
-from server.puller.table import SourceTable, TableRecord
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import following, keeping_identities, record_of, tidb_table
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable
 from server.puller.source import Rows
-from server.puller.table import SourceTable
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import physical_spans
 from server.puller.tidb.unwritten_rows import unwritten_rows

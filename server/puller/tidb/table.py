@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from sink.defaults import COLUMN_ID
 from sink.mounter import Mounter
 from storage.model.errors import InvalidError

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pyarrow as pa
 
-from server.puller.table import SourceTable
+from server.changefeed.table import SourceTable
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import Removed, part_spans, physical_spans, removed_from, reread_of
 from server.rpc.tikv_reads import Pairs

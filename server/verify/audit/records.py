@@ -1,7 +1,7 @@
 """What audits have found, in the metadata: written where lakes are compared, by nobody's leave but the changefeed's."""
 
-from server.capture import keys
 from server.capture.audit import Finding
+from server.changefeed import keys
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
 
 

@@ -16,7 +16,8 @@ from contextlib import asynccontextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo
+from server.changefeed.source_uri import SourceUri
 from server.dump.mysql.chunk import quoted, selected
 from server.dump.mysql.reader import keys_of
 from server.puller.mysql.anchors import ClockRecord, prefix
@@ -26,7 +27,6 @@ from server.puller.mysql.log import Beginning
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor
-from server.puller.uri import SourceUri
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
 from server.verify.mysql_rows import begin_snapshot, chunks, pieces

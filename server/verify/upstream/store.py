@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot

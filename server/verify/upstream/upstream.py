@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from server.verify.catalog import MYSQL, Table, scheme_of

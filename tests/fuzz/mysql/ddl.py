@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from server.changefeed.source_uri import Address
 from server.puller.mysql.catalogue import read_collations, read_definitions, schema_collation
 from server.puller.mysql.column_types import LostError
 from server.puller.mysql.connection import Session
@@ -29,7 +30,6 @@ from server.puller.mysql.statement import Kind
 from server.puller.mysql.tokens import Dialect, version_number
 from server.puller.mysql.tracker import Context, Tracked, altered, created
 from server.puller.mysql.tree import AlterTable, CreateTable
-from server.puller.uri import Address
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
 from tests.mariadb import MariaDb, running_mariadb

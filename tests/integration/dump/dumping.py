@@ -8,8 +8,8 @@ from typing import Any
 
 from pymysql.cursors import Cursor
 
-from server.capture import keys
-from server.capture.changefeed import status_json
+from server.changefeed import keys
+from server.changefeed.info import status_json
 from server.dump.job import DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
 from storage.meta.client import EtcdMeta

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from server.changefeed.source_uri import SourceUri
 from server.dump.mysql.check import Check
 from server.dump.mysql.check_value import canonical
 from server.dump.mysql.chunk import ChunkQuery, last_row, stored
@@ -16,7 +17,6 @@ from server.dump.progress import Range
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.options import MySqlOptions
-from server.puller.uri import SourceUri
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type

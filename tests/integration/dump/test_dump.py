@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from pymysql.cursors import Cursor
 
-from server.capture import keys
-from server.capture.changefeed import status_json
+from server.changefeed import keys
+from server.changefeed.info import status_json
 from server.dump.job import DumpRecords
 from server.dump.mysql import watermark
 from server.dump.mysql.marks import Marks

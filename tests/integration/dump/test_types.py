@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from server.capture.source.mysql import mysql_table
 from server.dump.progress import TableState
-from server.puller.mysql.source import mysql_table
 from storage.meta.client import EtcdMeta
 from storage.model.event import INSERT, UPDATE
 from tests.integration.dump.dumping import over, start, until

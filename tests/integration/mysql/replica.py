@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from server.capture.catalog.filter import TableFilter
+from server.capture.source.mysql import MySqlSource
+from server.changefeed.filter import TableFilter
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.source import MySqlSource
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.uri import SourceUri
 from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -10,13 +10,13 @@ import pyarrow as pa
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 
+from server.capture.source.mysql import mysql_table
+from server.changefeed.source_uri import Address
+from server.changefeed.table import SourceTable, TableIneligibleError
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session
-from server.puller.mysql.source import mysql_table
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import record_of
-from server.puller.table import SourceTable, TableIneligibleError
-from server.puller.uri import Address
 
 Row = dict[str, Any]
 _STORED = {"uuid": 16, "inet6": 16, "inet4": 4}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from server.changefeed.source_uri import SourceUri
 from server.puller.mysql import log
 from server.puller.mysql.anchors import Anchors, ClockRecord
 from server.puller.mysql.clock import Clock, Horizon
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor
-from server.puller.uri import SourceUri
 from storage.meta.client import EtcdMeta
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose, physical_ms

@@ -11,6 +11,8 @@ from typing import Any
 import pymysql
 import pytest
 
+from server.changefeed.source_uri import SourceUri, SourceUriError
+from server.changefeed.table import SourceTable
 from server.puller.mysql import puller
 from server.puller.mysql.connection import Session, log_in
 from server.puller.mysql.errors import (
@@ -23,8 +25,6 @@ from server.puller.mysql.errors import (
     MySqlUnavailableError,
 )
 from server.puller.mysql.options import MySqlOptions
-from server.puller.table import SourceTable
-from server.puller.uri import SourceUri, SourceUriError
 from storage.meta.client import EtcdMeta
 from storage.model.ts import compose
 from tests.integration.mysql.replica import Feed, following

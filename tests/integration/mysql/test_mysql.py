@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import SourceTable
 from server.cli.main import main
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.errors import LogBehindError
 from server.puller.mysql.log import open_log, present
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor
-from server.puller.table import SourceTable
-from server.puller.uri import SourceUri
 from storage.meta.client import EtcdMeta
 from storage.mysql.errors import EventUnsupportedError
 from tests.integration.mysql.replica import Row, following

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from prometheus_client import REGISTRY
 
-from server.capture import keys
-from server.capture.changefeed import status_json
+from server.changefeed import keys
+from server.changefeed.info import status_json
+from server.changefeed.source_uri import SourceUri
 from server.puller.mysql.log import present
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.retention import Retention
-from server.puller.uri import SourceUri
 from storage.meta.client import EtcdMeta
 from storage.model.ts import compose
 from tests.integration.mysql.replica import following

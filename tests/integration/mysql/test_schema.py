@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pyspark_tidemark.defaults import defaults_of, scalar
 
+from server.capture.source.mysql import MySqlSource
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import TableIneligibleError
 from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.source import MySqlSource
-from server.puller.table import TableIneligibleError
-from server.puller.uri import SourceUri
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError
 from tests.integration.mysql.replica import Feed, Row, following
@@ -213,9 +213,9 @@ async def test_what_older_rows_hold_in_added_columns_is_what_the_server_shows(ma
 
 
 def tables_named(name: str) -> Any:
-    from server.puller.mysql.source import mysql_table
+    from server.capture.source.mysql import mysql_table
+    from server.changefeed.table import TableRecord
     from server.puller.mysql.tables import Tables
-    from server.puller.table import TableRecord
     from storage.mysql.schema import Column, Table
     from storage.mysql.types import Type
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
-from server.capture import keys
+from server.changefeed import keys
 from server.puller.source import SourceContext
 from server.pump.registry import PREFIX
 from server.rpc.client import connect

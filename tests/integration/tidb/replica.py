@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.source import Merging, Peer, Puller, Source, TableChange
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.tidb.table import removed_from, reread_of
 from server.puller.tikv.open_transactions import OpenTransactions
 from sink.mounter import Mounter

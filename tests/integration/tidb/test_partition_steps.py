@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from server.capture.source.tidb import TidbSource
 from server.puller.source import SourceContext
-from server.puller.tidb.source import TidbSource
 from storage.model.event import DELETE
 from storage.tidb.column import Column
 from storage.tidb.key import decode_record_key

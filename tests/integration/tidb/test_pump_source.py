@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tipb import binlog_pb2
 
-from server.puller.pump.source import PumpSource
+from server.capture.source.pump import PumpSource
+from server.changefeed.source_uri import SourceUri
 from server.puller.source import SourceContext
-from server.puller.uri import SourceUri
 from tests.integration.store.daemons import Cluster
 from tests.integration.tidb.pumps import pumps
 from tests.integration.tidb.replica import Replica, check_resumptions, compare

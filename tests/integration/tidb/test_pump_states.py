@@ -14,8 +14,10 @@ import grpc.aio
 import pytest
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
-from server.capture import keys
-from server.capture.changefeed import status_json
+from server.capture.source.pump import PumpSource
+from server.changefeed import keys
+from server.changefeed.info import status_json
+from server.changefeed.source_uri import SourceUri
 from server.puller.pump.errors import (
     BinlogPurgedError,
     PrewriteMissingError,
@@ -23,11 +25,9 @@ from server.puller.pump.errors import (
     PumpOfflineError,
     TableUnknownError,
 )
-from server.puller.pump.source import PumpSource
 from server.puller.source import SourceContext
 from server.puller.tidb import schemas
 from server.puller.tidb.errors import SchemaGapError
-from server.puller.uri import SourceUri
 from server.pump.registry import PREFIX
 from server.rpc.client import connect
 from storage.meta.meta import Delete

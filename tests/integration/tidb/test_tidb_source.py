@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from server.capture.source.tidb import TidbSource
 from server.puller.source import SourceContext
-from server.puller.tidb.source import TidbSource
 from tests.integration.tidb.replica import Replica, check_resumptions, compare
 from tests.unit.storage.tidb import vectors
 

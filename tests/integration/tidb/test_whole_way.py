@@ -10,7 +10,7 @@ from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.options import parse
 from tipb import pump_pb2_grpc
 
-from server.capture import keys
+from server.changefeed import keys
 from server.rpc.client import connect
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from server.capture.source.mysql import mysql_table
+from server.changefeed.table import TableRecord
 from server.puller.mysql.conversion import change_of_values
-from server.puller.mysql.source import mysql_table
 from server.puller.mysql.tokens import Dialect
-from server.puller.table import TableRecord
 from sink.defaults import DEFAULT
 from sink.mounter import Mounter
 from sink.mysql_mounter import MysqlMounter

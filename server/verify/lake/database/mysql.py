@@ -7,11 +7,11 @@ import pyarrow as pa
 from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.sink_uri import SinkUri
 
+from server.changefeed.source_uri import Address
 from server.dump.mysql.chunk import quoted, selected
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.options import MySqlOptions
-from server.puller.uri import Address
 from server.verify.lake.question import check_columns
 from server.verify.mysql_rows import begin_snapshot, pieces
 from storage.mysql.arrow import arrow_columns

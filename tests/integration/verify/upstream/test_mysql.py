@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError, VerifyMovedError
 from server.verify.spans import KeySpans

@@ -8,13 +8,13 @@ import pytest
 from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import metapb_pb2 as metapb
 
-from server.capture import keys
 from server.capture.creation import NewChangefeed
 from server.capture.feed import Workshop
 from server.capture.local import LocalProcessor, Resources
 from server.capture.owner import Owner
 from server.capture.records import Records
 from server.capture.source.registry import sources
+from server.changefeed import keys
 from server.puller.source import SourceContext
 from server.puller.tikv.fault import Fault
 from server.rpc.pd import MinSafePoint, RegionRoute

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from server.capture.changefeed import State
 from server.capture.flight import OwnerFeeds
 from server.capture.sink import LocalSink
+from server.changefeed.info import State
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableRecord
 from sink.holds import Holds
 from sink.mounter import Mounter
 from sink.versions import Versions

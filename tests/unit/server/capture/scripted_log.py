@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import json
 
+from server.changefeed.table import TableRecord
 from server.puller.source import TableChange
-from server.puller.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from storage.model.errors import InvalidError
 from storage.model.event import INSERT, raw_batch

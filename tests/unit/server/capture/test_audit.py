@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture import keys
 from server.capture.audit import Audit, Finding, audit_silence, check_audit
-from server.capture.changefeed import ChangefeedInfo
 from server.capture.errors import AuditUnsupportedError, ParameterError
 from server.capture.flight import OwnerFeeds
 from server.capture.message import message
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo
 from server.cli.changefeed_view import detail, summary
 from server.verify.audit.records import AuditRecords
 from sink.flight.feeds import FAILED, Report

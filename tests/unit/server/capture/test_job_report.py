@@ -8,13 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.capture import keys
-from server.capture.changefeed import State
 from server.capture.errors import ChangefeedNotExistsError, ChangefeedStateError, StartTsBeforeGcError
 from server.capture.flight import OwnerFeeds
 from server.capture.job_report import READY_EXPIRES_S, RETRYING_EXPIRES_S, JobReport, accepted
 from server.capture.message import message
 from server.capture.metrics import FeedCollector
+from server.changefeed import keys
+from server.changefeed.info import State
 from server.cli.changefeed_view import detail, summary
 from sink.flight.feeds import FAILED, READY, RETRYING, STOPPED, Report
 from storage.model.errors import CorruptError, UnavailableError

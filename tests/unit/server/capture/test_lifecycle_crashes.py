@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from server.capture.changefeed import State
 from server.capture.flight import OwnerFeeds
+from server.changefeed.info import State
 from sink.flight.feeds import FAILED, Report
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.capture import keys
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedIdInvalidError,
@@ -24,7 +23,8 @@ from server.capture.errors import (
 from server.capture.flight import OwnerFeeds
 from server.capture.local import LocalProcessor
 from server.capture.message import message
-from server.puller.tidb.source import TidbSource
+from server.capture.source.tidb import TidbSource
+from server.changefeed import keys
 from storage.defect import DefectError
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose

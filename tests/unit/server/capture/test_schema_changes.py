@@ -7,10 +7,10 @@ import pytest
 
 from server.capture import keeper
 from server.capture.catalog.catalog import FeedCatalog
-from server.capture.changefeed import State
 from server.capture.errors import ParameterError, StartTsInFutureError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
 from server.capture.message import message
+from server.changefeed.info import State
 from sink.errors import RangeCleanedError, RangeCrossesDdlError
 from storage.tidb.column import Column
 from storage.tidb.mysql import Type

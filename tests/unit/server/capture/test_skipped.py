@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.capture.changefeed import ChangefeedInfo, Skipped
 from server.capture.flight import OwnerFeeds
 from server.capture.message import message
+from server.changefeed.info import ChangefeedInfo, Skipped
 from tests.unit.server.capture.conftest import new
 
 TIME = "2026-01-02T03:04:05.678+00:00"

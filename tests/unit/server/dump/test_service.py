@@ -9,17 +9,17 @@ from unittest.mock import sentinel
 import pytest
 from tidemarkpb.v1 import dump_pb2 as pb
 
-from server.capture import keys
-from server.capture.catalog.history import SchemaChange, table_json
-from server.capture.catalog.records import head_put
-from server.capture.changefeed import ChangefeedInfo, RunningError, State
 from server.capture.errors import ChangefeedNotExistsError
+from server.changefeed import keys
+from server.changefeed.history import SchemaChange, table_json
+from server.changefeed.info import ChangefeedInfo, RunningError, State
+from server.changefeed.records import head_put
+from server.changefeed.table import TableRecord
 from server.cli.dump import PriorityError, WhereError, _condition, _output, _priority
 from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import DumpRecords
 from server.dump.progress import Range, TableProgress, TableState
 from server.dump.service import DumpService
-from server.puller.table import TableRecord
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.meta import Put

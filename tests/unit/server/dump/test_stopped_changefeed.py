@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.capture import keys
-from server.capture.changefeed import ChangefeedInfo, RunningError, State
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo, RunningError, State
 from server.dump.asked import Asked
 
 INFO = ChangefeedInfo(id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="now", rules=("a.*",))

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from prometheus_client import REGISTRY
 
-from server.capture import keys
 from server.capture.audit import Finding
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo
 from server.rpc.credentials import SecurityConfig
 from server.spark import auditor as module
 from server.spark.auditor import Auditor, AuditSettings

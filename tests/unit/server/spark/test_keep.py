@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.capture.changefeed import lake_format
+from server.changefeed.info import lake_format
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
 from server.spark.keep import KeepConfig, Keeper

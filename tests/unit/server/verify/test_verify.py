@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.capture.changefeed import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo
 from server.verify.errors import VerifyUnsupportedError
 from server.verify.verify import check_sink
 

@@ -10,7 +10,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, masked, read_secret, redacted
 
-from server.puller.uri import SourceUri, SourceUriError
+from server.changefeed.source_uri import SourceUri, SourceUriError
 
 BASE = ["--endpoint", "grpc://a:1", "--changefeed", "c", "--target"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.puller.table import TableRecord
+from server.changefeed.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from storage.model.errors import CorruptError
 from storage.tidb.column import Column

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.columns import ColumnRules
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History, SchemaChange
 from server.capture.catalog.tables import Chosen, eligible
-from server.puller.mysql.source import mysql_table
+from server.capture.source.mysql import mysql_table
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange
+from server.changefeed.table import TableIneligibleError, TableRecord
 from server.puller.source import TableChange
-from server.puller.table import TableIneligibleError, TableRecord
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
 

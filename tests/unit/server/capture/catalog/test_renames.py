@@ -6,12 +6,12 @@ import json
 import pytest
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History, SchemaChange, by_id
-from server.capture.catalog.records import SchemaRecords
 from server.capture.errors import RenamedIntoFilterError
+from server.capture.source.tidb import TidbSource
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange, by_id
+from server.changefeed.records import SchemaRecords
 from server.puller.tidb.change import table_change
-from server.puller.tidb.source import TidbSource
 from server.puller.tidb.table import record_of
 from storage.tidb.column import Column
 from storage.tidb.ddl import Action, Job

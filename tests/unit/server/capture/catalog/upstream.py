@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.filter import TableFilter
-from server.capture.catalog.history import History, SchemaChange
-from server.capture.catalog.records import SchemaRecords, head_put
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange
+from server.changefeed.records import SchemaRecords, head_put
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from storage.meta.meta import Delete, KeyValue, Put
 from storage.model.errors import UnavailableError
 from storage.model.span import Span

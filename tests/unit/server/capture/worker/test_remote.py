@@ -22,8 +22,8 @@ from server.capture.worker.host import Host
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
+from server.changefeed.table import TableRecord
 from server.puller.source import SourceContext
-from server.puller.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from server.rpc.server import RpcServer
 from sink.cut import Bounds

@@ -10,8 +10,8 @@ from tidemarkpb.v1 import capture_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceServicer, add_CaptureServiceServicer_to_server
 
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC
-from server.capture import keys
-from server.capture.changefeed import ChangefeedInfo, status_json
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo, status_json
 from server.coordinator.explain import captures
 from server.coordinator.explain.gather import gather
 from server.rpc.credentials import SecurityConfig

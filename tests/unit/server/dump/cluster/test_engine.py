@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from server.capture import keys
-from server.capture.changefeed import status_json
+from server.changefeed import keys
+from server.changefeed.info import status_json
+from server.changefeed.table import SourceTable
 from server.dump import keeper
 from server.dump.cluster import engine
 from server.dump.cluster.chunks import LocalChunks
@@ -22,7 +23,6 @@ from server.dump.cluster.survey import SMALL_ROWS, Surveyor
 from server.dump.errors import ChunkLostError
 from server.dump.job import PAUSED, DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
-from server.puller.table import SourceTable
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

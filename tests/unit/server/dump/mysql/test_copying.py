@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from server.capture.source.mysql import mysql_table
+from server.changefeed.table import SourceTable, TableRecord
 from server.dump.job import DumpRecords, Job
 from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.copying import DumpCopying
@@ -17,9 +19,7 @@ from server.dump.mysql.window import HIGH, LOW, Chunk
 from server.dump.progress import Cell, Range, TableProgress, TableState
 from server.dump.table_dump import Read, TableDump
 from server.puller.mysql.listener import Again
-from server.puller.mysql.source import mysql_table
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableRecord
 from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.changefeed.source_uri import SourceUri, SourceUriError
 from server.puller.mysql.clock import Clock, Horizon
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import STEP
-from server.puller.uri import SourceUri, SourceUriError
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
 

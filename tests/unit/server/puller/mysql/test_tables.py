@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from server.capture.source.mysql import mysql_table
+from server.changefeed.table import SourceTable, TableIneligibleError
 from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.lookahead import Lookahead, Sought, is_before
-from server.puller.mysql.source import mysql_table
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
 from server.puller.mysql.tokens import Dialect
-from server.puller.table import SourceTable, TableIneligibleError
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from server.capture.source.mysql import mysql_table
 from server.puller.mysql.column_types import Collations
 from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.ddl_changes import DdlChanges, Helps
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import LogDamagedError, SavepointUnclearError
-from server.puller.mysql.source import mysql_table
 from server.puller.mysql.statement import Kind, Statement, TableName
 from server.puller.mysql.tables import Tables, record_of
 from server.puller.mysql.tokens import Dialect

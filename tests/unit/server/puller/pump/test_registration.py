@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.capture import keys
-from server.capture.changefeed import ChangefeedInfo, status_json
 from server.capture.records import Records
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo, status_json
 from server.puller.pump.registration import Registration
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tipb import binlog_pb2
 
+from server.changefeed.table import TableRecord
 from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
 from server.puller.pump.merge import Transaction
 from server.puller.pump.rows import BATCH_ROWS, Tables, batches
-from server.puller.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from storage.tidb.column import Column
 from storage.tidb.mutation import MutationError

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.tidb.change import table_change
 from server.puller.tidb.errors import DdlUnsupportedError
 from server.puller.tidb.table import (

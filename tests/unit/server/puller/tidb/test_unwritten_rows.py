@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.puller.table import SourceTable, TableRecord
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.tidb.table import tidb_table
 from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.rpc.tikv_reads import Pairs

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from server.changefeed.source_uri import SourceUri, SourceUriError
+from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import LocalChunks
 from server.dump.cluster.engine import ClusterDump
 from server.dump.cluster.held_log import HeldLogCatalog, HeldLogRows
@@ -14,9 +16,7 @@ from server.puller.pump.puller import Feed, PumpPuller
 from server.puller.pump.registration import Registration
 from server.puller.pump.rows import binlog_keys
 from server.puller.source import Catalog, Puller, Rows, SourceContext
-from server.puller.table import SourceTable
 from server.puller.tidb.cluster_tables import ClusterTables
-from server.puller.uri import SourceUri, SourceUriError
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
 

@@ -8,9 +8,9 @@ are of a writer that died.
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from server.capture import keys
-from server.capture.catalog.history import Garbage, SchemaChange, table_json
-from server.puller.table import TableRecord
+from server.changefeed import keys
+from server.changefeed.history import Garbage, SchemaChange, table_json
+from server.changefeed.table import TableRecord
 from storage.codec import prefix_end
 from storage.meta.meta import Delete, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError

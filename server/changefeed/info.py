@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, format_of, holds_secret, redacted
 
-from server.capture.catalog.filter import exact_rules
-from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
-from server.puller.table import TableRecord
+from server.changefeed.errors import ChangefeedIdInvalidError, SinkUriError
+from server.changefeed.filter import exact_rules
+from server.changefeed.table import TableRecord
 from storage.model.errors import CorruptError
 from storage.tidb.time import NULL_DATES
 
@@ -84,9 +84,9 @@ class ChangefeedInfo:
     target_ts: int
     create_time: str
     rules: tuple[str, ...] = ()
-    """The tables' filter, `server.capture.catalog.filter`."""
+    """The tables' filter, `server.changefeed.filter`."""
     columns: tuple[str, ...] = ()
-    """What is taken of the tables, `server.capture.catalog.columns`."""
+    """What is taken of the tables, `server.changefeed.columns`."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `storage.tidb.time.SHOWN_DATES`."""
     from_snapshot: bool = False

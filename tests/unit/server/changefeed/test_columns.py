@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.columns import RULES_MAX, ColumnRuleError, ColumnRules
-from server.capture.catalog.filter import FilterRuleError, TableFilter
-from server.capture.catalog.history import History, SchemaChange
-from server.puller.mysql.source import mysql_table
+from server.capture.source.mysql import mysql_table
+from server.changefeed.columns import RULES_MAX, ColumnRuleError, ColumnRules
+from server.changefeed.filter import FilterRuleError, TableFilter
+from server.changefeed.history import History, SchemaChange
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, check_names
 from server.puller.source import TableChange
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord, check_names
 from sink.selected import SelectedMounter, source_columns, whole_mounter
 from storage.model.event import INSERT, RAW_SCHEMA
 from storage.mysql.schema import Column, Table

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from server.changefeed.source_uri import SourceUri
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine
 from server.dump.mysql.listener import DumpListener
@@ -20,8 +22,6 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
 from server.puller.mysql.tables import new_id, record_of
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
-from server.puller.table import SourceTable, TableIneligibleError, TableRecord, taken
-from server.puller.uri import SourceUri
 from sink.mysql_mounter import MysqlMounter
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from server.capture.catalog.name_pattern import ANY_TEXT, NamePattern, Regex, Wildcards
+from server.changefeed.name_pattern import ANY_TEXT, NamePattern, Regex, Wildcards
 from storage.model.errors import InvalidError
 
 RULES_MAX: Final = 1024

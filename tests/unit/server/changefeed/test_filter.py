@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.catalog.filter import FilterRuleError, TableFilter, exact_rule
+from server.changefeed.filter import FilterRuleError, TableFilter, exact_rule
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=4)
 

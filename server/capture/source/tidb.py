@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Chunks, LocalChunks
 from server.dump.cluster.engine import ClusterDump
 from server.dump.cluster.held import HeldPuller, HeldRows, HeldTables
@@ -10,7 +11,6 @@ from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext
-from server.puller.table import SourceTable
 from server.puller.tidb.cluster_tables import ClusterTables
 from server.puller.tidb.partitioned_puller import PartitionedPuller
 from server.puller.tidb.schema_puller import SchemaPuller

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
-from server.puller.table import TableRecord
+from server.changefeed.table import TableRecord
 from storage.model.errors import CorruptError
 
 QUERY_CHARACTERS_MAX = 16 << 10

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Final
 
-from server.capture.catalog.filter import TableFilter
-from server.puller.table import SourceTable, TableRecord
+from server.changefeed.filter import TableFilter
+from server.changefeed.table import SourceTable, TableRecord
 from sink.change_columns import META_FIELDS
 from sink.selected import whole_mounter
 from storage.model.errors import InvalidError

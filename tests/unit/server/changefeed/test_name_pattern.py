@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.catalog.filter import FilterRuleError, TableFilter
-from server.capture.catalog.name_pattern import ANY_TEXT, Regex, Wildcards
+from server.changefeed.filter import FilterRuleError, TableFilter
+from server.changefeed.name_pattern import ANY_TEXT, Regex, Wildcards
 
 LONGEST = 64
 

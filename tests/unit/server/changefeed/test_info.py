@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.changefeed import (
+from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
+from server.changefeed.info import (
     ChangefeedInfo,
     RunningError,
     State,
@@ -16,7 +17,6 @@ from server.capture.changefeed import (
     checkpoint_of,
     status_json,
 )
-from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
 from storage.model.errors import CorruptError
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "changefeed"
