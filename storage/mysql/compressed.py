@@ -3,7 +3,7 @@
 MariaDB (log_bin_compress=ON) compresses a statement, or the rows of an event, with zlib behind
 `0x80 | size_bytes u8, size u8 * size_bytes big-endian`. MySQL (binlog_transaction_compression=ON) packs a transaction
 into one TRANSACTION_PAYLOAD event, whose fields stand before the payload; its events have no checksums, and no place
-in the log but that of the payload, which they get.
+in the log but that of the payload, which they get. It is unpacked as a stream: a transaction may be larger than memory.
 
     field    = kind n, size n, value           kind 0 ends the fields, the payload follows; 1 its size,
                                                2 its compression (0 zstd, 255 none), 3 its size without
@@ -11,18 +11,22 @@ in the log but that of the payload, which they get.
 """
 
 import zlib
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from storage.model.errors import CorruptError
+from storage.mysql.buffer import PAD_BYTES
 from storage.mysql.errors import EventUnsupportedError
-from storage.mysql.event import Events, EventType, join_events, split_events
+from storage.mysql.event import HEADER_BYTES, Events, EventType, join_events, split_events
 from storage.mysql.reader import Reader
 
 PAYLOAD_BYTES_MAX: Final = 1 << 30
-"""As large as a server allows a message to be: what claims to hold more is refused unread."""
+"""As large as a server allows an event to be: one that claims to be larger is refused unread."""
+PIECE_BYTES: Final = 4 << 20
+_READ_BYTES: Final = 1 << 20
 
 _PLAIN: Final = {
     EventType.MARIADB_QUERY_COMPRESSED: EventType.QUERY,
@@ -42,27 +46,40 @@ _ZSTD, _NONE = 0, 255
 _PAYLOAD_BYTES, _COMPRESSION, _PLAIN_BYTES = 1, 2, 3
 
 
-def expand(events: Events) -> Events:
+def expanded(events: Events, piece_bytes: int = PIECE_BYTES) -> Iterator[Events]:
     """The same events in the same order, compressed ones replaced by what they hold; without any, the very same.
 
+    They come in pieces that end with the event which reaches `piece_bytes`, so that little is unpacked at a time.
+
     Raises:
-        CorruptError: what is compressed cannot be read.
+        CorruptError: what is compressed cannot be read; the pieces before it were right.
         EventUnsupportedError: it is compressed in a way that is not known.
     """
-    types = events.types
-    if not bool(_IS_COMPRESSED[types].any()):
-        return events
-    parts: list[bytes] = []
-    for number, kind in enumerate(types.tolist()):
+    if not bool(_IS_COMPRESSED[events.types].any()):
+        yield events
+        return
+    piece: list[bytes] = []
+    size = 0
+    for event in _plain_events(events):
+        piece.append(event)
+        size += len(event)
+        if size >= piece_bytes:
+            yield join_events(piece)
+            piece, size = [], 0
+    if piece:
+        yield join_events(piece)
+
+
+def _plain_events(events: Events) -> Iterator[bytes]:
+    for number, kind in enumerate(events.types.tolist()):
         header, body = events.header(number), events.body(number)
         if kind == EventType.TRANSACTION_PAYLOAD:
-            parts += [event[:13] + header[13:17] + event[17:] for event in _inner_events(body)]
+            yield from (event[:13] + header[13:17] + event[17:] for event in _inner_events(body))
         elif _IS_COMPRESSED[kind]:
             plain = _PLAIN[EventType(kind)]
-            parts.append(header[:4] + bytes((plain,)) + header[5:] + _plain_body(plain, body))
+            yield header[:4] + bytes((plain,)) + header[5:] + _plain_body(plain, body)
         else:
-            parts.append(header + body)
-    return join_events(parts)
+            yield header + body
 
 
 def _plain_body(kind: EventType, body: bytes) -> bytes:
@@ -103,17 +120,33 @@ def _inflate(data: bytes) -> bytes:
     return plain
 
 
-def _inner_events(body: bytes) -> list[bytes]:
+def _inner_events(body: bytes) -> Iterator[bytes]:
+    """The events in a payload, unpacked as they are taken."""
     reader = Reader(body)
     fields: dict[int, bytes] = {}
     while kind := reader.packed():
         fields[kind] = reader.string()
     size, compression, plain_size = (_field(fields, kind) for kind in (_PAYLOAD_BYTES, _COMPRESSION, _PLAIN_BYTES))
-    plain = _unpacked(reader.take(size), compression, plain_size)
-    events, end = split_events(plain + bytes(8), checksums=False, end=len(plain))
-    if end != len(plain):
+    stream = _unpacking(reader.take(size), compression)
+    rest, left = b"", plain_size
+    while data := _read(stream, min(max(_READ_BYTES, _lacking(rest)), left + 1)):
+        left -= len(data)
+        if left < 0:
+            break
+        plain = rest + data
+        events, end = split_events(plain + bytes(PAD_BYTES), checksums=False, end=len(plain))
+        yield from (events.header(number) + events.body(number) for number in range(len(events)))
+        rest = plain[end:]
+    if left:
+        raise CorruptError(f"a transaction's payload does not hold the {plain_size} bytes that it claims to hold")
+    if rest:
         raise CorruptError("a transaction's payload ends within an event")
-    return [events.header(number) + events.body(number) for number in range(len(events))]
+
+
+def _lacking(begun: bytes) -> int:
+    """How many bytes of an event are yet to come; 0 if it does not say so yet."""
+    size = int.from_bytes(begun[9:13], "little") if len(begun) >= HEADER_BYTES else 0
+    return min(size, PAYLOAD_BYTES_MAX) - len(begun) if size else 0
 
 
 def _field(fields: dict[int, bytes], kind: int) -> int:
@@ -122,18 +155,21 @@ def _field(fields: dict[int, bytes], kind: int) -> int:
     return Reader(fields[kind]).packed()
 
 
-def _unpacked(payload: bytes, compression: int, size: int) -> bytes:
+def _unpacking(payload: bytes, compression: int) -> pa.NativeFile:
     if compression == _NONE:
-        return payload
+        return pa.BufferReader(payload)
     if compression != _ZSTD:
         raise EventUnsupportedError(
             f"a transaction is compressed in a way ({compression}) that is not known; "
             "turn binlog_transaction_compression off"
         )
-    if size > PAYLOAD_BYTES_MAX:
-        raise CorruptError(f"a transaction's payload claims to hold {size} bytes")
+    return pa.CompressedInputStream(pa.BufferReader(payload), "zstd")
+
+
+def _read(stream: pa.NativeFile, size: int) -> bytes:
+    """At most `size` bytes; none at the end."""
     try:
-        plain: bytes = pa.decompress(payload, decompressed_size=size, codec="zstd", asbytes=True)
+        data: bytes = stream.read(size)
     except (OSError, ValueError) as err:
         raise CorruptError(f"a compressed transaction cannot be read: {err}") from err
-    return plain
+    return data

@@ -20,7 +20,7 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.statement import Kind, Statement, TableName, Verb
 from server.puller.mysql.stream import LogPlace, open_stream
 from server.puller.mysql.tokens import Dialect
-from storage.mysql.compressed import expand
+from storage.mysql.compressed import expanded
 from storage.mysql.control import MariaGtid, Query, Rotate
 from storage.mysql.event import Events, EventType
 from storage.mysql.table_map import TableMap
@@ -184,7 +184,7 @@ def _between(session: Session, options: MySqlOptions, begin: Place, end: Place) 
     try:
         while not stream.ended:
             for events in stream.take(_TAKE_S):
-                yield expand(events)
+                yield from expanded(events)
                 for mark in events.of(EventType.ROTATE).tolist():
                     file = Rotate.parse(events.body(mark)).file
                 if not is_before((file, int(events.next_positions[-1])), end):

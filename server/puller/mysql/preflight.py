@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 from server.changefeed.filter import TableFilter
@@ -17,7 +18,7 @@ from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.statement import TableName
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
 from storage.model.errors import TidemarkError
-from storage.mysql.compressed import expand
+from storage.mysql.compressed import expanded
 from storage.mysql.rows import TableMaps
 
 _PROBE: Final = "tidemark-source-check"
@@ -129,8 +130,7 @@ def _seen(stream: LogStream, *, mariadb: bool) -> bool:
     maps = TableMaps(mariadb=mariadb)
     deadline = time.monotonic() + _PROBE_S
     while time.monotonic() < deadline:
-        for events in stream.take(1.0):
-            plain = expand(events)
+        for plain in chain.from_iterable(map(expanded, stream.take(1.0))):
             for group in maps.group(plain):
                 rows = b"".join(plain.body(int(number)) for number in group.numbers)
                 if f"{group.table.schema}.{group.table.table}" == heartbeat.TABLE and _PROBE.encode() in rows:

@@ -39,7 +39,7 @@ from server.puller.mysql.statement import Kind, Statement
 from server.puller.mysql.tokens import Dialect
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.mysql.buffer import Offsets
-from storage.mysql.compressed import expand
+from storage.mysql.compressed import expanded
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare
 from storage.mysql.event import Events, EventType
 from storage.mysql.gtid import MysqlGtidSet
@@ -135,7 +135,11 @@ class Transactions:
             OpenTransactionsClosedError: `end` was called while the disk took nothing.
             TornTransactionError, XaTooLargeError: see there.
         """
-        events = expand(arrived)
+        for events in expanded(arrived):
+            yield from self._take(events)
+
+    def _take(self, events: Events) -> Iterator[Item]:
+        """As `take`, of events that are not compressed."""
         events.check_known()
         self._runs.begin(events)
         self._rows_of_buffer = None

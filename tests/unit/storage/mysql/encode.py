@@ -3,6 +3,8 @@
 import struct
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from storage.mysql.buffer import PAD_BYTES
 from storage.mysql.event import Events, EventType, split_events
 
@@ -61,3 +63,11 @@ def events(parts: Sequence[bytes]) -> Events:
     found, end = split_events(data + bytes(PAD_BYTES), checksums=False, end=len(data))
     assert end == len(data)
     return found
+
+
+def payload(plain: bytes, *, zstd: bool = True, claimed: int | None = None) -> bytes:
+    """A TRANSACTION_PAYLOAD of events, which claims to hold so many bytes."""
+    content = pa.compress(plain, codec="zstd", asbytes=True) if zstd else plain
+    fields = [(1, len(content)), (2, 0 if zstd else 255), (3, len(plain) if claimed is None else claimed)]
+    head = b"".join(b"%c\x09\xfe%s" % (kind, value.to_bytes(8, "little")) for kind, value in fields)
+    return event(EventType.TRANSACTION_PAYLOAD, head + b"\0" + content)

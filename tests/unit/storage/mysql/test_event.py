@@ -5,19 +5,18 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError, TidemarkError
 from storage.mysql.buffer import PAD_BYTES
-from storage.mysql.compressed import expand
+from storage.mysql.compressed import expanded
 from storage.mysql.control import FormatDescription, MariaGtid, MysqlGtid, Query, Rotate, XaPrepare
 from storage.mysql.errors import EventChecksumError, EventUnsupportedError
-from storage.mysql.event import EventType, check_events, split_events, split_packets
+from storage.mysql.event import Events, EventType, check_events, split_events, split_packets
 from storage.mysql.table_map import TableMap
-from tests.unit.storage.mysql.encode import event, events, packed
+from tests.unit.storage.mysql.encode import event, events, payload
 
 BODIES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=8)
 
@@ -95,22 +94,40 @@ def test_foreign_bytes_are_read_or_refused_by_an_error_of_ours(parse: Callable[[
 @given(st.sampled_from([40, 165, 166, 167, 168, 170]), st.binary(max_size=80))
 def test_foreign_compressed_bytes_are_read_or_refused_by_an_error_of_ours(kind: int, body: bytes) -> None:
     with suppress(TidemarkError):
-        expand(events([event(kind, body)]))
+        list(expanded(events([event(kind, body)])))
+
+
+def plain_events(found: Events) -> list[bytes]:
+    return [found.header(number) + found.body(number) for number in range(len(found))]
 
 
 @pytest.mark.parametrize("zstd", [True, False])
 def test_a_transaction_payload_becomes_the_events_in_it(zstd: bool) -> None:
     inner = [event(EventType.QUERY, b"q" * 20), event(EventType.XID, bytes(8))]
-    plain = b"".join(inner)
-    content = pa.compress(plain, codec="zstd", asbytes=True) if zstd else plain
-    fields = [(1, len(content)), (2, 0 if zstd else 255), (3, len(plain))]
-    head = b"".join(packed(kind) + packed(len(packed(value))) + packed(value) for kind, value in fields)
-    outer = [event(EventType.GTID, b"g"), event(EventType.TRANSACTION_PAYLOAD, head + b"\0" + content)]
-    found = expand(events(outer))
-    assert [found.header(n) + found.body(n) for n in range(len(found))] == [outer[0], *inner]
+    outer = [event(EventType.GTID, b"g"), payload(b"".join(inner), zstd=zstd)]
+    [found] = expanded(events(outer))
+    assert plain_events(found) == [outer[0], *inner]
+
+
+@pytest.mark.parametrize("zstd", [True, False])
+def test_a_large_transaction_is_unpacked_piece_by_piece(zstd: bool) -> None:
+    large, small = event(EventType.WRITE_ROWS, b"r" * (3 << 20)), event(EventType.WRITE_ROWS, b"r" * 8000)
+    inner = [*[small] * 1000, large, *[small] * 1000, event(EventType.XID, bytes(8))]
+    pieces = list(expanded(events([event(EventType.GTID, b"g"), payload(b"".join(inner), zstd=zstd)]), 1 << 20))
+    assert max(int(piece.end[-1]) for piece in pieces) <= (1 << 20) + len(large)
+    assert len(pieces) > 15
+    assert [each for piece in pieces for each in plain_events(piece)][1:] == inner
+
+
+@pytest.mark.parametrize("zstd", [True, False])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_payload_that_holds_another_number_of_bytes_than_it_claims_is_refused(zstd: bool, more: int) -> None:
+    plain = event(EventType.XID, bytes(8))
+    with pytest.raises(CorruptError, match="claims to hold"):
+        list(expanded(events([payload(plain, zstd=zstd, claimed=len(plain) + more)])))
 
 
 def test_an_unknown_compression_says_which_setting_to_turn_off() -> None:
     body = b"\x01\x01\x03" + b"\x02\x01\x07" + b"\x03\x01\x03" + b"\0abc"
     with pytest.raises(EventUnsupportedError, match="binlog_transaction_compression"):
-        expand(events([event(EventType.TRANSACTION_PAYLOAD, body)]))
+        list(expanded(events([event(EventType.TRANSACTION_PAYLOAD, body)])))

@@ -10,7 +10,7 @@ import pytest
 
 from sink.mysql_mounter import MysqlMounter
 from storage.mysql.changes import Plan, read_changes
-from storage.mysql.compressed import expand
+from storage.mysql.compressed import expanded
 from storage.mysql.control import MysqlGtid
 from storage.mysql.event import HEADER_BYTES, Events, split_events
 from storage.mysql.gtid import MysqlGtidSet
@@ -109,7 +109,7 @@ def test_the_gtids_before_a_file_are_those_executed(golden: dict[str, Any]) -> N
 @each_server
 def test_a_compressed_transaction_ends_where_its_payload_does(golden: dict[str, Any]) -> None:
     packed = read(golden["payload"])
-    events = expand(packed)
+    [events] = expanded(packed)
     assert events.types.tolist() == [2, 19, 30, 16]
     assert set(events.next_positions.tolist()) == {int(packed.next_positions[0])} != {0}
     (rows,) = TableMaps(mariadb=False).group(events)

@@ -5,6 +5,7 @@ import json
 import struct
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +20,9 @@ from server.puller.mysql.position import Anchor, LogPosition
 from server.puller.mysql.transactions import Stated, Transactions, Unprepared
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.ts import compose
+from storage.mysql.compressed import expanded
 from storage.mysql.event import EventType
-from tests.unit.storage.mysql.encode import event, events
+from tests.unit.storage.mysql.encode import event, events, payload
 
 STANDALONE, DDL, PREPARED, COMPLETED = 1, 32, 64, 128
 MYSQL: list[dict[str, Any]] = json.loads(
@@ -197,6 +199,20 @@ def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> 
     items = [item for part in log.parts for item in eager.take(events([part])) if isinstance(item, Commits)]
     assert {int(ts) for item in items for ts in item.commit_ts} == {log.ts}
     assert [item.part for item in items] == [*range(1, len(log.parts)), 0]
+
+
+def test_a_packed_transaction_is_given_as_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.puller.mysql.transactions.expanded", partial(expanded, piece_bytes=1000))
+    log = Log()
+    log.transaction(1000, 500)
+    eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=5000)
+    items = [*eager.take(events([log.parts[0], payload(b"".join(log.parts[1:]))]))]
+    commits = [item for item in items if isinstance(item, Commits)]
+    assert [item.part for item in commits] == [*range(1, len(commits)), 0]
+    assert len(commits) > 5
+    assert max(int(item.events.end[-1]) for item in commits) < 7000, "what may be held, and a piece"
+    found = [(log.ts, item.events.body(int(row))) for item in commits for row in item.events.rows]
+    assert found == log.wanted
 
 
 @pytest.mark.parametrize("kind", [EventType.INCIDENT, EventType.XID])
