@@ -24,7 +24,7 @@ from server.dump.table_dump import Read
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.statement import TableName
+from server.puller.mysql.tree import TableName
 from server.puller.mysql.xa import prepared_xids
 from sink.selected import source_columns
 from storage.model.errors import InvalidError

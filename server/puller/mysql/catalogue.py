@@ -11,8 +11,8 @@ from server.puller.mysql.connection import Session
 from server.puller.mysql.definition import Definition, column_of
 from server.puller.mysql.errors import MySqlPrivilegeError, MySqlStatementError
 from server.puller.mysql.listener import WATERMARK_SCHEMA
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.tracker import TRANSACTIONAL, row_key
+from server.puller.mysql.tree import TableName
 from storage.mysql.schema import Column, Index
 
 SYSTEM_SCHEMAS: Final = ("mysql", "information_schema", "performance_schema", "sys", WATERMARK_SCHEMA)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from server.puller.mysql.grammar import ROW_VERBS, StatementReader
-from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
+from server.puller.mysql.statement import Action, Kind, Statement, Verb
 from server.puller.mysql.tokens import Dialect, NotUnderstoodError, tokens_of, version_number
 from server.puller.mysql.tree import (
     AddKey,
@@ -22,6 +22,7 @@ from server.puller.mysql.tree import (
     RenameTable,
     RenameTables,
     Savepoint,
+    TableName,
     Tree,
     TruncateTable,
 )

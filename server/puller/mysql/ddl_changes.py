@@ -16,7 +16,7 @@ from server.puller.mysql.errors import RowsMovedError
 from server.puller.mysql.listener import Again, Copying, LogListener
 from server.puller.mysql.lookahead import Seen
 from server.puller.mysql.rows import LogRows, Untold
-from server.puller.mysql.statement import Kind, TableName
+from server.puller.mysql.statement import Kind
 from server.puller.mysql.tables import (
     Effect,
     Tables,
@@ -29,7 +29,7 @@ from server.puller.mysql.tables import (
 )
 from server.puller.mysql.tracker import Context, Tracked, altered, copied, created, faults_of, row_key, taken_over
 from server.puller.mysql.transactions import Stated
-from server.puller.mysql.tree import AlterTable, CreateTable
+from server.puller.mysql.tree import AlterTable, CreateTable, TableName
 from server.puller.source import Catalog, TableChange
 from storage.mysql.schema import Index, Table
 from storage.mysql.table_map import TableMap

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Final
 
 from server.puller.mysql.column_grammar import ColumnReader
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.tokens import NotUnderstoodError, Sort
 from server.puller.mysql.tree import (
     AddColumn,
@@ -37,6 +36,7 @@ from server.puller.mysql.tree import (
     RenameTables,
     Savepoint,
     Spec,
+    TableName,
     Tree,
     TruncateTable,
     Versioning,

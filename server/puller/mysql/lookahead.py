@@ -17,9 +17,10 @@ from server.puller.mysql.connection import Session, log_in_to
 from server.puller.mysql.ddl import dialect_of, statement_of
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.statement import Kind, Statement, TableName, Verb
+from server.puller.mysql.statement import Kind, Statement, Verb
 from server.puller.mysql.stream import LogPlace, open_stream
 from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.tree import TableName
 from storage.mysql.compressed import expanded
 from storage.mysql.control import MariaGtid, Query, Rotate
 from storage.mysql.event import Events, EventType

@@ -20,7 +20,8 @@ import numpy as np
 from server.puller.mysql.commits import Commits, joined, pieces
 from server.puller.mysql.marks import Gtid
 from server.puller.mysql.parts import Parts
-from server.puller.mysql.statement import Statement, TableName
+from server.puller.mysql.statement import Statement
+from server.puller.mysql.tree import TableName
 from storage.mysql.buffer import Offsets
 from storage.mysql.control import Query
 from storage.mysql.event import Events, EventType

@@ -15,8 +15,8 @@ from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.log import present
 from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.stream import LogPlace, LogStream, open_stream
+from server.puller.mysql.tree import TableName
 from storage.model.errors import TidemarkError
 from storage.mysql.compressed import expanded
 from storage.mysql.rows import TableMaps

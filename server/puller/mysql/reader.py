@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.tokens import Dialect, NotUnderstoodError, Sort, Token
+from server.puller.mysql.tree import TableName
 
 T = TypeVar("T")
 _RESERVED_NAMES: Final = frozenset(

@@ -15,8 +15,8 @@ from server.changefeed.table import SourceTable
 from server.puller import metrics
 from server.puller.mysql.commits import Commits
 from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables, is_hidden
+from server.puller.mysql.tree import TableName
 from server.puller.mysql.watermark import watermark_rows
 from server.puller.source import Rows
 from storage.model.span import Span

@@ -2,10 +2,8 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:
-    from server.puller.mysql.tree import Tree
+from server.puller.mysql.tree import TableName, Tree
 
 
 class Verb(enum.Enum):
@@ -21,10 +19,6 @@ class Verb(enum.Enum):
     """Rows appear or vanish without row events: partitions that are dropped, truncated or exchanged, tablespaces."""
     FILLED = "filled"
     """It is new, and has rows that are in no row event: it was a partition."""
-
-
-TableName: TypeAlias = tuple[str, str]
-"""Schema and table; both may hold dots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ class Statement:
     words: frozenset[str] = field(default=frozenset())
     xid: str = ""
     """Of an XA statement, as the log writes it."""
-    tree: "Tree | None" = None
+    tree: Tree | None = None
     savepoint: str = ""
     """The name of one that is set, or rolled back to."""
     reason: str = ""

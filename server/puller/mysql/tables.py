@@ -17,8 +17,8 @@ from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, SavepointUnclearError, StatementLoggedError
 from server.puller.mysql.open_transaction import UnclearSavepoint
-from server.puller.mysql.statement import Action, Kind, Statement, TableName, Verb
-from server.puller.mysql.tree import CreateTable, Dml
+from server.puller.mysql.statement import Action, Kind, Statement, Verb
+from server.puller.mysql.tree import CreateTable, Dml, TableName
 from storage.mysql.schema import Column, Table
 from storage.mysql.table_map import TableMap
 from storage.mysql.types import INTEGERS, STRINGS, Type

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from server.puller.mysql.statement import TableName
+TableName: TypeAlias = tuple[str, str]
+"""Schema and table; both may hold dots."""
 
 
 @dataclass(frozen=True, slots=True)

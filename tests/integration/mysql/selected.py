@@ -15,8 +15,8 @@ from server.changefeed.source_uri import Address
 from server.changefeed.table import SourceTable, TableIneligibleError
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import Session
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import record_of
+from server.puller.mysql.tree import TableName
 
 Row = dict[str, Any]
 _STORED = {"uuid": 16, "inet6": 16, "inet4": 4}

@@ -10,9 +10,9 @@ from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.lookahead import Lookahead, Sought, is_before
-from server.puller.mysql.statement import TableName
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
 from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.tree import TableName
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
 

@@ -18,7 +18,7 @@ from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.ddl_changes import DdlChanges, Helps
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import LogDamagedError, SavepointUnclearError
-from server.puller.mysql.statement import Kind, Statement, TableName
+from server.puller.mysql.statement import Kind, Statement
 from server.puller.mysql.tables import Tables, record_of
 from server.puller.mysql.tokens import Dialect
 from server.puller.mysql.tracker import Context, created
@@ -34,6 +34,7 @@ from server.puller.mysql.tree import (
     RenameColumn,
     RenameKey,
     RenameTables,
+    TableName,
 )
 from storage.model.errors import TidemarkError
 from storage.mysql.control import Query
