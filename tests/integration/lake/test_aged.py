@@ -51,7 +51,7 @@ class DeltaPlace(Files):
 
     def target(self):
         target = DeltaTarget(self.spark, str(self._path), "evolving", compact_every=16)
-        target._tables.forget()
+        self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         return target
 
     def grow_older(self, target, feed, kept):

@@ -30,7 +30,7 @@ class OpenedDirectory(Directory):
         kind = {"delta": DeltaTarget, "iceberg": IcebergTarget}[self._kind]
         target = kind(self.spark, str(self._path), "evolving", compact_every=0)
         if self._kind == "delta":
-            target._tables.forget()
+            self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         return target
 
 

@@ -11,6 +11,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.delta.log import listing, replayed
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
@@ -183,6 +184,53 @@ def test_columns_are_added_renamed_widened_and_dropped_and_a_truncated_table_is_
     assert place.rows("bank.t", 65) == []
     keep(place, feed, (70,))
     assert_equal(place, feed, "bank.t", 70)
+
+
+def statements_feed():
+    """A DDL of each kind that a table can have."""
+    feed = EvolvingFeed()
+    first = {"id": pa.int32(), "x": pa.int32(), "y": pa.string()}
+    feed.create(0, "bank.t", **first)
+    feed.put(10, "bank.t", *({"id": n, "x": n, "y": f"y{n}"} for n in range(5)))
+    swapped = {"id": pa.int32(), "y": pa.int32(), "x": pa.string()}
+    feed.alter(
+        20, "bank.t", "ALTER TABLE t RENAME COLUMN x TO y, RENAME COLUMN y TO x", {"x": "y", "y": "x"}, **swapped
+    )
+    feed.put(25, "bank.t", {"id": 5, "y": 5, "x": "y5"})
+    feed.delete(26, "bank.t", 1)
+    filled = {"id": pa.int64(), "y": pa.int64(), "z": pa.timestamp("us")}
+    at = datetime(2024, 1, 1)  # noqa: DTZ001 - a DATETIME
+    query = "ALTER TABLE t MODIFY id BIGINT, MODIFY y BIGINT, DROP COLUMN x, ADD COLUMN z DATETIME DEFAULT '2024-01-01'"
+    feed.alter(30, "bank.t", query, None, {"z": at}, **filled)
+    feed.put(35, "bank.t", {"id": 6, "y": 1 << 40, "z": None})
+    feed.alter(40, "bank.t", "ALTER TABLE t DROP y, ADD y INT", None, None, ("y",), **filled | {"y": pa.int32()})
+    feed.put(45, "bank.t", {"id": 2, "y": 7, "z": at})
+    feed.truncate(50, "bank.t")
+    feed.put(55, "bank.t", {"id": 3, "y": 8, "z": at})
+    feed.create_or_replace(60, "bank.t", id=pa.string(), y=pa.date32(), **{"with a blank": pa.timestamp("us")})
+    feed.put(65, "bank.t", {"id": "a", "y": date(2024, 1, 1), "with a blank": at})
+    feed.rename(70, "bank.t", "bank.u")
+    feed.put(75, "bank.u", {"id": "b", "y": None, "with a blank": None})
+    return feed
+
+
+def test_delta_follows_ddls_of_a_small_table_without_spark_jobs_as_delta_itself_reads_them(spark, tmp_path):
+    """Each job took a second and more, at the creation of each table and at each DDL."""
+    place, feed = Directory(spark, "delta", tmp_path), statements_feed()
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    ends, jobs = feed.cut_ends(10, 25, 26, 35, 45, 55, 65, 75), scheduler.numTotalJobs()
+    keep(place, feed, [ts for ts in ends if ts <= 65])
+    assert scheduler.numTotalJobs() == jobs
+    keep(place, feed, ends)  # behind a new name Delta opens the log once
+    for ts in (10, 25, 26, 35, 45, 55):
+        assert_equal(place, feed, "bank.t", ts)
+    assert_equal(place, feed, "bank.u", 75)
+
+    path = f"{tmp_path}/bank/u"
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES ('c', NULL, NULL, 80)")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMN more INT")
+    assert replayed(path).layout == listing(spark, place.target()._tables.snapshot("bank.u"), path).layout
+    assert spark.read.format("delta").load(path).count() == 3
 
 
 @pytest.mark.parametrize("arrow_bytes", [changes.ARROW_BYTES, -1], ids=["by the driver", "by tasks"])

@@ -52,7 +52,7 @@ def test_a_cut_that_the_driver_reads_equals_the_replay(spark, changefeed, captur
 
     history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
     assert [row.operation for row in sorted(history, key=lambda row: row.version)] == [
-        "WRITE",
+        "CUT",
         *(["SET TBLPROPERTIES", "MERGE"] if foreign else ["CUT"]),
     ]
     before = spark.read.format("delta").option("versionAsOf", 0).load(path)

@@ -1,64 +1,111 @@
-"""Schemas of Delta tables: one commit of the table's metadata renames, drops and adds columns, whatever their names.
+"""Schemas of Delta tables: one commit of the table's metadata renames, widens, drops and adds columns.
 
 Files keep the names that columns had when they came (column mapping), so no row is rewritten. Mapping asks more of
 readers, so a table has it from its first rename or drop on, or its first column with a name that files cannot have.
 Each column's identity stands in the metadata of its field, so after a crash what is done is seen to be done.
 """
 
+import dataclasses
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
 from pyspark_tidemark.defaults import COLUMN_ID
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.delta.tables import MAPPING, DeltaTables, identified, needs_mapping
+from pyspark_tidemark.lake.delta.compaction import affordable
+from pyspark_tidemark.lake.delta.files import all_removed, joined
+from pyspark_tidemark.lake.delta.log import Listing, has_times_without_zone, with_features
+from pyspark_tidemark.lake.delta.tables import MAPPING, Actions, DeltaTables, identified, needs_mapping
 from pyspark_tidemark.lake.literal import with_columns
 from pyspark_tidemark.lake.mode import lake_schema
-from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import SchemaChange
 
 _WITHOUT_ZONE = {"delta.feature.timestampNtz": "supported"}
 _WIDENING = {"delta.enableTypeWidening": "true"}
 _MODE, _MAX_ID = "delta.columnMapping.mode", "delta.columnMapping.maxColumnId"
 _ID, _PHYSICAL_NAME = "delta.columnMapping.id", "delta.columnMapping.physicalName"
+_TYPE_CHANGES = "delta.typeChanges"
+Field = Mapping[str, Any]
+"""A column as the log tells it."""
 
 
 def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
-    """Make the steps of a change, each a Delta commit; a crash between them leaves less to change the next time."""
-    if change.renamed or change.dropped or needs_mapping(field.name for field in change.added):
-        _set(tables, name, MAPPING)
-    if change.widened:
-        _set(tables, name, _WIDENING)
-    for field in change.widened:
-        old_name = change.old_names.get(field.name, field.name)  # renames come after this
-        _alter(tables, name, f"ALTER COLUMN {quoted(old_name)} TYPE {from_arrow_type(field.type).simpleString()}")
-    if any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in change.added):
-        _set(tables, name, _WITHOUT_ZONE)
-    tables.alter(name, lambda metadata: evolved(metadata, change))
+    """Change the columns, in one commit.
+
+    Where rows must get a value and are many, Spark adds those columns by a second commit. A crash between the two
+    leaves less to change the next time.
+    """
+    if change.filled and tables.change(name, lambda known: _filled(known, change)):
+        return
+    tables.alter(name, lambda metadata, protocol: evolved(metadata, protocol, change))
     if change.filled:
         _add_filled(tables, name, change)
 
 
-def evolved(metadata: Mapping[str, Any], change: SchemaChange) -> Mapping[str, Any]:
-    """A table's metadata after a change; columns that rows hold a value in are left to who rewrites the rows."""
+def evolved(metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: SchemaChange) -> Actions:
+    """What a change commits, if anything; columns that rows hold a value in are left to who rewrites the rows."""
+    schema, configuration, features = json.loads(metadata["schemaString"]), dict(metadata["configuration"]), []
+    fields = schema["fields"]
+    if change.renamed or change.dropped or needs_mapping(field.name for field in change.added):
+        fields = _mapped(fields, configuration)
+        features.append("columnMapping")
+    if change.widened:
+        configuration |= _WIDENING
+        features.append("typeWidening")
+    if has_times_without_zone(change.added):
+        features.append("timestampNtz")
+
     new_names = dict(change.renamed)
-    schema = json.loads(metadata["schemaString"])
-    configuration = dict(metadata["configuration"])
     fields = [
         {**field, "name": new_names.get(field["name"], field["name"])}
-        for field in schema["fields"]
+        for field in fields
         if field["name"] not in change.dropped
     ]
+    types = {field.name: from_arrow_type(field.type).jsonValue() for field in change.widened}
+    fields = [_widened(field, types.get(field["name"], field["type"])) for field in fields]
     fields += [_added(field, configuration) for field in change.added if not change.filled]
     schema["fields"] = [_identified(field, change.ids) for field in fields]
-    return {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
+    changed = {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
+    able = with_features(protocol, features)
+    return [
+        *([] if able == protocol else [{"protocol": able}]),
+        *([] if changed == metadata else [{"metaData": changed}]),
+    ]
 
 
-def _added(field: Any, configuration: dict[str, str]) -> dict[str, Any]:
+def _filled(known: Listing, change: SchemaChange) -> Actions:
+    """What a change commits with the values that rows hold in added columns; nothing if the rows are many."""
+    files = list(known.files.values())
+    if not affordable([files]):
+        return []
+    actions = evolved(known.metadata, known.protocol, dataclasses.replace(change, filled=()))
+    layout = known.after(actions).layout
+    parts = [[file for file in files if file.ended is ended] for ended in (False, True)]
+    return [*actions, *(action for part in parts for action in joined(layout, part, change.filled))]
+
+
+def _mapped(fields: Sequence[Field], configuration: dict[str, str]) -> Sequence[Field]:
+    """The columns with column mapping, by the names that files have for them."""
+    if configuration.get(_MODE) == "name":
+        return fields
+    configuration |= MAPPING | {_MAX_ID: str(len(fields))}
+    return [
+        {**field, "metadata": {**field["metadata"], _ID: number, _PHYSICAL_NAME: field["name"]}}
+        for number, field in enumerate(fields, 1)
+    ]
+
+
+def _widened(field: Field, kind: Any) -> Field:
+    if kind == field["type"]:
+        return field
+    changes = [*field["metadata"].get(_TYPE_CHANGES, []), {"fromType": field["type"], "toType": kind}]
+    return {**field, "type": kind, "metadata": {**field["metadata"], _TYPE_CHANGES: changes}}
+
+
+def _added(field: Any, configuration: dict[str, str]) -> Field:
     column: dict[str, Any] = {
         "name": field.name,
         "type": from_arrow_type(field.type).jsonValue(),
@@ -73,7 +120,7 @@ def _added(field: Any, configuration: dict[str, str]) -> dict[str, Any]:
     return column
 
 
-def _identified(field: dict[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+def _identified(field: Field, ids: Mapping[str, int]) -> Field:
     if field["name"] not in ids:
         return field
     return {**field, "metadata": {**field["metadata"], COLUMN_ID.decode(): ids[field["name"]]}}
@@ -81,27 +128,35 @@ def _identified(field: dict[str, Any], ids: Mapping[str, int]) -> dict[str, Any]
 
 def empty(tables: DeltaTables, name: str) -> None:
     """Delete all rows, in one commit without a fence: doing it again changes nothing."""
-    tables.session(name).sql(f"DELETE FROM {tables.sql_name(name)}")  # noqa: S608 - quoted
+    tables.sql(name, f"DELETE FROM {tables.sql_name(name)}")  # noqa: S608 - quoted
 
 
 def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
     """Another table of this name: no rows, its own columns, in one commit; cuts before it show the earlier versions."""
-    schema = lake_schema(table)
+    name, schema = table.name, lake_schema(table)
+    if tables.change(name, lambda known: _begun_anew(known, schema, table.column_ids)):
+        return
     if needs_mapping(schema.names):
-        _set(tables, table.name, MAPPING)
-    if any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in schema):
-        _set(tables, table.name, _WITHOUT_ZONE)
-    empty_frame = identified(
-        tables.session(table.name).createDataFrame([], from_arrow_schema(schema)), table.column_ids
-    )
+        _set(tables, name, MAPPING)
+    if has_times_without_zone(schema):
+        _set(tables, name, _WITHOUT_ZONE)
+    empty_frame = identified(tables.session(name).createDataFrame([], from_arrow_schema(schema)), table.column_ids)
     writer = empty_frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    writer.save(tables.path(table.name))
+    writer.save(tables.path(name))
+    tables.forget_listing(name)
+
+
+def _begun_anew(known: Listing, schema: Any, ids: Mapping[str, int]) -> Actions:
+    bare = {**known.metadata, "schemaString": json.dumps({"type": "struct", "fields": []})}
+    columns = evolved(bare, known.protocol, SchemaChange(added=tuple(schema), ids=ids))
+    return [*all_removed(known.files.values()), *columns]
 
 
 def end_current(tables: DeltaTables, name: str, ts: int) -> None:
     """End all current versions of an scd2 table at `ts`."""
-    tables.session(name).sql(
-        f"UPDATE {tables.sql_name(name)} SET valid_to_ts = {ts}, is_current = false WHERE is_current"  # noqa: S608 - quoted
+    tables.sql(
+        name,
+        f"UPDATE {tables.sql_name(name)} SET valid_to_ts = {ts}, is_current = false WHERE is_current",  # noqa: S608 - quoted
     )
 
 
@@ -110,12 +165,9 @@ def _add_filled(tables: DeltaTables, name: str, change: SchemaChange) -> None:
     old = tables.session(name).read.format("delta").load(tables.path(name))
     frame = identified(with_columns(old, change.added, dict(change.filled)), change.ids)
     frame.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(tables.path(name))
+    tables.forget_listing(name)
 
 
 def _set(tables: DeltaTables, name: str, settings: Mapping[str, str]) -> None:
     properties = ", ".join(f"'{setting}' = '{value}'" for setting, value in settings.items())
-    _alter(tables, name, f"SET TBLPROPERTIES ({properties})")
-
-
-def _alter(tables: DeltaTables, name: str, clause: str) -> None:
-    tables.session(name).sql(f"ALTER TABLE {tables.sql_name(name)} {clause}")
+    tables.sql(name, f"ALTER TABLE {tables.sql_name(name)} SET TBLPROPERTIES ({properties})")

@@ -104,13 +104,24 @@ def all_removed(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     return [_removed(file.add) for file in files]
 
 
-def joined(layout: Layout, files: Sequence[DataFile]) -> list[dict[str, Any]]:
-    """The actions that put one new file with the same rows, and no others, into the place of files."""
-    vectors, new = Vectors(layout.root), NewFile(layout)
+def joined(layout: Layout, files: Sequence[DataFile], filled: Sequence[tuple[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The actions that put one new file with the same rows, and no others, into the place of files.
+
+    The columns `filled` hold a value (pyarrow.Scalar) in each of these rows.
+    """
+    vectors, new, changed = Vectors(layout.root), NewFile(layout), bool(filled)
     for file in files:
         for rows in pieces(layout, file.add, vectors.read(file.add.get("deletionVector"))):
-            new.add(rows)
-    return [*(_removed(file.add, data_change=False) for file in files), *new.close(data_change=False)]
+            new.add(_with(rows, filled))
+    return [*(_removed(file.add, data_change=changed) for file in files), *new.close(data_change=changed)]
+
+
+def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
+    """Rows with the same value (pyarrow.Scalar) in each of them, for some columns."""
+    for name, value in values:
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, rows.schema.field(at), pa.repeat(value, len(rows)))
+    return rows
 
 
 def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:

@@ -52,8 +52,12 @@ class History:
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""
-        frame = changes.frame(self._tables.session(changes.table.name))
-        self._tables.create(changes, versions(frame, changes.table.key, self._columns(changes)))
+        key, columns = changes.table.key, self._columns(changes)
+        if changes.here:
+            rows = spans.versions(changes.arrow, key).select(columns)
+        else:
+            rows = versions(changes.frame(self._tables.session(changes.table.name)), key, columns)
+        self._tables.create(changes, rows)
         return True
 
     def apply(self, changes: Changes) -> bool:

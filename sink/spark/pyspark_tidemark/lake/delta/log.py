@@ -1,7 +1,8 @@
-"""A Delta table's log, written without Spark: what the newest version shows, and the next version put beside it.
+"""A Delta table's log without Spark: what the newest version shows, and the next version put beside it.
 
-Delta's own commit runs Spark jobs for each version, whatever its size. A commit is a file of actions that must not be
-there yet, as Delta's protocol says; Delta's log store creates it, so it is as exclusive as Delta's own. Invariants:
+Delta runs Spark jobs for each version, whatever its size: to commit it, and to read it. A commit is a file of actions
+that must not be there yet, as Delta's protocol says; Delta's log store creates it, so it is as exclusive as Delta's
+own. Invariants:
 1. A commit follows the version that its actions were made from. If somebody else has committed, nothing is written;
    the table is read again, and the actions are made anew.
 2. Only tables of which all properties and features are known are written like that.
@@ -9,17 +10,23 @@ there yet, as Delta's protocol says; Delta's log store creates it, so it is as e
 
 import dataclasses
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_tidemark.defaults import COLUMN_ID
 from pyspark_tidemark.lake.delta.files import DataFile
 from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.parquet import now_ms
@@ -32,12 +39,15 @@ _KNOWN_PROPERTIES = {
     "delta.columnMapping.maxColumnId",
     "delta.enableTypeWidening",
 }
+_OF_OLD = ["appendOnly", "invariants"]  # old writer versions name these, too; without a property they ask for nothing
 _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
-    *("appendOnly", "invariants"),  # old writer versions name these, too; without a property they ask for nothing
+    *_OF_OLD,
 }
 _FRESH_S = 3600.0
 """So long a version is known without looking: Delta keeps the commits of weeks."""
+_READ = ("protocol", "metaData", "remove", "add", "txn")
+_COMMIT = re.compile(r"\d{20}\.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +59,17 @@ class Listing:
     files: Mapping[str, DataFile]
     """By path."""
     read_at: float
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The log's action: properties, and the schema as JSON."""
+    positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The last transaction of each application."""
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The log's action: what readers and writers must know."""
+
+    @classmethod
+    def before_the_first(cls, root: str) -> "Listing":
+        """Of a table that is not there yet."""
+        return cls(-1, Layout(root, pa.schema([]), {}, {}), {}, time.monotonic())
 
     @property
     def fresh(self) -> bool:
@@ -56,25 +77,93 @@ class Listing:
         return time.monotonic() - self.read_at < _FRESH_S
 
     def after(self, actions: Sequence[Mapping[str, Any]]) -> "Listing":
-        """The next version."""
-        files = dict(self.files)
-        for action in actions:
-            if "remove" in action:
-                del files[action["remove"]["path"]]
-            elif "add" in action:
-                file = DataFile.of(action["add"], self.layout)
-                files[file.add["path"]] = file
-        return Listing(self.version + 1, self.layout, files, time.monotonic())
+        """The next version; the order of its actions says nothing."""
+        by_kind = {kind: [each[kind] for each in actions if kind in each] for kind in _READ}
+        metadata, layout, known = self.metadata, self.layout, self.files
+        for metadata in by_kind["metaData"]:
+            layout = _layout(metadata, layout.root)
+            known = {path: DataFile.of(file.add, layout) for path, file in known.items()}
+        removed = {remove["path"] for remove in by_kind["remove"]}
+        files = {path: file for path, file in known.items() if path not in removed}
+        files |= {add["path"]: DataFile.of(add, layout) for add in by_kind["add"]}
+        positions = {**self.positions} | {txn["appId"]: int(txn["version"]) for txn in by_kind["txn"]}
+        [protocol] = by_kind["protocol"] or [self.protocol]
+        return Listing(self.version + 1, layout, files, time.monotonic(), metadata, positions, protocol)
 
 
 def listing(spark: SparkSession, snapshot: Any, root: str) -> Listing | None:
-    """What a snapshot shows; None for a table that only Delta may write to."""
-    if not _known(snapshot):
+    """What a snapshot of Delta's shows; None for a table that only Delta may write to."""
+    version, metadata, protocol = version_of(snapshot)
+    if not _known(metadata, protocol):
         return None
-    layout = _layout(snapshot, root)
+    layout = _layout(metadata, root)
     found = DataFrame(snapshot.allFiles().toJSON().toDF(), spark).collect()
     files = [DataFile.of(json.loads(row.value), layout) for row in found]
-    return Listing(int(snapshot.version()), layout, {file.add["path"]: file for file in files}, time.monotonic())
+    by_path = {file.add["path"]: file for file in files}
+    return Listing(version, layout, by_path, time.monotonic(), metadata, positions(snapshot), protocol)
+
+
+def version_of(snapshot: Any) -> tuple[int, Mapping[str, Any], Mapping[str, Any]]:
+    """The version of a snapshot of Delta's, its metadata and its protocol."""
+    metadata, protocol = json.loads(snapshot.metadata().json()), json.loads(snapshot.protocol().json())
+    return int(snapshot.version()), metadata["metaData"], protocol["protocol"]
+
+
+def positions(snapshot: Any) -> Mapping[str, int]:
+    """The last transaction of each application in a snapshot of Delta's."""
+    pairs, found = snapshot.transactions().iterator(), {}
+    while pairs.hasNext():
+        pair = pairs.next()
+        found[str(pair._1())] = int(pair._2())  # noqa: SLF001 - Scala's names
+    return found
+
+
+def replayed(root: str) -> Listing | None:
+    """What the commits of a local table's log come to, which is the same without a Spark job.
+
+    None: there is no table, only Delta may write to it, or Delta must read it, since its log has a checkpoint.
+    """
+    log = Path(root) / "_delta_log"
+    names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
+    commits = [name for name in names if _COMMIT.fullmatch(name)]
+    whole = commits == [_commit_name(version) for version in range(len(commits))]
+    if not commits or not whole or any("checkpoint" in name for name in names):
+        return None
+    versions = [[json.loads(line) for line in (log / name).read_bytes().splitlines()] for name in commits]
+    newest = {kind: told for actions in versions for action in actions for kind, told in action.items()}
+    if not _known(newest["metaData"], newest["protocol"]):
+        return None
+    return reduce(Listing.after, versions, Listing.before_the_first(root))
+
+
+def beginning(schema: Any, ids: Mapping[str, int], properties: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The actions that make a table with the columns of `schema` (pyarrow.Schema), their identities, and properties."""
+    fields = from_arrow_schema(schema).jsonValue()
+    for field in fields["fields"]:
+        field["nullable"] = True
+        field["metadata"] = {COLUMN_ID.decode(): ids[field["name"]]} if field["name"] in ids else {}
+    least = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": _OF_OLD}
+    protocol = with_features(least, ["deletionVectors", *(["timestampNtz"] if has_times_without_zone(schema) else [])])
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(fields),
+        "partitionColumns": [],
+        "configuration": dict(properties),
+        "createdTime": now_ms(),
+    }
+    return [{"protocol": protocol}, {"metaData": metadata}]
+
+
+def with_features(protocol: Mapping[str, Any], features: Iterable[str]) -> Mapping[str, Any]:
+    """A protocol of Delta's feature lists that asks readers and writers for `features`, too."""
+    lists = {kind: list(dict.fromkeys([*protocol[kind], *features])) for kind in ("readerFeatures", "writerFeatures")}
+    return {**protocol, **lists}
+
+
+def has_times_without_zone(fields: Iterable[Any]) -> bool:
+    """Whether there is a timestamp without a time zone, which Delta asks a feature for."""
+    return any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in fields)
 
 
 def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
@@ -82,7 +171,7 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
     lines = jvm.java.util.ArrayList()
     for action in actions:
         lines.add(json.dumps(action))
-    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020}.json")
+    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     rows = jvm.org.apache.spark.api.python.PythonUtils.toSeq(lines).iterator()
     try:
         log.store().write(path, rows, False, log.newDeltaHadoopConf())  # noqa: FBT003 - Java's signature: overwrite
@@ -95,7 +184,7 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
 
 def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
     """When a version was written, by the clock of what keeps the log; None: the log does not go back so far."""
-    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020}.json")
+    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     try:
         status = path.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(path)
     except Py4JJavaError as err:
@@ -117,9 +206,11 @@ def fence(app_id: str, end_ts: int) -> dict[str, Any]:
     return {"txn": {"appId": app_id, "version": end_ts, "lastUpdated": now_ms()}}
 
 
-def _known(snapshot: Any) -> bool:
-    metadata = json.loads(snapshot.metadata().json())["metaData"]
-    protocol = json.loads(snapshot.protocol().json())["protocol"]
+def _commit_name(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
     properties, features = metadata["configuration"], protocol.get("writerFeatures")
     return (
         properties.get("delta.enableDeletionVectors") == "true"
@@ -131,8 +222,8 @@ def _known(snapshot: Any) -> bool:
     )
 
 
-def _layout(snapshot: Any, root: str) -> Layout:
-    fields = json.loads(snapshot.schema().json())
+def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
+    fields = json.loads(metadata["schemaString"])
     mapping = {field["name"]: field["metadata"] for field in fields["fields"]}
     physical = {name: told.get("delta.columnMapping.physicalName", name) for name, told in mapping.items()}
     ids = {

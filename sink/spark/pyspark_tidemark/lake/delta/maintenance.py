@@ -74,7 +74,6 @@ class Maintenance:
             if not actions or self._tables.rewrite(name, known, actions):
                 return
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
-        self._tables.forget_listing(name)
 
     def vacuum(self, name: str, kept: Kept) -> None:
         """Remove files that no kept cut shows; Delta takes whole hours."""
@@ -98,7 +97,7 @@ class Maintenance:
         session = self._tables.session(name)
         for setting, value in _SETTINGS.items():
             session.conf.set(setting, value)
-        session.sql(statement)
+        self._tables.sql(name, statement)
 
 
 def health(tables: DeltaTables, name: str) -> Health:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +16,25 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.defaults import COLUMN_ID, with_column_ids
+from pyspark_tidemark.defaults import COLUMN_ID, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.delta.files import written
 from pyspark_tidemark.lake.delta.inserted import Inserted
-from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY, Listing, commit, committed_at, fence, listing, told
+from pyspark_tidemark.lake.delta.layout import Layout
+from pyspark_tidemark.lake.delta.log import (
+    CHECKPOINT_EVERY,
+    Listing,
+    beginning,
+    commit,
+    committed_at,
+    fence,
+    listing,
+    positions,
+    replayed,
+    told,
+    version_of,
+)
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import table_path
@@ -36,6 +51,7 @@ _FEW = {  # plans over a few thousand rows: compiling them costs more than inter
 }
 _FENCE = "spark.databricks.delta.write."
 _TRIES = 5
+_ALTERED = "CHANGE COLUMNS"
 _COLUMN_ID = COLUMN_ID.decode()
 Actions = Sequence[Mapping[str, Any]]
 
@@ -73,6 +89,11 @@ class DeltaTables:
                 self._sessions[name] = self._spark.newSession()
             return self._sessions[name]
 
+    def sql(self, name: str, statement: str) -> None:
+        """Let Spark change the table."""
+        self.session(name).sql(statement)
+        self.forget_listing(name)
+
     def snapshot(self, name: str) -> Any:
         """Delta's own snapshot object, current."""
         none = self._jvm.scala.Option.empty()
@@ -82,10 +103,15 @@ class DeltaTables:
         """Wait for what is under way beside the cuts."""
         self._beside.submit(int).result()
 
-    def forget(self) -> None:
-        """Directories were moved or removed behind Delta's back."""
-        self._deltas.clearCache()
-        self._listings.clear()
+    def forget(self, name: str) -> None:
+        """The table's directory was moved or removed behind Delta's back."""
+        path = self._jvm.org.apache.hadoop.fs.Path(self.path(name))
+        self._deltas.invalidateCache(self._spark._jsparkSession, path)  # noqa: SLF001 - see _jvm
+        self._listings.pop(name, None)
+
+    @property
+    def _is_local(self) -> bool:
+        return "://" not in self._root
 
     @property
     def _jvm(self) -> Any:
@@ -109,7 +135,8 @@ class DeltaTables:
 
     def schema(self, name: str) -> Any:
         """The pyarrow.Schema of the newest version, with the identities of its columns."""
-        fields = json.loads(self.snapshot(name).schema().json())
+        known = self.listing(name)
+        fields = json.loads(self.snapshot(name).schema().json() if known is None else known.metadata["schemaString"])
         ids = {
             field["name"]: field["metadata"][_COLUMN_ID]
             for field in fields["fields"]
@@ -123,20 +150,40 @@ class DeltaTables:
         Raises:
             SourceError: ErrTargetForeign, the table was not written by this changefeed.
         """
-        snapshot = self.snapshot(name)
-        if snapshot.version() < 0:
+        if self._is_local and not Path(self.path(name), "_delta_log").is_dir():
             return None
-        found = snapshot.transactions().get(self._app_id)
-        if not found.isDefined():
+        known = self.listing(name)
+        snapshot = self.snapshot(name) if known is None else None
+        if snapshot is not None and snapshot.version() < 0:
+            return None
+        found = positions(snapshot) if known is None else known.positions
+        if self._app_id not in found:
             raise SourceError(
                 "ErrTargetForeign", f"{self.path(name)} exists, but not by this changefeed; choose another --target"
             )
-        return int(found.get())
+        return found[self._app_id]
 
     def create(self, changes: Changes, rows: Any) -> None:
-        """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of its columns."""
+        """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of its columns.
+
+        Raises:
+            SourceError: ErrTargetBusy.
+        """
+        if self._is_local and isinstance(rows, pa.Table) and not needs_mapping(rows.column_names):
+            self._begin(changes, rows)
+            return
         frame = identified(self._frame(changes, rows), changes.table.column_ids)
         self._write(changes, frame, PROPERTIES | (MAPPING if needs_mapping(frame.columns) else {}))
+
+    def _begin(self, changes: Changes, rows: Any) -> None:
+        """Make the table without Spark."""
+        name, schema = changes.table.name, without_metadata(rows.schema)
+        nothing = Listing.before_the_first(self.path(name))
+        layout = Layout(self.path(name), schema, {column: column for column in schema.names}, {})
+        made = beginning(schema, changes.table.column_ids, PROPERTIES)
+        self._log(name).createLogDirectoriesIfNotExists()
+        if not self.commit(changes, nothing, [*made, *written(layout, rows)]):
+            raise SourceError("ErrTargetBusy", f"somebody else makes {name}", retryable=True)
 
     def append(self, changes: Changes, rows: Any) -> None:
         """Commit rows (pyarrow.Table or DataFrame), fenced by the cut's end."""
@@ -156,19 +203,36 @@ class DeltaTables:
         with self.fenced(changes):
             frame.write.format("delta").mode(mode).options(**options).save(self.path(changes.table.name))
 
-    def alter(self, name: str, evolved: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-        """Commit the table's metadata as `evolved` makes it of the newest version's; the rows stay as they are.
+    def alter(self, name: str, evolved: Callable[[Mapping[str, Any], Mapping[str, Any]], Actions]) -> None:
+        """Commit what `evolved` makes of the newest version's metadata and protocol; the rows stay as they are.
 
         Raises:
             SourceError: ErrTargetBusy.
         """
-        snapshot = self.snapshot(name)
-        version = int(snapshot.version())
-        metadata = json.loads(snapshot.metadata().json())["metaData"]
-        actions = [told("CHANGE COLUMNS", {}, version), {"metaData": evolved(metadata)}]
-        self.forget_listing(name)
-        if not commit(self._log(name), self._jvm, version + 1, actions):
+        if self.listing(name) is not None:
+            self.change(name, lambda known: evolved(known.metadata, known.protocol))
+            return
+        version, metadata, protocol = version_of(self.snapshot(name))
+        actions = [told(_ALTERED, {}, version), *evolved(metadata, protocol)]
+        if len(actions) > 1 and not commit(self._log(name), self._jvm, version + 1, actions):
             raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
+
+    def change(self, name: str, made: Callable[[Listing], Actions]) -> bool:
+        """Commit other columns without Spark, as `made` from what is there, and again if somebody else was faster.
+
+        False: only Delta may write to the table, or there is nothing to commit.
+
+        Raises:
+            SourceError: ErrTargetBusy.
+        """
+        for _ in range(_TRIES):
+            known = self.listing(name)
+            actions = made(known) if known is not None else ()
+            if known is None or not actions:
+                return False
+            if self._put(name, known, [told(_ALTERED, {}, known.version), *actions]):
+                return True
+        raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
     def listing(self, name: str) -> Listing | None:
         """What the table's newest version shows; None if only Delta may write to the table.
@@ -176,8 +240,9 @@ class DeltaTables:
         On other file systems than the local one that is every table: pyarrow would need credentials of its own.
         """
         known = self._listings.get(name)
-        if (known is None or not known.fresh) and "://" not in self._root:
-            known = self._listings[name] = listing(self._spark, self.snapshot(name), self.path(name))
+        if (known is None or not known.fresh) and self._is_local:
+            path = self.path(name)
+            known = self._listings[name] = replayed(path) or listing(self._spark, self.snapshot(name), path)
         return known
 
     def forget_listing(self, name: str) -> None:
@@ -225,7 +290,7 @@ class DeltaTables:
             self._listings.pop(name, None)
             return False
         self._listings[name] = known.after(actions)
-        if version % CHECKPOINT_EVERY == 0:
+        if version > 0 and version % CHECKPOINT_EVERY == 0:
             self._beside.submit(self._checkpoint, name)
         return True
 

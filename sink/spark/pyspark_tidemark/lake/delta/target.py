@@ -82,7 +82,6 @@ class DeltaTarget:
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the columns."""
         evolution.alter(self._tables, table.name, change)
-        self._tables.forget_listing(table.name)
 
     def rekey(self, table: TableMeta) -> None:
         """Nothing: a Delta table knows no key."""
@@ -98,7 +97,6 @@ class DeltaTarget:
             evolution.empty(self._tables, table.name)
         elif self._mode == SCD2:
             evolution.end_current(self._tables, table.name, ts)
-        self._tables.forget_listing(table.name)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
         """One version without rows and with the new columns (upsert), else as `truncate`, then the columns."""
@@ -107,7 +105,6 @@ class DeltaTarget:
         else:
             self.truncate(table, ts)
             evolution.alter(self._tables, table.name, change)
-        self._tables.forget_listing(table.name)
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -123,6 +120,7 @@ class DeltaTarget:
         self._tables.settle()
         move(self._spark, self._tables.path(old.name), self._tables.path(new.name))
         self._forget(old.name)
+        self._forget(new.name)
 
     def maintain(self, kept: Kept) -> Health | None:
         """Compact, and remove files that no kept cut needs: Delta goes by time, not by version."""
@@ -134,10 +132,9 @@ class DeltaTarget:
 
     def _forget(self, name: str) -> None:
         """A directory is gone: neither we nor Delta's cache of logs may know it any more."""
-        self._tables.forget_listing(name)
+        self._tables.forget(name)
         self._tables.inserted.forget(name)
         self._maintenance.forget(name)
-        self._tables.forget()
 
     def _applied(self, changes: Changes, *, grown: bool) -> Applied:
         name = changes.table.name

@@ -1,0 +1,88 @@
+"""What a Delta table's log comes to, and what changes of columns put into it: no Spark."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark_tidemark.lake.delta.evolution import evolved
+from pyspark_tidemark.lake.delta.files import without, written
+from pyspark_tidemark.lake.delta.log import Listing, beginning, fence, replayed, told
+from pyspark_tidemark.lake.schema import SchemaChange
+
+PROPERTIES = {"delta.enableDeletionVectors": "true"}
+SCHEMA = pa.schema([("id", pa.int32()), ("text", pa.string()), ("_commit_ts", pa.int64())])
+ODD = "a\u2028b\x85c"
+"""Ends of lines to Python, not to JSON."""
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table of one version, and its log."""
+    (tmp_path / "_delta_log").mkdir()
+    actions = [told("CUT", {}, -1), fence("tidemark:shop", 7), *beginning(SCHEMA, {"id": 1, "text": 2}, PROPERTIES)]
+    found = put(Listing.before_the_first(str(tmp_path)), actions)
+    rows = pa.table({"id": [1, 2, 3], "text": [ODD, "b", "c"], "_commit_ts": [1, 2, 3]}, schema=SCHEMA)
+    return put(found, written(found.layout, rows))
+
+
+def put(known, actions):
+    """The next version, in the log, too."""
+    lines = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
+    Path(f"{known.layout.root}/_delta_log/{known.version + 1:020}.json").write_text(lines)
+    return known.after(actions)
+
+
+def altered(known, change):
+    return put(known, evolved(known.metadata, known.protocol, change))
+
+
+def seen(known):
+    files = {path: (file.bounds, file.rows, file.masked) for path, file in known.files.items()}
+    return known.version, known.layout, files, known.metadata, known.protocol, known.positions
+
+
+def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
+    known = put(table, without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})))
+    known = put(known, [told("CUT", {}, known.version), fence("tidemark:shop", 9), fence("another", 1)])
+    renamed = SchemaChange(renamed=(("text", "id"), ("id", "text")), ids={"text": 1, "id": 2})
+    known = altered(known, renamed)
+    known = altered(known, SchemaChange(dropped=("id",), added=(pa.field("id", pa.timestamp("us")),)))
+    [file] = known.files.values()
+    assert (known.positions, file.rows, file.masked) == ({"tidemark:shop": 9, "another": 1}, 3, 1)
+    assert dict(file.bounds) == {"text": (1, 3), "_commit_ts": (1, 3)}, "bounds follow their column's name"
+    assert seen(replayed(known.layout.root)) == seen(known)
+
+
+def test_the_order_of_the_actions_in_a_version_says_nothing(table):
+    actions = without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())}))
+    assert [*actions[0], *actions[1]] == ["remove", "add"]
+    assert seen(table.after(actions[::-1])) == seen(table.after(actions))
+
+
+@pytest.mark.parametrize("name", ["00000000000000000001.checkpoint.parquet", "_last_checkpoint"])
+def test_a_log_with_a_checkpoint_is_read_by_delta(table, tmp_path, name):
+    assert replayed(str(tmp_path))
+    (tmp_path / "_delta_log" / name).touch()
+    assert replayed(str(tmp_path)) is None
+
+
+def test_a_log_that_lacks_a_version_or_asks_for_what_is_not_known_is_read_by_delta(table, tmp_path):
+    put(table, [{"protocol": {**table.protocol, "writerFeatures": [*table.protocol["writerFeatures"], "rowTracking"]}}])
+    assert replayed(str(tmp_path)) is None
+    (tmp_path / "_delta_log" / f"{2:020}.json").unlink()
+    assert replayed(str(tmp_path))
+    (tmp_path / "_delta_log" / f"{0:020}.json").unlink()
+    assert replayed(str(tmp_path)) is None
+    assert replayed(str(tmp_path / "nothing")) is None
+
+
+def test_a_change_that_is_made_already_commits_nothing(table):
+    ids = {"number": 1, "text": 2}
+    change = SchemaChange(renamed=(("id", "number"),), widened=(pa.field("number", pa.int64()),), ids=ids)
+    known = altered(table, change)
+    fields = {field["name"]: field for field in json.loads(known.metadata["schemaString"])["fields"]}
+    assert fields["number"]["type"] == "long"
+    assert fields["number"]["metadata"]["delta.typeChanges"] == [{"fromType": "integer", "toType": "long"}]
+    assert {"columnMapping", "typeWidening"} < {*known.protocol["readerFeatures"]}
+    assert evolved(known.metadata, known.protocol, SchemaChange(ids=ids)) == []
