@@ -1,4 +1,4 @@
-"""`tidemark cli unsafe resolve-lock`: end a transaction that holds changefeeds or GC back, alive or not."""
+"""`tidemark cli unsafe`: `resolve-lock` ends a transaction that holds changefeeds or GC back, alive or not."""
 
 import argparse
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from gcsafepoint.explain.document import time_of
+from server.cli import metadata
 from server.cli.confirm import add_yes, confirm
 from server.cli.number import timestamp
 from server.cli.output import Output
@@ -31,6 +32,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     verb.add_argument("--dry-run", action="store_true", help="only show the lock")
     add_yes(verb)
     verb.set_defaults(command=resolve_lock)
+    metadata.add_command(verbs, shared)
 
 
 def hexadecimal(text: str) -> bytes:

@@ -10,13 +10,21 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import grpc
 from etcdpb import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
 _STUB_MODULE = "etcd3.etcdrpc"
 
 
 def client(
-    host: str, port: int, timeout_s: float = 5.0, *, ca_path: str = "", cert_path: str = "", key_path: str = ""
+    host: str,
+    port: int,
+    timeout_s: float = 5.0,
+    *,
+    ca_path: str = "",
+    cert_path: str = "",
+    key_path: str = "",
+    max_message_bytes: int = 4 << 20,
 ) -> Any:
     """An `etcd3.Etcd3Client` to one endpoint, with TLS if PEM files are given; close it after use."""
     return _library().client(
@@ -26,7 +34,13 @@ def client(
         ca_cert=ca_path or None,
         cert_cert=cert_path or None,
         cert_key=key_path or None,
+        grpc_options=[("grpc.max_receive_message_length", max_message_bytes)],
     )
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What the library raises where a server does not answer, or refuses."""
+    return _library().exceptions.Etcd3Exception, grpc.RpcError
 
 
 def _library() -> ModuleType:
