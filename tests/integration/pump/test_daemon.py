@@ -90,6 +90,10 @@ def metrics_of(daemon: Daemon) -> str:
         return str(answer.read().decode())
 
 
+_CALL_S = 20.0
+"""grpcio can lose a call whose server dies as it begins: such a call would never end."""
+
+
 class Client:
     """A writer and reader of one pump."""
 
@@ -97,7 +101,8 @@ class Client:
         self._stub = pump_pb2_grpc.PumpStub(channel)
 
     async def write(self, payload: bytes) -> None:
-        await self._stub.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=CLUSTER_ID, payload=payload))
+        request = pump_pb2.WriteBinlogReq(clusterID=CLUSTER_ID, payload=payload)
+        await self._stub.WriteBinlog(request, timeout=_CALL_S)
 
     async def pair(self, start_ts: int) -> None:
         await self.write(prewrite(start_ts))
