@@ -17,7 +17,7 @@ import pyarrow as pa
 from sink.mysql_mounter import MysqlMounter
 from storage.mysql.buffer import PAD_BYTES
 from storage.mysql.changes import Plan, read_changes
-from storage.mysql.compressed import expand
+from storage.mysql.compressed import expanded
 from storage.mysql.event import Events, EventType, check_events, split_events
 from storage.mysql.rows import TableMaps
 from tests.mariadb import MariaDb, running_mariadb
@@ -73,7 +73,8 @@ def _decode(log: bytes, *, checks: bool) -> tuple[int, int, int]:
         events, at = split_events(data, checksums=True, begin=at, end=min(at + BATCH_BYTES, len(log)))
         if checks:
             check_events(events)
-        events, seen = expand(events), seen + len(events)
+        seen += len(events)
+        (events,) = expanded(events, 1 << 40)
         commit_ts = _commit_ts(events, transactions)
         transactions = int(commit_ts[-1])
         for rows in maps.group(events):
