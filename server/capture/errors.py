@@ -1,6 +1,6 @@
 """What can go wrong with a changefeed; names as TiCDC's where it has one."""
 
-from server.changefeed.errors import ChangefeedIdInvalidError, SinkUriError
+from server.changefeed.info import ChangefeedIdInvalidError, SinkUriError
 from server.changefeed.source_uri import SourceUriError
 from server.changefeed.table import TableIneligibleError
 from sink.flight.feeds import ChangefeedNotExistsError

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, format_of, holds_secret, redacted
 
-from server.changefeed.errors import ChangefeedIdInvalidError, SinkUriError
 from server.changefeed.filter import exact_rules
 from server.changefeed.table import TableRecord
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.time import NULL_DATES
 
 CREATOR_VERSION: Final = "0.2.0"
@@ -27,6 +26,18 @@ _HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLEx
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306}
+
+
+class ChangefeedIdInvalidError(InvalidError):
+    """The id cannot be a changefeed's."""
+
+    code = "ErrInvalidChangefeedID"
+
+
+class SinkUriError(InvalidError):
+    """The sink URI cannot be used."""
+
+    code = "ErrSinkURIInvalid"
 
 
 class State(enum.StrEnum):

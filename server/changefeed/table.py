@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.names import check_distinct as check_told_apart
 from pyspark_tidemark.names import check_names as check_held
 from pyspark_tidemark.names import renaming
 
@@ -111,6 +112,18 @@ class SourceTable:
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     """The mounter of what is taken of a table, made of the one of all of it."""
     return whole if record.selected is None else SelectedMounter(whole, record.selected, record.renamed)
+
+
+def check_distinct(tables: Iterable[SourceTable], target: str) -> None:
+    """See that a target of the format `target` can tell the tables apart by their names.
+
+    Raises:
+        TableIneligibleError: it takes two of the names for one.
+    """
+    try:
+        check_told_apart(target, ((table.record.schema_name, table.record.table_name) for table in tables))
+    except SourceError as err:
+        raise TableIneligibleError(err.message) from None
 
 
 def check_names(table: SourceTable, target: str) -> None:

@@ -12,6 +12,7 @@ from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.credentials import SecurityConfig
 from server.rpc.limits import MAX_MESSAGE_BYTES
+from server.rpc.members import addresses_of
 from storage.codec import prefix_end
 from storage.meta import etcd3
 from storage.meta.errors import MetaUnavailableError
@@ -31,10 +32,10 @@ async def show_metadata(remote: Remote, arguments: argparse.Namespace) -> Output
     """All keys below a prefix; where a URI may hold a secret, it is masked.
 
     Raises:
-        MetaUnavailableError: no coordinator answers.
+        NoAddressError: none is named.
+        MetaUnavailableError: none answers.
     """
-    addresses = [address.rpartition("//")[2] for address in remote.pd.split(",")]
-    for address in addresses:
+    for address in addresses_of(remote.pd):
         try:
             return Output(await asyncio.to_thread(_records, address, remote.security, arguments.prefix), _COLUMNS)
         except etcd3.failures() as err:
@@ -43,7 +44,7 @@ async def show_metadata(remote: Remote, arguments: argparse.Namespace) -> Output
 
 
 def _records(address: str, security: SecurityConfig, prefix: str) -> list[dict[str, Any]]:
-    host, _, port = address.rpartition(":")
+    host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host or not port.isdecimal():
         raise MetaUnavailableError(f"{address!r} is no address; --pd takes host:port[,host:port…]")
     certificates = {name: getattr(security, name) for name in ("ca_path", "cert_path", "key_path")}

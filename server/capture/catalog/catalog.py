@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol, TypeAlias
 
 import structlog
-from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.names import check_distinct
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRules
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange, shortened
-from server.changefeed.table import SourceTable, TableRecord, check_names
+from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source, TableChange
 from sink.ddl import Ddl
 from sink.holds import Holds
@@ -216,22 +214,14 @@ class FeedCatalog:
         self._check_renamed(change, tables, before)
         names = {table.name for table in tables}
         dropped = tuple(name for name in change.dropped if name in before and name not in names)
-        self._check_distinct(tables, dropped)
+        staying = [table for table in self.tables if table.name not in dropped]
+        check_distinct((*staying, *tables), self._terms.target)
         return replace(
             change,
             tables=tables,
             dropped=dropped,
             truncated=tuple(name for name in change.truncated if name in before or name in names),
         )
-
-    def _check_distinct(self, tables: Sequence[SourceTable], dropped: Sequence[str]) -> None:
-        """See that the target can tell new names from those that stay."""
-        staying = [table for table in self.tables if table.name not in dropped]
-        names = ((table.record.schema_name, table.record.table_name) for table in (*staying, *tables))
-        try:
-            check_distinct(self._terms.target, names)
-        except SourceError as err:
-            raise TableIneligibleError(err.message) from None
 
     def _check_renamed(self, change: TableChange, tables: Sequence[SourceTable], before: set[str]) -> None:
         """A table that was not taken under its old name has rows that the target does not have."""

@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.names import check_distinct
-
 from server.capture.errors import ParameterError, TableIneligibleError
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter
-from server.changefeed.table import SourceTable, TableRecord, check_names
+from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source
 
 _NAMED = 20
@@ -76,19 +73,16 @@ def eligible(
         shown = "; ".join(list(refused.values())[:_NAMED])
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         raise TableIneligibleError(f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table")
-    _check_distinct(tables, target)
+    _check_each_once(tables, target)
     columns.check(tables)
     return Chosen(tuple(map(columns.of, tables)), tuple(sorted(refused)))
 
 
-def _check_distinct(tables: Sequence[SourceTable], target: str) -> None:
+def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:
     if not tables:
         raise ParameterError("a changefeed needs at least one table: none is given, or the filter takes none")
     twice = [key for key, count in Counter(table.name for table in tables).items() if count > 1]
     twice += [f"id {key}" for key, count in Counter(table.span.table_id for table in tables).items() if count > 1]
     if twice:
         raise ParameterError(f"tables given twice: {', '.join(twice)}")
-    try:
-        check_distinct(target, ((each.record.schema_name, each.record.table_name) for each in tables))
-    except SourceError as err:
-        raise TableIneligibleError(err.message) from None
+    check_distinct(tables, target)

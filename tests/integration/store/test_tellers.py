@@ -33,7 +33,8 @@ class Interrupting(ForeignClient):
         return Interrupted(await self._inner.begin(pessimistic), pessimistic=pessimistic)
 
 
-async def call_away(address: str) -> None:
+async def test_a_teller_who_is_called_away_leaves_no_lock(cluster: Cluster) -> None:
+    address = cluster.coordinator.addr
     client = Interrupting(await asynchronous.TransactionClient.connect([address]))
     bank = Bank(2)
     teller = Teller(bank, client, seed=1, first_transfer=1 << 30, tally=Tally())
@@ -46,7 +47,3 @@ async def call_away(address: str) -> None:
         for account in (1, 2):
             assert await after.get(bank.account_key(account)) == bank.new_account(account)
         await after.rollback()
-
-
-def test_a_teller_who_is_called_away_leaves_no_lock(cluster: Cluster) -> None:
-    asyncio.run(call_away(cluster.coordinator.addr))

@@ -12,8 +12,8 @@ from pyspark_tidemark.sink_uri import APPEND, MODES, SCD2, UPSERT
 __all__ = ["APPEND", "ENVELOPE", "IS_CURRENT", "MODES", "SCD2", "UPSERT", "VALID_FROM", "VALID_TO"]
 ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 VALID_FROM, VALID_TO, IS_CURRENT = "valid_from_ts", "valid_to_ts", "is_current"
-_VERSION_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT)
 _VERSIONED = (pa.field(VALID_FROM, pa.int64()), pa.field(VALID_TO, pa.int64()), pa.field(IS_CURRENT, pa.bool_()))
+_VERSION_COLUMNS = tuple(field.name for field in _VERSIONED)
 
 
 def lake_schema(table: TableMeta, mode: str = UPSERT) -> Any:
