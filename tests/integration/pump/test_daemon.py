@@ -186,7 +186,7 @@ async def test_a_killed_pump_has_every_acknowledged_pair(coordinator: str, tmp_p
         for start_ts in tried - acknowledged:
             await client.pair(start_ts)
         await client.write(fake(1 << 41))
-        # What is written again commits below what readers may have had, as TiDB's never does: wait until all is indexed.
+        # What is written again commits late, which TiDB's transactions never do: wait until all is indexed.
         await anext(client.pull((1 << 41) - 1))
         found = [binlog async for binlog in until(client, 1 << 41)]
     commits = [binlog.commit_ts for binlog in found]
