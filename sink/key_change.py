@@ -19,7 +19,7 @@ from storage.model.event import DELETE, INSERT, UPDATE, Position
 from storage.tidb.arrow import arrow_array
 from storage.tidb.binary import Mask
 from storage.tidb.cells import RowBlock
-from storage.tidb.column import Column
+from storage.tidb.schema import Column
 
 
 def split_key_changes(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> pa.RecordBatch:

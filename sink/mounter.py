@@ -23,11 +23,10 @@ from storage.model.errors import InvalidError
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
 from storage.tidb.cells import RowBlock
-from storage.tidb.column import Column
 from storage.tidb.document import TableInfoError
-from storage.tidb.handle import HandleCells
-from storage.tidb.mysql import DATES, Type
-from storage.tidb.schema import TableInfo
+from storage.tidb.field_type import DATES, Type
+from storage.tidb.record import HandleCells
+from storage.tidb.schema import Column, TableInfo
 
 _FLOATS: Final = frozenset({Type.FLOAT, Type.DOUBLE})
 

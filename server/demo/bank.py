@@ -5,10 +5,9 @@ from typing import Final
 
 from storage.model.span import Span
 from storage.tidb.cell import Value
-from storage.tidb.column import Column
 from storage.tidb.key import decode_record_key, record_key, table_span
 from storage.tidb.record import decode_record, encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 
 SCHEMA: Final = "bank"
 OPENING_BALANCE: Final = 1_000

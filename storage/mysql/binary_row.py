@@ -23,7 +23,7 @@ from storage.mysql.moment import binary_micros, binary_packed
 from storage.mysql.schema import Column
 from storage.mysql.types import DATES, Type, fraction_bytes
 from storage.tidb.decimal import encode_decimal
-from storage.tidb.time_batch import unpack_micros
+from storage.tidb.time import unpack_micros
 
 NUMBER_BYTES: Final = {
     Type.TINY: 1,

@@ -1,6 +1,6 @@
 """Dates and times of many rows at once, from row images, the old forms in them, and binary-protocol rows.
 
-What lies between a cell and Arrow is TiDB's packed integer (storage/tidb/time_batch.py), whose upper part is that of
+What lies between a cell and Arrow is TiDB's packed integer (storage/tidb/time.py), whose upper part is that of
 MySQL's DATETIME2, and for TIME a signed number of microseconds. Dates that no calendar has become null, unless the
 column is shown as text.
 """
@@ -16,8 +16,7 @@ from storage.mysql.image import Cells
 from storage.mysql.number import masked
 from storage.mysql.schema import Column
 from storage.mysql.types import Type, fraction_bytes
-from storage.tidb.time import NANOS_PER_MICRO, duration_text
-from storage.tidb.time_batch import moment_texts, pack_micros, unpack_days, unpack_micros
+from storage.tidb.time import NANOS_PER_MICRO, duration_text, moment_texts, pack_micros, unpack_days, unpack_micros
 
 Packed = npt.NDArray[np.uint64]
 Micros = npt.NDArray[np.int64]

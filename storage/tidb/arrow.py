@@ -1,27 +1,25 @@
 """TiDB's column types as Arrow's, and cells as Arrow arrays: the types Spark reads, with no value changed on the way.
 
-Two kinds of value have no Arrow form of their type: dates no calendar has (0000-00-00, 2023-00-10) become null, and
-DECIMALs of more than 38 digits are strings.
+DECIMAL cells that all have their column's shape, and whose digits 64 bits hold, are decoded all at once.
 """
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from storage.model.errors import CorruptError
-from storage.tidb.binary import Mask
+from storage.tidb.binary import BinaryColumn, Mask, Offsets
 from storage.tidb.cell import Value, decode_cell, decode_text, of_integer
 from storage.tidb.cells import Cells
-from storage.tidb.column import Column
-from storage.tidb.decimal_batch import PRECISION_MAX, decimal128, decode_decimals
-from storage.tidb.mysql import DATES, INTEGERS, TEXTS, Type
-from storage.tidb.time import CoreTime, duration_text
-from storage.tidb.time_batch import moment_texts, unpack_days, unpack_micros
+from storage.tidb.decimal import digit_groups
+from storage.tidb.field_type import DATES, INTEGERS, TEXTS, Type
+from storage.tidb.schema import Column
+from storage.tidb.time import CoreTime, duration_text, moment_texts, unpack_days, unpack_micros
 
 DECIMAL_PRECISION_MAX = 38
 _BIGINT_UNSIGNED = pa.decimal128(20, 0)
@@ -49,6 +47,10 @@ _OTHERS = {
     Type.BIT: pa.binary(),
 }
 _SIGN = np.uint64(1 << 63)
+_WORD_DIGITS: Final = 18
+"""Of a DECIMAL that 64 bits hold."""
+_SHAPE_BYTES = 2
+_POSITIVE = np.uint8(0x80)
 
 
 def arrow_type(column: Column) -> pa.DataType:
@@ -82,7 +84,7 @@ def arrow_array(column: Column, cells: Cells) -> pa.Array:
         return _texts(column, cells)
     if kind in {Type.FLOAT, Type.DOUBLE}:
         return _floats(column, cells)
-    if kind is Type.NEWDECIMAL and column.flen <= PRECISION_MAX:
+    if kind is Type.NEWDECIMAL and column.flen <= _WORD_DIGITS:
         decimals = decode_decimals(column, cells)
         return decimals if decimals is not None else _scalars(column, cells)
     if kind in {Type.NEWDECIMAL, Type.JSON}:
@@ -165,3 +167,34 @@ def _moment(column: Column, value: CoreTime) -> date | datetime | str | None:
     if moment is None or column.type is Type.DATETIME:
         return moment
     return moment.date() if column.type is Type.DATE else moment.replace(tzinfo=UTC)
+
+
+def decode_decimals(column: Column, cells: Cells) -> pa.Array | None:
+    """The column's values as decimal128, or None if a cell has another shape than the column."""
+    begin, end = cells.begin[cells.present], cells.end[cells.present]
+    head = np.uint16(column.flen | column.decimal << 8)
+    size = _SHAPE_BYTES + sum(width for _, width in digit_groups(column.flen, column.decimal))
+    if not bool(np.all((end - begin == size) & (cells.rows.u16(begin) == head))):
+        return None
+    unscaled = np.zeros(len(cells.present), np.int64)
+    unscaled[cells.present] = _unscaled(column, cells.rows, begin + _SHAPE_BYTES)
+    return decimal128(unscaled, unscaled >> 63, cells.present, pa.decimal128(column.flen, column.decimal))
+
+
+def decimal128(low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], present: Mask, target: pa.DataType) -> pa.Array:
+    """Arrow's decimals: unscaled two's complement numbers of 16 little-endian bytes."""
+    words = np.stack((low, high), axis=1)
+    return pa.Array.from_buffers(target, len(words), [pa.array(present).buffers()[1], pa.py_buffer(words)])
+
+
+def _unscaled(column: Column, rows: BinaryColumn, at: Offsets) -> npt.NDArray[np.int64]:
+    negative = (rows.u8(at) & _POSITIVE) == 0
+    value = np.zeros(len(at), np.uint64)
+    flipped = _POSITIVE  # the first bit of the first group
+    for digits, width in digit_groups(column.flen, column.decimal):
+        ones = np.uint64((1 << 8 * width) - 1)
+        group = (rows.u64_be(at) >> np.uint64(64 - 8 * width)) ^ np.where(negative, ones, np.uint64(0))
+        group ^= np.uint64(int(flipped) << 8 * (width - 1))
+        value = value * np.uint64(10**digits) + group
+        flipped, at = np.uint8(0), at + width
+    return np.where(negative, -value.view(np.int64), value.view(np.int64))

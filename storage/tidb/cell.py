@@ -11,11 +11,11 @@ import struct
 from decimal import Decimal
 
 from storage.model.errors import CorruptError, InvalidError
-from storage.tidb.column import Column
 from storage.tidb.decimal import decode_decimal, encode_decimal
+from storage.tidb.field_type import DATES, INTEGERS, TEXTS, Type
 from storage.tidb.integer import WIDTHS, signed_cell, unsigned_cell
 from storage.tidb.json import decode_json, encode_json
-from storage.tidb.mysql import DATES, INTEGERS, TEXTS, Type
+from storage.tidb.schema import Column
 from storage.tidb.time import CoreTime, parse_duration
 
 Value = int | float | str | bytes | Decimal | CoreTime | None

@@ -13,11 +13,9 @@ import pyarrow as pa
 
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
-from storage.tidb.datum_batch import UncommonDatumError
-from storage.tidb.pairs import Pairs
-from storage.tidb.row import HEAD_BYTES, LARGE, VERSION
-from storage.tidb.row_batch import encode_rows
-from storage.tidb.row_v1 import as_v2
+from storage.tidb.datum import UncommonDatumError
+from storage.tidb.row import HEAD_BYTES, LARGE, VERSION, as_v2
+from storage.tidb.row_batch import Pairs, encode_rows
 
 _HEAD_MASK = np.uint64((1 << 8 * HEAD_BYTES) - 1)
 _WORD = 8

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from storage.model.errors import CorruptError
 from storage.tidb.document import TableInfoError, read_document
-from storage.tidb.meta_key import JOB_META_COLUMN_ID
-from storage.tidb.row import decode_row
-from storage.tidb.row_v1 import as_v2
+from storage.tidb.key import JOB_META_COLUMN_ID
+from storage.tidb.row import as_v2, decode_row
 
 Document = Mapping[str, Any]
 _DONE: Final = frozenset({4, 6})  # model.JobStateDone, JobStateSynced

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from storage.model.errors import InvalidError
-from storage.tidb.mysql import INTEGERS, Flag, Type
+from storage.tidb.field_type import INTEGERS, Flag, Type
 
 T = TypeVar("T")
 PUBLIC: Final = 5  # model.StatePublic

@@ -1,8 +1,32 @@
-"""Integer cells of row format v2: the fewest of 1, 2, 4, 8 little-endian bytes that hold the number."""
+"""Integers in TiDB's rows: cells of row format v2, and the variable-length ones of keys, datums and rows of format v1.
 
-from storage.model.errors import InvalidError
+A cell holds a number in the fewest of 1, 2, 4, 8 little-endian bytes. A variable-length integer has seven bits a byte,
+least first; signed ones are zigzag (Go's encoding/binary). `decode_uvarints` reads many at once.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.model.errors import CorruptError, InvalidError
+from storage.tidb.binary import BinaryColumn, Mask, Offsets
 
 WIDTHS = (1, 2, 4, 8)
+_MASK = (1 << 64) - 1
+Words = npt.NDArray[np.uint64]
+_LIMIT_BYTES: Final = 10
+_WORD: Final = 8
+_MORE: Final = np.uint64(0x8080808080808080)
+_GROUPS: Final = tuple(
+    (np.uint64(low), np.uint64(low << shift), np.uint64(shift - width))
+    for low, shift, width in (
+        (0x007F007F007F007F, 8, 7),
+        (0x00003FFF00003FFF, 16, 14),
+        (0x000000000FFFFFFF, 32, 28),
+    )
+)
+"""Neighbours that are joined in each round: the lower ones, the upper ones, and by how many bits these move down."""
 
 
 def signed_cell(number: int) -> bytes:
@@ -28,3 +52,86 @@ def _width(number: int, bits: int) -> int:
         if bits <= 8 * width:
             return width
     raise InvalidError(f"{number} does not fit the 64 bits of an integer column")
+
+
+def encode_uvarint(value: int) -> bytes:
+    """Encode `0 <= value < 2^64`."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
+    """Decode one number at `offset`; returns it and the offset after it.
+
+    Raises:
+        CorruptError: the number ends early or exceeds 64 bits.
+    """
+    value = shift = 0
+    for at in range(offset, min(len(data), offset + 10)):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 and value <= _MASK:
+            return value, at + 1
+        shift += 7
+    raise CorruptError(f"no 64-bit varint at offset {offset}: {data[offset : offset + 10].hex()}")
+
+
+def encode_varint(value: int) -> bytes:
+    """Encode `-2^63 <= value < 2^63`."""
+    return encode_uvarint((value << 1 ^ value >> 63) & _MASK)
+
+
+def decode_varint(data: bytes, offset: int = 0) -> tuple[int, int]:
+    """Decode one signed number at `offset`; returns it and the offset after it."""
+    value, offset = decode_uvarint(data, offset)
+    return value >> 1 ^ -(value & 1), offset
+
+
+def decode_uvarints(column: BinaryColumn, at: Offsets, wanted: Mask) -> tuple[Words, Offsets]:
+    """The number at each offset and the offset after it; undefined where not `wanted`.
+
+    Raises:
+        CorruptError: one that is wanted exceeds 64 bits.
+    """
+    word = column.u64(at)
+    stops = ~word & _MORE
+    lowest = stops & (~stops + np.uint64(1))
+    numbers = _joined(word & ((lowest << np.uint64(1)) - np.uint64(1)))
+    sizes = (np.bitwise_count(lowest - np.uint64(1)).astype(np.int64) + 1) // _WORD
+    long = (lowest == 0) & wanted
+    if bool(long.any()):
+        numbers, sizes = _long(column, at, long, numbers, sizes)
+    return numbers, at + sizes
+
+
+def zigzag(numbers: Words) -> npt.NDArray[np.int64]:
+    """Signed numbers of unsigned ones, of which the lowest bit is the sign."""
+    folded = (numbers >> np.uint64(1)) ^ (~(numbers & np.uint64(1)) + np.uint64(1))
+    return folded.view(np.int64)
+
+
+def _joined(word: Words) -> Words:
+    """The seven low bits of each byte, side by side."""
+    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    for low, high, shift in _GROUPS:
+        word = (word & low) | ((word & high) >> shift)
+    return word
+
+
+def _long(column: BinaryColumn, at: Offsets, long: Mask, numbers: Words, sizes: Offsets) -> tuple[Words, Offsets]:
+    """Numbers of nine or ten bytes."""
+    last = len(column.data) - 2
+    tail = np.minimum(at[long] + _WORD, last)
+    ninth, tenth = column.u8(tail).astype(np.uint64), column.u8(tail + 1).astype(np.uint64)
+    has_tenth = ninth > 0x7F
+    if bool(np.any(has_tenth & (tenth > 1))):
+        raise CorruptError(f"a number of more than 64 bits at offset {int(at[long][0])}")
+    high = (ninth & np.uint64(0x7F)) << np.uint64(56) | np.where(has_tenth, tenth << np.uint64(63), np.uint64(0))
+    numbers, sizes = numbers.copy(), sizes.copy()
+    numbers[long] = _joined(column.u64(at[long])) | high
+    sizes[long] = np.where(has_tenth, _LIMIT_BYTES, _LIMIT_BYTES - 1)
+    return numbers, sizes

@@ -1,12 +1,10 @@
 """Binary JSON, TiDB's value format of JSON columns: a type byte, then the value; decoded to the text TiDB prints.
 
-    object := count u32, size u32, count * (key_at u32, key_size u16), count * entry, keys, values
-    array  := count u32, size u32, count * entry, values
-    entry  := type u8, and 4 bytes: a literal inline, or the value's offset from the begin of its container
-
-All numbers are little-endian. Keys are in order of length, then bytes. Source: TiDB types/json_binary.go.
+MySQL's binary form and its numbers differ (`storage.mysql.json`); strings and opaque values are printed alike, by
+`quoted`, `opaque` and `content`.
 """
 
+import base64
 import json
 import math
 import struct
@@ -15,9 +13,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
-from storage.tidb.json_text import content, opaque, quoted
+from storage.tidb.integer import decode_uvarint, encode_uvarint
 from storage.tidb.time import CoreTime, duration_text
-from storage.tidb.varint import decode_uvarint, encode_uvarint
 
 OBJECT: Final = 0x01
 ARRAY: Final = 0x03
@@ -199,3 +196,24 @@ def _encode_container(keys: list[bytes], values: list[Any]) -> bytes:
         index += _ENTRY.pack(code, at + len(bodies))
         bodies += body
     return _HEAD.pack(len(values), at + len(bodies)) + bytes(index) + bytes(bodies)
+
+
+def quoted(text: str) -> str:
+    """A string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def opaque(kind: int, content: bytes) -> str:
+    """A value of the column type `kind` that JSON does not have."""
+    return f'"base64:type{kind}:{base64.b64encode(content).decode()}"'
+
+
+def content(data: bytes, at: int, size: int) -> bytes:
+    """The `size` bytes of a value at `at`.
+
+    Raises:
+        CorruptError: it is longer than the cell.
+    """
+    if at + size > len(data):
+        raise CorruptError(f"binary JSON of {len(data)} bytes ends within a value at {at}")
+    return data[at : at + size]

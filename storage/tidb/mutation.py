@@ -27,11 +27,9 @@ from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.tidb.binary import BinaryColumn, Offsets
 from storage.tidb.cells import RowBlock
-from storage.tidb.datum import encode_key_datum
-from storage.tidb.datum_batch import Datums, decode_datums
+from storage.tidb.datum import Datums, decode_datums, encode_key_datum
 from storage.tidb.key import record_keys, record_prefix
-from storage.tidb.pairs import Pairs
-from storage.tidb.row_batch import column_of, encode_rows
+from storage.tidb.row_batch import Pairs, binary_column, encode_rows
 from storage.tidb.schema import TableInfo
 
 INSERTED: Final = 0  # binlog.MutationType
@@ -136,7 +134,7 @@ class TableMutations:
             run = slice(begin, begin + _RUN_ROWS)
             txn, place = np.array(rows.txn[run], np.int64), np.array(rows.place[run], np.int64)
             try:
-                yield from read(column_of(rows.raw[run]), txn, place)
+                yield from read(binary_column(rows.raw[run]), txn, place)
             except MutationError:
                 raise
             except CorruptError as err:

@@ -1,8 +1,11 @@
-"""Row format v2: `128 flags u16 not_null u16 null, ids, end offsets, cells`, the value of a record key.
+"""The value of a record key: one row, in row format v2, or v1 if an old TiDB wrote it.
 
-Ids are one byte and offsets two, or four bytes each in a large row; ids of non-null columns come first, ascending, then
-those of null columns. A column in neither list was added later, or is NULL and has no default.
-See docs/format/tidb-rows.md.
+v2 is `128 flags u16 not_null u16 null, ids, end offsets, cells`. Ids are one byte and offsets two, or four bytes each
+in a large row; ids of non-null columns come first, ascending, then those of null columns. A column in neither list was
+added later, or is NULL and has no default.
+
+v1 is pairs of datums, column id then value; one nil byte stands for no pairs. It is translated to v2, so that there is
+one way to read a row. See docs/format/tidb-rows.md.
 """
 
 import struct
@@ -10,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from storage.model.errors import CorruptError
+from storage.tidb.datum import NIL, decode_datum
 
 VERSION: Final = 128
 LARGE: Final = 1
@@ -60,4 +64,33 @@ def decode_row(row: bytes) -> dict[int, bytes | None]:
         cells.setdefault(column_id, row[data + begin : data + end])
     for column_id in ids[not_null:]:
         cells.setdefault(column_id, None)
+    return cells
+
+
+def as_v2(row: bytes) -> bytes:
+    """The same row in format v2; a row of that format is returned as it is.
+
+    Raises:
+        CorruptError: `row` is of neither format.
+    """
+    if row[:1] == bytes((VERSION,)):
+        return row
+    return encode_row(decode_pairs(row) if row != bytes((NIL,)) else {})
+
+
+def decode_pairs(data: bytes, offset: int = 0) -> dict[int, bytes | None]:
+    """Cells by column id; ends at the end of `data`.
+
+    Raises:
+        CorruptError: the bytes are not pairs of column id and value, each id once.
+    """
+    cells: dict[int, bytes | None] = {}
+    if offset >= len(data):
+        raise CorruptError("a row of format v1 is empty")
+    while offset < len(data):
+        column, offset = decode_datum(data, offset)
+        column_id = int.from_bytes(column or b"", "little", signed=True)
+        if column is None or column_id in cells or not 0 < column_id <= COLUMN_ID_MAX:
+            raise CorruptError(f"a row of format v1 has no column id, or one twice, before offset {offset}")
+        cells[column_id], offset = decode_datum(data, offset)
     return cells

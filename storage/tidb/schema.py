@@ -1,9 +1,9 @@
-"""Table schemas: TiDB's model.TableInfo JSON, read into values, and built for tables of our own.
+"""Table schemas: TiDB's model.TableInfo and ColumnInfo, read from JSON into values, and built for tables of our own.
 
-A row names its columns by id, so a schema serves all rows since the columns it lists existed: columns that an older row
-lacks take `origin_default`. Only public, stored, visible columns can be read from rows (`TableInfo.stored_columns`).
+`storage.tidb.document` checks the JSON as a whole before this module looks at it.
 """
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,141 @@ from functools import cached_property
 from typing import Any
 
 from storage.model.errors import InvalidError
-from storage.tidb.column import UNSPECIFIED, Column, column_json, column_of, name_json
-from storage.tidb.document import PUBLIC, IndexDocument, TableDocument, table_document
-from storage.tidb.mysql import DATES, INTEGERS, Flag
+from storage.tidb.document import PUBLIC, ColumnDocument, IndexDocument, TableDocument, table_document
+from storage.tidb.field_type import DATES, INTEGERS, NO_FLAGS, TEXTS, Flag, Type
 from storage.tidb.time import dates_as_text
 
+UNSPECIFIED = -1
+_BINARY = "binary"
 _KEY_FLAGS = Flag.PRIMARY_KEY | Flag.NOT_NULL | Flag.NO_DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column: `model.ColumnInfo` with its `FieldType`."""
+
+    name: str
+    type: Type
+    id: int = 0
+    offset: int = 0
+    flags: Flag = NO_FLAGS
+    flen: int = UNSPECIFIED
+    """Display width in digits, characters or bits."""
+    decimal: int = UNSPECIFIED
+    """Digits after the point; fractional second digits for times."""
+    charset: str = _BINARY
+    collate: str = _BINARY
+    elems: tuple[str, ...] = ()
+    """The names of an ENUM's or SET's members."""
+    origin_default: str | bytes | None = None
+    """What rows written before the column was added hold; a BIT's are bytes."""
+    default: str | bytes | None = None
+    generated: str = ""
+    generated_stored: bool = False
+    hidden: bool = False
+    state: int = PUBLIC
+    as_text: bool = False
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates which no calendar has stay values."""
+
+    @classmethod
+    def bigint(cls, name: str, flags: Flag = NO_FLAGS) -> "Column":
+        """A BIGINT column of a table of our own."""
+        return cls(name=name, type=Type.LONGLONG, flags=flags, flen=20, decimal=0)
+
+    @classmethod
+    def varchar(cls, name: str, flen: int) -> "Column":
+        """A VARCHAR column of `flen` UTF-8 characters."""
+        return cls(name=name, type=Type.VARCHAR, flen=flen, decimal=0, charset="utf8mb4", collate="utf8mb4_bin")
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether the type is UNSIGNED (what is stored: `stores_signed`)."""
+        return Flag.UNSIGNED in self.flags
+
+    @property
+    def stores_signed(self) -> bool:
+        """Whether cells are signed integers."""
+        return self.type in {Type.YEAR, Type.TIME} or (self.type in INTEGERS and not self.unsigned)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are characters, not bytes."""
+        return self.type in TEXTS and self.charset != _BINARY
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether rows hold the column and readers may see it."""
+        return self.state == PUBLIC and not self.hidden and (not self.generated or self.generated_stored)
+
+
+def _column(document: ColumnDocument) -> Column:
+    """The column that a checked document describes."""
+    field = document.type
+    return Column(
+        id=document.id,
+        name=document.name.text,
+        type=Type(field.tp),
+        offset=document.offset,
+        flags=Flag(field.flag),
+        flen=field.flen,
+        decimal=field.decimal,
+        charset=field.charset,
+        collate=field.collate,
+        elems=field.elems or (),
+        origin_default=_default(document.origin_default, document.origin_default_bit),
+        default=_default(document.default, document.default_bit),
+        generated=document.generated_expr_string,
+        generated_stored=document.generated_stored,
+        hidden=document.hidden,
+        state=document.state,
+    )
+
+
+def _default(value: Any, bits: bytes | None) -> str | bytes | None:
+    if bits is not None:
+        return bits
+    return None if value is None else str(value)
+
+
+def _name_json(name: str) -> dict[str, str]:
+    """A model.CIStr."""
+    return {"O": name, "L": name.lower()}
+
+
+def _column_json(column: Column) -> dict[str, Any]:
+    """The model.ColumnInfo, in the shape TiDB writes."""
+    return {
+        "id": column.id,
+        "name": _name_json(column.name),
+        "offset": column.offset,
+        **_default_json("origin_default", column.origin_default),
+        **_default_json("default", column.default),
+        "default_is_expr": False,
+        "generated_expr_string": column.generated,
+        "generated_stored": column.generated_stored,
+        "dependences": None,
+        "type": {
+            "Tp": int(column.type),
+            "Flag": int(column.flags),
+            "Flen": column.flen,
+            "Decimal": column.decimal,
+            "Charset": column.charset,
+            "Collate": column.collate,
+            "Elems": list(column.elems) or None,
+            "ElemsIsBinaryLit": None,
+            "Array": False,
+        },
+        "state": column.state,
+        "comment": "",
+        "hidden": column.hidden,
+        "change_state_info": None,
+        "version": 2,
+    }
+
+
+def _default_json(member: str, value: str | bytes | None) -> dict[str, Any]:
+    bits = base64.b64encode(value).decode() if isinstance(value, bytes) else None
+    return {member: value if isinstance(value, str) else None, f"{member}_bit": bits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +281,7 @@ class TableInfo:
 
 
 def _table(document: TableDocument) -> TableInfo:
-    columns = map(column_of, document.cols or ()) if document.has_rows else ()
+    columns = map(_column, document.cols or ()) if document.has_rows else ()
     indices = map(_index, document.index_info or ()) if document.has_rows else ()
     return TableInfo(
         id=document.id,
@@ -180,13 +309,13 @@ def _index(document: IndexDocument) -> Index:
 
 
 def _table_json(table: TableInfo) -> dict[str, Any]:
-    definitions = [{"id": number, "name": name_json(f"p{number}")} for number in table.partition_ids]
+    definitions = [{"id": number, "name": _name_json(f"p{number}")} for number in table.partition_ids]
     return {
         "id": table.id,
-        "name": name_json(table.name),
+        "name": _name_json(table.name),
         "charset": "utf8mb4",
         "collate": "utf8mb4_bin",
-        "cols": [column_json(column) for column in table.columns],
+        "cols": [_column_json(column) for column in table.columns],
         "index_info": [_index_json(index, table) for index in table.indices] or None,
         "state": PUBLIC,
         "pk_is_handle": table.pk_is_handle,
@@ -206,9 +335,11 @@ def _index_json(index: Index, table: TableInfo) -> dict[str, Any]:
     length = UNSPECIFIED if index.whole else 1
     return {
         "id": index.id,
-        "idx_name": name_json(index.name),
-        "tbl_name": name_json(""),
-        "idx_cols": [{"name": name_json(column.name), "offset": column.offset, "length": length} for column in columns],
+        "idx_name": _name_json(index.name),
+        "tbl_name": _name_json(""),
+        "idx_cols": [
+            {"name": _name_json(column.name), "offset": column.offset, "length": length} for column in columns
+        ],
         "state": PUBLIC if index.public else 0,
         "comment": "",
         "index_type": 1,

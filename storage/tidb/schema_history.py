@@ -14,7 +14,7 @@ from typing import Any, Final
 from storage.model.errors import CorruptError
 from storage.tidb.ddl import Action, Document, Job
 from storage.tidb.document import TableHead, TableInfoError, read_document, table_head
-from storage.tidb.meta_key import decode_schema_key
+from storage.tidb.key import decode_schema_key
 
 SYSTEM_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
 REMOVED: Final = "tidemark_removed"

@@ -25,9 +25,8 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.tidb.cell import Value
-from storage.tidb.column import Column
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Cluster, Reader, running_cluster
 
 _BEAT_S = 0.05

@@ -18,15 +18,14 @@ import pyarrow as pa
 from sink.mounter import Mounter
 from storage.model.event import INSERT, UPDATE, raw_batch
 from storage.tidb.cell import Value, encode_cell
-from storage.tidb.column import Column
 from storage.tidb.datum import encode_datum
+from storage.tidb.field_type import Type
+from storage.tidb.integer import encode_varint
 from storage.tidb.key import record_key
 from storage.tidb.mutation import INSERTED, UPDATED, TableMutations
-from storage.tidb.mysql import Type
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime
-from storage.tidb.varint import encode_varint
 
 BATCH_ROWS = 16_384
 ID = Column.bigint("id")

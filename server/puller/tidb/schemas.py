@@ -11,8 +11,7 @@ from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
 from server.rpc.tikv_reads import Pairs
 from storage.tidb.ddl import Job
-from storage.tidb.key import table_span
-from storage.tidb.meta_key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key, job_span
+from storage.tidb.key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key, job_span, table_span
 from storage.tidb.schema_history import SchemaHistory
 
 PAGE_KEYS: Final = 256

@@ -30,11 +30,10 @@ from sink.mounts import Mounting
 from sorter import Sorter
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.model.span import Span
-from storage.tidb.column import Column
+from storage.tidb.field_type import Flag
 from storage.tidb.key import record_key
-from storage.tidb.mysql import Flag
 from storage.tidb.row import encode_row
-from storage.tidb.schema import Index, TableInfo
+from storage.tidb.schema import Column, Index, TableInfo
 
 TABLE: Final = 9
 SPAN: Final = Span(TABLE, b"t", b"u")

@@ -15,9 +15,8 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
 from server.capture.stages import STAGES
-from storage.tidb.column import Column
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Reader, patiently, running_cluster
 
 tikv_client = pytest.importorskip("tikv_client")

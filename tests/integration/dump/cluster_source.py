@@ -15,11 +15,10 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from server.rpc.key_error import CommitTsExpiredError
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.tidb.column import Column
-from storage.tidb.meta_key import database_key, job_key, table_key
+from storage.tidb.key import database_key, job_key, table_key
 from storage.tidb.record import encode_record
 from storage.tidb.row import encode_row
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.integration.dump.cluster_binlogs import Binlogs, Written, converted
 
 T = TypeVar("T")

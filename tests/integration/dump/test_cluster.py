@@ -11,10 +11,9 @@ import pytest
 
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.tidb.column import Column
 from storage.tidb.key import record_key
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Cluster, Reader, running_cluster
 
 tikv_client = pytest.importorskip("tikv_client")

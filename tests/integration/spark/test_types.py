@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from storage.tidb.mysql import DATES, Type
+from storage.tidb.field_type import DATES, Type
 from tests.integration.spark.cluster import changefeed, flight, write
 from tests.unit.storage.tidb import vectors
 

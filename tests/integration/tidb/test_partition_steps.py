@@ -15,12 +15,10 @@ import pytest
 from server.capture.source.tidb import TidbSource
 from server.puller.source import SourceContext
 from storage.model.event import DELETE
-from storage.tidb.column import Column
-from storage.tidb.key import decode_record_key
-from storage.tidb.meta_key import database_key, job_key, table_key
+from storage.tidb.key import database_key, decode_record_key, job_key, table_key
 from storage.tidb.record import decode_record, encode_record
 from storage.tidb.row import encode_row
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.integration.store.daemons import Cluster, running_cluster
 from tests.integration.tidb.conftest import context_of
 from tests.integration.tidb.history import Txn, load

@@ -11,11 +11,10 @@ from sink.before import schema_of
 from sink.defaults import DEFAULT, plain, with_default
 from sink.mounter import Mounter
 from storage.model.event import INSERT, raw_batch
-from storage.tidb.column import Column
+from storage.tidb.field_type import Type
 from storage.tidb.key import record_key
-from storage.tidb.mysql import Type
 from storage.tidb.row import encode_row
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 
 VALUES = {
     "whole": (pa.int8(), -7),

@@ -21,12 +21,12 @@ from storage.mysql.charset import decode_text, is_exact, is_one_to_one
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
 from storage.tidb.cell import encode_cell
-from storage.tidb.column import Column as TidbColumn
 from storage.tidb.datum import encode_key_datum
+from storage.tidb.field_type import Flag
+from storage.tidb.field_type import Type as TidbType
 from storage.tidb.key import record_key, record_prefix
-from storage.tidb.mysql import Flag
-from storage.tidb.mysql import Type as TidbType
 from storage.tidb.row import encode_row
+from storage.tidb.schema import Column as TidbColumn
 from storage.tidb.schema import Index, TableInfo
 from storage.tidb.time import CoreTime
 

@@ -17,13 +17,12 @@ from sink.mounter import Mounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.tidb.arrow import arrow_value
-from storage.tidb.column import Column
 from storage.tidb.datum import NIL, encode_datum
+from storage.tidb.field_type import Flag
 from storage.tidb.key import decode_record_key, record_key
-from storage.tidb.mysql import Flag
 from storage.tidb.record import decode_record, encode_record
 from storage.tidb.row import decode_row, encode_row
-from storage.tidb.schema import Index, TableInfo
+from storage.tidb.schema import Column, Index, TableInfo
 from tests.unit.storage.tidb import vectors
 from tests.unit.storage.tidb.values import COLUMNS
 

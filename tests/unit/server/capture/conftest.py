@@ -18,9 +18,8 @@ from server.changefeed import keys
 from server.puller.source import SourceContext
 from server.puller.tikv.fault import Fault
 from server.rpc.pd import MinSafePoint, RegionRoute
-from storage.tidb.column import Column
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.flight_feed import Feed
 
 TABLE = TableInfo.build(101, "accounts", [Column.bigint("id"), Column.bigint("balance")])

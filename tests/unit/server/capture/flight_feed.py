@@ -13,10 +13,9 @@ from sink.mounter import Mounter
 from sink.versions import Versions
 from sorter import Sorter
 from storage.model.event import INSERT, raw_batch
-from storage.tidb.column import Column
 from storage.tidb.key import table_span
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 
 START = 1000
 

@@ -9,9 +9,8 @@ from server.puller.source import TableChange
 from server.puller.tidb.table import tidb_table
 from storage.model.errors import InvalidError
 from storage.model.event import INSERT, raw_batch
-from storage.tidb.column import Column
 from storage.tidb.record import encode_record
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 
 
 def table_of(number, name, *columns):

@@ -28,10 +28,9 @@ from server.changefeed import keys
 from storage.defect import DefectError
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose
-from storage.tidb.column import Column
 from storage.tidb.document import TableInfoError
-from storage.tidb.mysql import Type
-from storage.tidb.schema import TableInfo
+from storage.tidb.field_type import Type
+from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.conftest import new
 
 URI = "delta:///lake"

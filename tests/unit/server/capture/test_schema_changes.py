@@ -12,9 +12,8 @@ from server.capture.flight import OwnerFeeds
 from server.capture.message import message
 from server.changefeed.info import State
 from sink.errors import RangeCleanedError, RangeCrossesDdlError
-from storage.tidb.column import Column
-from storage.tidb.mysql import Type
-from storage.tidb.schema import TableInfo
+from storage.tidb.field_type import Type
+from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
 from tests.unit.server.capture.test_owner import until

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.cell import Value, decode_cell, decode_float, encode_cell, encode_float, parse_default
-from storage.tidb.column import Column
-from storage.tidb.mysql import Flag, Type
+from storage.tidb.field_type import Flag, Type
+from storage.tidb.schema import Column
 from storage.tidb.time import CoreTime
 from tests.unit.storage.tidb.values import COLUMNS, FLOATS, typed_values
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
 from storage.tidb.ddl import Action, Job
-from storage.tidb.meta_key import (
+from storage.tidb.key import (
     SchemaKey,
     database_key,
     decode_schema_key,

@@ -9,11 +9,10 @@ import pytest
 from server.changefeed.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from storage.model.errors import CorruptError
-from storage.tidb.column import Column
 from storage.tidb.ddl import Job
 from storage.tidb.document import NESTING_MAX, TableInfoError, check_nesting, read_document, table_document
-from storage.tidb.mysql import Flag, Type
-from storage.tidb.schema import Index, TableInfo
+from storage.tidb.field_type import Flag, Type
+from storage.tidb.schema import Column, Index, TableInfo
 from storage.tidb.schema_history import SchemaHistory
 from tests.fuzz.table_info import fuzz
 from tests.unit.storage.tidb import vectors

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from sink.mounter import Mounter
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
-from storage.tidb.column import Column
 from storage.tidb.datum import encode_datum
+from storage.tidb.integer import encode_varint
 from storage.tidb.key import record_key, record_prefix
 from storage.tidb.mutation import DELETED, INSERTED, ROW_ID, UPDATED, MutationError, TableMutations
 from storage.tidb.row import encode_row
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import SchemaHistory
-from storage.tidb.varint import encode_varint
 from tests.unit.storage.tidb import vectors
 
 TABLE = TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")])

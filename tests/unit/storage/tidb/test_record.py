@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from storage.model.errors import CorruptError, InvalidError
-from storage.tidb.column import Column
+from storage.tidb.field_type import Flag, Type
 from storage.tidb.key import common_record_key, record_key
-from storage.tidb.mysql import Flag, Type
 from storage.tidb.record import decode_record, encode_record
 from storage.tidb.row import encode_row
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from tests.unit.storage.tidb import vectors
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[3] / "golden" / "tidb_rows.json").read_text())

@@ -11,12 +11,9 @@ from storage.tidb.binary import BinaryColumn
 from storage.tidb.cell import encode_cell
 from storage.tidb.cells import RowBlock
 from storage.tidb.datum import encode_datum
-from storage.tidb.pairs import Pairs
-from storage.tidb.row import decode_row
-from storage.tidb.row_batch import column_of, encode_rows
-from storage.tidb.row_v1 import as_v2
-from storage.tidb.varint import encode_uvarint, encode_varint
-from storage.tidb.varint_batch import decode_uvarints, zigzag
+from storage.tidb.integer import decode_uvarints, encode_uvarint, encode_varint, zigzag
+from storage.tidb.row import as_v2, decode_row
+from storage.tidb.row_batch import Pairs, binary_column, encode_rows
 from tests.unit.storage.tidb.values import COLUMNS
 
 U64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 70).map(lambda bits: min(1 << bits, (1 << 64)) - 1)
@@ -24,7 +21,7 @@ U64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 70).map(lambda bits: min(1 
 
 @given(st.lists(U64, min_size=1, max_size=40))
 def test_varints_are_read_together_as_one_by_one(numbers: list[int]) -> None:
-    column = column_of([encode_uvarint(number) for number in numbers])
+    column = binary_column([encode_uvarint(number) for number in numbers])
     found, end = decode_uvarints(column, column.begin, np.ones(len(numbers), np.bool_))
     assert found.tolist() == numbers
     assert (end == column.end).all()
@@ -32,12 +29,12 @@ def test_varints_are_read_together_as_one_by_one(numbers: list[int]) -> None:
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=40))
 def test_signed_varints_are_read_together_as_one_by_one(numbers: list[int]) -> None:
-    column = column_of([encode_varint(number) for number in numbers])
+    column = binary_column([encode_varint(number) for number in numbers])
     assert zigzag(decode_uvarints(column, column.begin, np.ones(len(numbers), np.bool_))[0]).tolist() == numbers
 
 
 def test_a_varint_of_more_than_64_bits_is_refused() -> None:
-    column = column_of([b"\xff" * 9 + b"\x02"])
+    column = binary_column([b"\xff" * 9 + b"\x02"])
     with pytest.raises(CorruptError, match="64 bits"):
         decode_uvarints(column, column.begin, np.ones(1, np.bool_))
 
@@ -57,7 +54,7 @@ def rows_v1(draw: st.DrawFn) -> bytes:
 
 @given(st.lists(rows_v1(), min_size=1, max_size=12))
 def test_rows_are_translated_together_as_one_by_one(rows: list[bytes]) -> None:
-    assert encode_rows(Pairs.scan(column_of(rows))).to_pylist() == [as_v2(row) for row in rows]
+    assert encode_rows(Pairs.scan(binary_column(rows))).to_pylist() == [as_v2(row) for row in rows]
 
 
 @given(st.lists(rows_v1() | st.none() | rows_v1().map(as_v2), min_size=1, max_size=12))
@@ -80,7 +77,7 @@ def test_damaged_rows_are_refused_together_as_one_by_one(rows: list[bytes], data
     except CorruptError:
         expected = None
     try:
-        found = encode_rows(Pairs.scan(column_of(rows))).to_pylist()
+        found = encode_rows(Pairs.scan(binary_column(rows))).to_pylist()
     except CorruptError:
         found = None
     assert found == expected or (expected is not None and found is None and _is_uncommon(rows))
@@ -95,12 +92,12 @@ def _is_uncommon(rows: list[bytes]) -> bool:
 def test_large_and_small_rows_keep_their_order(pad: int) -> None:
     small, wide = b"\x08\x02\x08\x02", b"\x08\x02\x02" + encode_varint(pad) + bytes(pad)
     rows = [small, wide, small, wide, small]
-    assert encode_rows(Pairs.scan(column_of(rows))).to_pylist() == [as_v2(row) for row in rows]
+    assert encode_rows(Pairs.scan(binary_column(rows))).to_pylist() == [as_v2(row) for row in rows]
 
 
 def test_a_long_batch_is_written_in_runs() -> None:
     row = b"\x08\x02\x02" + encode_varint(60_000) + bytes(60_000)
-    assert set(encode_rows(Pairs.scan(column_of([row] * 200))).to_pylist()) == {as_v2(row)}
+    assert set(encode_rows(Pairs.scan(binary_column([row] * 200))).to_pylist()) == {as_v2(row)}
 
 
 def test_no_rows_are_no_rows() -> None:
@@ -109,11 +106,11 @@ def test_no_rows_are_no_rows() -> None:
 
 def test_columns_can_be_left_out() -> None:
     row = b"".join(b"\x08" + encode_varint(column_id) + b"\x08\x0a" for column_id in (-1, 1, 2))
-    assert decode_row(encode_rows(Pairs.scan(column_of([row])), (-1, 2))[0].as_py()) == {1: b"\x05"}
+    assert decode_row(encode_rows(Pairs.scan(binary_column([row])), (-1, 2))[0].as_py()) == {1: b"\x05"}
 
 
 @pytest.mark.parametrize("ids", [(1, 1), (2, 1, 2)])
 def test_a_column_that_stands_twice_is_refused(ids: tuple[int, ...]) -> None:
     row = b"".join(b"\x08" + encode_varint(column_id) + b"\x08\x0a" for column_id in ids)
     with pytest.raises(CorruptError, match="twice"):
-        encode_rows(Pairs.scan(column_of([row])))
+        encode_rows(Pairs.scan(binary_column([row])))

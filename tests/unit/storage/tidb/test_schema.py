@@ -3,9 +3,8 @@ import json
 import pytest
 
 from storage.model.errors import InvalidError
-from storage.tidb.column import Column
-from storage.tidb.mysql import Flag, Type
-from storage.tidb.schema import Index, TableInfo
+from storage.tidb.field_type import Flag, Type
+from storage.tidb.schema import Column, Index, TableInfo
 from tests.unit.storage.tidb import vectors
 
 NOTE = Column(name="e", type=Type.ENUM, elems=("a", "b"), charset="utf8mb4", collate="utf8mb4_bin", origin_default="a")

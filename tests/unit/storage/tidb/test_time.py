@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.model.errors import InvalidError
-from storage.tidb.time import CoreTime, duration_text, parse_duration
-from storage.tidb.time_batch import unpack_days, unpack_micros
+from storage.tidb.time import CoreTime, duration_text, parse_duration, unpack_days, unpack_micros
 from tests.unit.storage.tidb.values import CORE_TIMES
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - MySQL's calendar has no time zone

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from storage.tidb.cell import Value
-from storage.tidb.column import Column
-from storage.tidb.mysql import NO_FLAGS, Flag, Type
+from storage.tidb.field_type import NO_FLAGS, Flag, Type
+from storage.tidb.schema import Column
 from storage.tidb.time import CoreTime
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -14,12 +14,10 @@ import pytest
 from tipb import binlog_pb2
 
 from storage.tidb.cell import Value
-from storage.tidb.column import Column
 from storage.tidb.ddl import Job
-from storage.tidb.key import decode_record_key
-from storage.tidb.meta_key import job_span
-from storage.tidb.mysql import Type
-from storage.tidb.schema import TableInfo
+from storage.tidb.field_type import Type
+from storage.tidb.key import decode_record_key, job_span
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime, duration_text
 
 _DIRECTORY = Path(__file__).parents[3] / "golden" / "tidb"

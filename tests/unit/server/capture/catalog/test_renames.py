@@ -13,9 +13,8 @@ from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.records import SchemaRecords
 from server.puller.tidb.change import table_change
 from server.puller.tidb.table import record_of
-from storage.tidb.column import Column
 from storage.tidb.ddl import Action, Job
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import SchemaHistory, Table
 
 START = 100

@@ -23,11 +23,10 @@ from server.puller.tidb.table import (
 )
 from sink.defaults import COLUMN_ID
 from storage.model.errors import InvalidError, TidemarkError
-from storage.tidb.column import Column
 from storage.tidb.ddl import Action, Job
+from storage.tidb.field_type import Flag, Type
 from storage.tidb.key import record_key
-from storage.tidb.mysql import Flag, Type
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import REMOVED, Change, SchemaHistory, Table
 
 ADD_COLUMN, ADD_INDEX = 5, 7

@@ -11,9 +11,8 @@ from server.puller.tidb.table import tidb_table
 from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.rpc.tikv_reads import Pairs
 from storage.model.event import DELETE, UPDATE
-from storage.tidb.column import Column
 from storage.tidb.key import record_key
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import REMOVED
 
 DOC = json.loads(TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")]).to_json())
