@@ -106,12 +106,16 @@ class Changes:
                     yield from fitted(pa.Table.from_batches([batch]), self.table.schema).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """All of them as a DataFrame, read when it runs: by tasks, or from this process."""
+        """All of them as a DataFrame, read when it runs: by tasks, or from this process.
+
+        Raises:
+            SourceError: as `batches`, of what this process reads; a task fails with the same code and message.
+        """
         if self.here:
             return session.createDataFrame(self.arrow, schema=self.spark_schema).coalesce(1)
         reader = session.read.format("tidemark").options(**self.source_options)
         bounds = {"table": self.table.name, "startTs": str(self.start_ts), "endTs": str(self.end_ts)}
-        frame = reader.options(**bounds).load()
+        frame = _with_keys(self.table, reader.options(**bounds).load())
         return frame if self.read_schema is None else frame.select(*_fitted(frame.schema, self.spark_schema))
 
     def counted(self, session: SparkSession) -> Counted:
@@ -140,10 +144,25 @@ def _check_keys(table: TableMeta, batch: Any) -> None:
     """Nothing would find a row again whose key is null: it could not be changed, and would come twice."""
     for name in table.key:
         if name in batch.schema.names and batch.column(name).null_count:
-            raise SourceError(
-                "ErrKeyValueUnsupported",
-                f"{table.name}: a row's key column {name} is null: create the changefeed with --zero-dates key-text",
-            )
+            raise _null_key(table, name)
+
+
+def _with_keys(table: TableMeta, frame: DataFrame) -> DataFrame:
+    """`_check_keys` of a frame, when it runs."""
+    return frame.withColumns(
+        {
+            name: F.coalesce(F.col(quoted(name)), F.raise_error(F.lit(str(_null_key(table, name)))))
+            for name in table.key
+            if name in frame.columns
+        }
+    )
+
+
+def _null_key(table: TableMeta, name: str) -> SourceError:
+    return SourceError(
+        "ErrKeyValueUnsupported",
+        f"{table.name}: a row's key column {name} is null: create the changefeed with --zero-dates key-text",
+    )
 
 
 def _counted(batches: Iterator[Any]) -> Iterator[Any]:

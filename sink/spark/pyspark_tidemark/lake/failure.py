@@ -30,6 +30,7 @@ _PERMANENT_CODES: Final = frozenset(
         "ErrChangeFeedNotExists",
         "ErrCheckpointForeign",
         "ErrCredentials",
+        "ErrKeyValueUnsupported",
         "ErrOptionInvalid",
         "ErrRangeCleaned",
         "ErrRangeCrossesDdl",

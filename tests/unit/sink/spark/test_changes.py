@@ -1,7 +1,8 @@
-"""Which changes of a cut the driver reads itself."""
+"""Which changes of a cut the driver reads itself, and which it takes."""
 
 import pyarrow as pa
 import pytest
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
 from pyspark_tidemark.lake.changes import FEW_ROWS, HERE_BYTES, Changes
 from pyspark_tidemark.options import parse
@@ -11,7 +12,7 @@ CHANGEFEED = Changefeed(parse({"endpoint": "grpc://127.0.0.1:1", "changefeed": "
 
 def planned(*slices, columns=8):
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(columns)])
-    parts = tuple(Slice("bank.accounts", (), b"{}", rows, size) for rows, size in slices)
+    parts = tuple(Slice("bank.accounts", (), b'{"start": 0}', rows, size) for rows, size in slices)
     return Changes(TableMeta("bank.accounts", ("c0",), schema), 0, 9, parts, CHANGEFEED, {})
 
 
@@ -39,3 +40,11 @@ def test_many_small_rows_are_read_here_but_are_not_few():
     changes = planned((FEW_ROWS + 1, 1 << 20))
     assert changes.here
     assert not changes.few
+
+
+def test_a_null_in_a_key_stops_the_driver_by_name(monkeypatch):
+    changes = planned((2, 100))
+    rows = pa.RecordBatch.from_pylist([{"c0": 1}, {"c1": 1}], changes.table.schema)
+    monkeypatch.setattr(Changefeed, "read", lambda _self, _part: iter([rows]))
+    with pytest.raises(SourceError, match=r"ErrKeyValueUnsupported\] bank\.accounts: a row's key column c0 is null"):
+        _ = changes.arrow
