@@ -171,7 +171,8 @@ class FeedCatalog:
             await self.listener.changed(ddl)
 
     async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
-        """See `Catalog.refuse`."""
+        """See `Catalog.refuse`; while tables are read again, up to the DDL from which on cuts wait for them."""
+        ts = self.holds.acknowledged(ts)  # the log ends here, so they are never complete
         if self.listener is not None:
             _log.warning(
                 "schema change refused, everything before it is delivered first",

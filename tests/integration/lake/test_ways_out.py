@@ -203,6 +203,22 @@ def test_a_statement_in_the_log_is_passed_over_by_the_printed_resume(shop):
     assert shop.skipped() == ([(before, int(ts))], [(before, int(ts))])
 
 
+def test_a_statement_in_the_log_does_not_wait_for_a_table_that_is_read_again_beyond_it(shop):
+    shop.create()
+    shop.execute("INSERT INTO a VALUES (1, NULL, 100)")
+    until(shop.lake, [(1, None, 100)])
+    shop.cli("pause")
+    shop.execute("SET sql_mode=''", "ALTER TABLE a MODIFY v INT NOT NULL")
+    shop.execute("SET binlog_format=STATEMENT", "INSERT INTO b VALUES (7)")
+    shop.execute("INSERT INTO a VALUES (2, 20, 200)")
+    shop.cli("resume")
+    (ts,) = OVERWRITE.findall(shop.fails_with("ErrMySQLStatementLogged"))
+    assert shop.lake() == [(1, None, 100)], "as it was before the ALTER"
+    assert shop.resume(ts)["state"] == "normal"
+    until(shop.lake, [(1, 0, 100), (2, 20, 200)])
+    assert shop.state() == ("normal", None)
+
+
 def test_columns_keep_their_identities_in_a_lake_that_goes_on_elsewhere(shop):
     shop.execute("ALTER TABLE a DROP v")
     shop.create()

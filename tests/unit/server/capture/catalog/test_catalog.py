@@ -267,3 +267,28 @@ async def test_a_log_that_is_read_again_gets_the_tables_of_changes_that_are_know
     assert again is not None
     assert again.mounter.columns == 2
     assert catalog.table(record("b", 5), 110) is None, "it was of no concern then"
+
+
+class Recorder:
+    """A listener whose reader takes all that it is told of."""
+
+    def __init__(self):
+        self.delivered = []
+
+    def resolved(self, ts):
+        pass
+
+    async def wait_delivered(self, ts):
+        self.delivered.append(ts)
+
+
+async def test_what_is_refused_waits_for_no_cut_that_a_table_withholds():
+    """The log stands still there, and the table would be complete at a later place of it only."""
+    catalog, _ = catalog_of(record("a", 1))
+    catalog.listener = listener = Recorder()
+    for ts, since_ts in ((110, 0), (130, 120)):
+        if since_ts:
+            catalog.holds.begin(since_ts, 1)
+        with pytest.raises(UnavailableError):
+            await catalog.refuse(ts, UnavailableError("not understood"))
+    assert listener.delivered == [110, 120]
