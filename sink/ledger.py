@@ -1,8 +1,9 @@
 """Row counts on the way from the sorter to a reader: what is read, mounted, staged and handed out must agree. Pure.
 
-The sorter compares what comes out of it with what went in (`sorter.ledger`); from there on rows are counted, whole
-batches at a time. A staged range that ends between two counted places splits the interval, so rows that are missing are
-noticed at the latest when its end is handed out, and a range handed out again must have as many rows as before.
+The sorter compares what comes out of it with what went in (`sorter.checksum_log`); from there on rows are counted,
+whole batches at a time. A staged range that ends between two counted places splits the interval, so rows that are
+missing are noticed at the latest when its end is handed out, and a range handed out again must have as many rows as
+before.
 """
 
 import bisect

@@ -1,8 +1,8 @@
-"""The rows of one table that are not cleaned yet: in memory, on disk, and in the ledger that must agree with both.
+"""The rows of one table that are not cleaned yet: in memory, on disk, and in the checksum log that must agree.
 
-Invariants: blocks of resolved rows never overlap one another, only those spilled before they were resolved do; rows are
-booked in the ledger before they are anywhere else. Most of very many tables have nothing in memory: of those a few
-numbers are kept, `frozen`, and no objects.
+Invariants: blocks of resolved rows never overlap one another, only those spilled before they were resolved do; a row is
+added to the checksum log before it is anywhere else. Of very many tables most have nothing in memory: `freeze` reduces
+such a backlog to a few bytes, and `thaw` makes it again.
 """
 
 import contextlib
@@ -16,26 +16,35 @@ import pyarrow as pa
 
 from sorter import order
 from sorter.buffer import Buffer, Rows
+from sorter.checksum_log import ChecksumLog
 from sorter.errors import BlockCorruptError, IndexLostError
-from sorter.extent import Extent, in_memory, on_disk
 from sorter.index import Entry, RunEntries, TableIndex
-from sorter.ledger import Ledger
-from sorter.levels import RunLevels
-from sorter.merge import Run, merge
+from sorter.merge import Run, RunLevels, merge
 from sorter.order import Sorted
 from sorter.store import BlockStore, Reader
 from storage.model.event import Position
 from storage.model.ts import MAX_TS
 
-_IN_MEMORY: Final = MAX_TS  # arrived after every block
-_FROZEN_MOST: Final = 256  # bytes
+_IN_MEMORY: Final = MAX_TS  # a run number: rows in memory arrived after every block
+_FROZEN_MAX_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
-    """Runs of a table that become one, of the lowest number: older than all that came later, and may have their rows.
+class Extent:
+    """Where some of a table's rows lie: how many, how large, and their sorted commit_ts (read when it is called)."""
 
-    What is needed for writing it, without the table's lock.
+    min_commit_ts: int
+    max_commit_ts: int
+    rows: int
+    bytes: int
+    commit_ts: Callable[[], order.Timestamps]
+
+
+@dataclass(frozen=True, slots=True)
+class RunMerge:
+    """Runs of a table that are being merged into one, and what is needed to write it without the table's lock.
+
+    The merged run has the lowest of their numbers: of equal rows, those that came later in other runs win.
     """
 
     index: TableIndex
@@ -47,46 +56,50 @@ class Merging:
 class Backlog:
     """One table's rows; the caller serialises the calls."""
 
-    __slots__ = ("_levels", "_store", "buffer", "index", "ledger")
+    __slots__ = ("_levels", "_store", "buffer", "checksums", "index")
 
-    def __init__(self, store: BlockStore, unique_id: int, ledger: Ledger, table_id: int, forgotten_ts: int) -> None:
-        """`forgotten_ts`: all rows at or below are dead, in the index, too."""
+    def __init__(
+        self, store: BlockStore, unique_id: int, checksums: ChecksumLog, table_id: int, dropped_ts: int
+    ) -> None:
+        """`dropped_ts`: all rows at or below it are dead, also those that the index still has."""
         self._store = store
         self._levels = RunLevels()
-        self.ledger = ledger
-        self.buffer = Buffer(ledger)
-        self.index = store.index(unique_id, table_id, forgotten_ts)
+        self.checksums = checksums
+        self.buffer = Buffer(checksums)
+        self.index = store.index(unique_id, table_id, dropped_ts)
 
     @classmethod
-    def thaw(cls, store: BlockStore, unique_id: int, table_id: int, forgotten_ts: int, frozen: bytes) -> "Backlog":
-        """The rows that `freeze` was called for; none, of nothing."""
+    def thaw(cls, store: BlockStore, unique_id: int, table_id: int, dropped_ts: int, frozen: bytes) -> "Backlog":
+        """The backlog that `freeze` made `frozen` of; an empty one of b""."""
         if not frozen:
-            return cls(store, unique_id, Ledger(table_id, forgotten_ts), table_id, forgotten_ts)
+            return cls(store, unique_id, ChecksumLog(table_id, dropped_ts), table_id, dropped_ts)
         size = frozen[0]
-        backlog = cls(store, unique_id, Ledger.thaw(table_id, frozen[1 + size :]), table_id, forgotten_ts)
+        backlog = cls(store, unique_id, ChecksumLog.thaw(table_id, frozen[1 + size :]), table_id, dropped_ts)
         numbers = array("Q", frozen[1 : 1 + size])
-        backlog.index.blocks, backlog.index.widest = numbers[:2]
+        backlog.index.blocks, backlog.index.widest_range = numbers[:2]
         backlog._levels.thaw(numbers[2:])
         return backlog
 
     def freeze(self) -> bytes | None:
-        """All there is to know, in few bytes; None: there are rows in memory, or too much on disk."""
+        """The whole state in few bytes; None: there are rows in memory, or too much on disk."""
         if self.buffer.bytes:
             return None
-        if not len(self.ledger) and not self.index.blocks:
+        if not len(self.checksums) and not self.index.blocks:
             return b""
-        numbers = array("Q", (self.index.blocks, self.index.widest)).tobytes() + self._levels.freeze()
-        ledger = self.ledger.freeze()
-        return bytes([len(numbers)]) + numbers + ledger if len(numbers) + len(ledger) < _FROZEN_MOST else None
+        numbers = array("Q", (self.index.blocks, self.index.widest_range)).tobytes() + self._levels.freeze()
+        checksums = self.checksums.freeze()
+        if len(numbers) + len(checksums) >= _FROZEN_MAX_BYTES:
+            return None
+        return bytes([len(numbers)]) + numbers + checksums
 
     @property
     def runs_on_disk(self) -> int:
-        """How many pieces there are that may overlap or are small."""
+        """How many runs on disk may overlap or are small."""
         return len(self._levels)
 
     def add(self, rows: Rows) -> None:
         """Take rows above the resolved_ts."""
-        self._store.counters.memory(self.buffer.add(rows))
+        self._store.counters.change_memory(self.buffer.add(rows))
 
     def settle(self, upper_ts: int, resolved_ts: int) -> None:
         """Sort what is resolved, if anything of it is at or below `upper_ts`."""
@@ -106,7 +119,7 @@ class Backlog:
         Returns whether there are more.
 
         Raises:
-            SorterDiskError: the disk does not take them; what it took not is in memory still.
+            SorterDiskError: the disk does not take them; what was not written is still in memory.
         """
         if self.buffer.pending_bytes < run_bytes:
             self._counted(lambda: self.buffer.settle(resolved_ts))
@@ -114,8 +127,8 @@ class Backlog:
         self._counted(lambda: self._write_pending(run_bytes))
         return bool(self.buffer.pending)
 
-    def took(self, entry: Entry) -> None:
-        """All rows of the buffer are on disk now, in a shared block."""
+    def moved_to_disk(self, entry: Entry) -> None:
+        """Drop the rows in memory, which are all in a shared block now."""
         self._counted(self.buffer.clear)
         self.index.count([entry], 0)
         self._levels.add(entry.run, entry.bytes)
@@ -125,102 +138,103 @@ class Backlog:
         """Whether spills have left many runs."""
         return self._levels.to_merge() is not None
 
-    def begin_merge(self) -> Merging | None:
-        """Where spills have left many runs: which are to become one; `end_merge` or `give_up_merge` must follow.
+    def begin_merge(self) -> RunMerge | None:
+        """Choose runs to merge, if spills have left many; `end_merge` or `abandon_merge` must follow.
 
         Raises:
             BlockCorruptError: the index cannot be read.
         """
-        while (wanted := self._levels.to_merge()) is not None:
+        while (chosen := self._levels.to_merge()) is not None:
             try:
                 runs = self.index.runs(0, MAX_TS)
             except BlockCorruptError:
-                self._levels.keep(wanted, frozenset())
+                self._levels.retain(chosen, frozenset())
                 raise
-            found = {run: entries for run, entries in runs.items() if run in wanted}
-            self._levels.keep(wanted, frozenset(found))
-            if len(found) >= max(len(wanted) // 2, 2):
-                opened = self._runs_of(found, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS))
-                rows = merge(opened, self._store.block_bytes, unique=False)
-                return Merging(self.index, frozenset(found), rows, self._store.spilled_bytes(len(self._levels)))
+            alive = {run: entries for run, entries in runs.items() if run in chosen}
+            self._levels.retain(chosen, frozenset(alive))
+            # When most of them were cleaned meanwhile, others are chosen.
+            if len(alive) >= max(len(chosen) // 2, 2):
+                merged = self._runs_of(alive, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS))
+                rows = merge(merged, self._store.block_bytes, unique=False)
+                return RunMerge(self.index, frozenset(alive), rows, self._store.spilled_bytes(len(self._levels)))
         return None
 
-    def end_merge(self, merging: Merging, new: Sequence[Entry]) -> None:
-        """Read `new`, which has the rows of the runs, from now on; some may have been cleaned or moved meanwhile.
+    def end_merge(self, run_merge: RunMerge, new: Sequence[Entry]) -> None:
+        """Put `new`, which has the rows of the runs, in their place; some may have been cleaned or moved meanwhile.
 
         Raises:
-            SorterDiskError: there is no room; nothing has changed, and `new` is given up.
+            SorterDiskError: there is no room; nothing has changed, and `new` is released.
             BlockCorruptError: the index cannot be read; the same.
         """
         try:
-            old = [entry for entry in self.index.scan(0, MAX_TS) if entry.run in merging.runs]
+            old = [entry for entry in self.index.scan(0, MAX_TS) if entry.run in run_merge.runs]
         except BlockCorruptError:
             self._store.release(new)
             raise
         alive = [entry for entry in new if entry.meta.max_commit_ts > self.index.dead_ts]
         self._store.release([entry for entry in new if entry.meta.max_commit_ts <= self.index.dead_ts])
         self._store.replace(self.index, alive, old)
-        self._levels.merged(merging.runs, sum(entry.pointer.length for entry in alive))
+        self._levels.merged(run_merge.runs, sum(entry.pointer.length for entry in alive))
 
-    def give_up_merge(self, merging: Merging) -> None:
-        """Some of the runs cannot be read: they stay as they are, and who fetches them is told."""
-        self._levels.keep(merging.runs, frozenset())
+    def abandon_merge(self, run_merge: RunMerge) -> None:
+        """Leave runs that cannot be read as they are, and merge them never again; fetching them raises an error."""
+        self._levels.retain(run_merge.runs, frozenset())
 
     def move(self, entries: Sequence[Entry]) -> None:
-        """Write those of the blocks that are still there to another segment.
+        """Write those of the blocks that are still alive to another segment.
 
         Raises:
             SorterDiskError: the disk does not take them; those that remain are where they were.
         """
         for entry in entries:
             if self.index.has(entry):
-                with contextlib.suppress(BlockCorruptError):  # who fetches it is told
+                with contextlib.suppress(BlockCorruptError):  # fetching it raises the error
                     self._store.move(self.index, entry)
 
     def runs(self, lower: Position, upper: Position, resolved_ts: int) -> tuple[list[Run], int, int]:
         """The runs with rows in a range, and how many blocks and rows on disk they have."""
         self.settle(upper.commit_ts, resolved_ts)
-        found = self.index.runs(lower.commit_ts, upper.commit_ts)
-        blocks = sum(len(entries) for entries in found.values())
-        self._store.counters.looked_up(wanted=blocks, of_table=self.index.blocks)
-        runs = self._runs_of(found, lower, upper)
+        on_disk = self.index.runs(lower.commit_ts, upper.commit_ts)
+        blocks = sum(len(entries) for entries in on_disk.values())
+        self._store.counters.add_lookup(needed=blocks, of_table=self.index.blocks)
+        runs = self._runs_of(on_disk, lower, upper)
         clipped = [partial(order.clip, rows.batch, lower, upper) for rows in self.buffer.ready]
         if clipped:
             runs.append(Run(self.buffer.ready[0].min_commit_ts, _IN_MEMORY, clipped))
-        return runs, blocks, sum(entries.rows for entries in found.values())
+        return runs, blocks, sum(entries.rows for entries in on_disk.values())
 
     def extents(self, lower_ts: int, upper_ts: int, resolved_ts: int) -> list[Extent]:
         """Where rows lie; those at the edges reach beyond the range."""
         self.settle(upper_ts, resolved_ts)
-        found = [on_disk(entry, self._store.reader(entry)) for entry in self.index.scan(lower_ts, upper_ts)]
-        found += [in_memory(rows) for rows in self.buffer.ready]
-        return [extent for extent in found if extent.max_commit_ts >= lower_ts and extent.min_commit_ts <= upper_ts]
+        extents = [_extent_on_disk(entry, self._store.reader(entry)) for entry in self.index.scan(lower_ts, upper_ts)]
+        extents += [_extent_in_memory(rows) for rows in self.buffer.ready]
+        return [extent for extent in extents if extent.max_commit_ts >= lower_ts and extent.min_commit_ts <= upper_ts]
 
-    def forget(self, dead_ts: int, resolved_ts: int) -> None:
-        """Drop what has no row above `dead_ts`."""
+    def drop_up_to(self, dead_ts: int, resolved_ts: int) -> None:
+        """Drop batches and blocks that have no row above `dead_ts`."""
         self.settle(dead_ts, resolved_ts)
         self._counted(lambda: self.buffer.drop_up_to(dead_ts))
         if self.index.blocks:
-            self._store.forget(self.index, dead_ts)
+            self._store.delete_up_to(self.index, dead_ts)
         self.index.dead_ts = dead_ts
-        self.ledger.forget(dead_ts)
+        self.checksums.drop_up_to(dead_ts)
 
-    def drop(self) -> None:
-        """Drop everything; blocks that a damaged index does not tell stay until the sorter is closed."""
-        self._store.counters.memory(-self.buffer.bytes)
+    def drop_all(self) -> None:
+        """Drop everything; blocks that a damaged index cannot name stay until the sorter is closed."""
+        self._store.counters.change_memory(-self.buffer.bytes)
         with contextlib.suppress(BlockCorruptError, IndexLostError):
-            self._store.forget(self.index, MAX_TS)
+            self._store.delete_up_to(self.index, MAX_TS)
 
     def _counted(self, change: Callable[[], object]) -> None:
         before = self.buffer.bytes
         try:
             change()
         finally:
-            self._store.counters.memory(self.buffer.bytes - before)
+            self._store.counters.change_memory(self.buffer.bytes - before)
 
-    def _runs_of(self, found: Mapping[int, RunEntries], lower: Position, upper: Position) -> list[Run]:
+    def _runs_of(self, on_disk: Mapping[int, RunEntries], lower: Position, upper: Position) -> list[Run]:
         runs = []
-        for number, entries in found.items():
+        for number, entries in on_disk.items():
             blocks = (partial(_read_clipped, read, lower, upper) for read in self._store.readers(entries))
             runs.append(Run(entries.min_commit_ts, number, blocks))
         return runs
@@ -257,3 +271,16 @@ class Backlog:
 
 def _read_clipped(read: Reader, lower: Position, upper: Position) -> pa.RecordBatch:
     return order.clip(read(), lower, upper)
+
+
+def _extent_on_disk(entry: Entry, read: Reader) -> Extent:
+    """The rows of a block, or of a table's share of one."""
+    meta = entry.meta
+    return Extent(meta.min_commit_ts, meta.max_commit_ts, meta.rows, entry.bytes, lambda: order.commit_ts(read()))
+
+
+def _extent_in_memory(rows: Rows) -> Extent:
+    """Sorted rows."""
+    batch = rows.batch
+    size = batch.nbytes
+    return Extent(rows.min_commit_ts, rows.max_commit_ts, batch.num_rows, size, lambda: order.commit_ts(batch))

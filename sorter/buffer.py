@@ -1,8 +1,9 @@
 """A table's rows in memory: pending batches as they came, and resolved rows, sorted. Pure.
 
-Every row is booked in the table's ledger when it comes, and again when it turns out to have come twice.
+Every row is added to the table's checksum log when it comes, and removed from it once when it turns out to have come
+twice.
 
-Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the runs in `ready`
+Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the batches in `ready`
 follow one another without overlap. Rows above it wait in `pending` in the order of their arrival.
 """
 
@@ -13,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from sorter import order
-from sorter.ledger import Ledger
+from sorter.checksum_log import ChecksumLog
 from sorter.order import Sorted
 
 BATCH_BYTES: Final = 6 << 10  # what a batch takes besides its rows: measured, and most of what a small one takes
@@ -37,7 +38,7 @@ class Rows:
 
     @property
     def bytes(self) -> int:
-        """What they take in memory."""
+        """What the rows take in memory."""
         size: int = self.batch.nbytes
         return size + BATCH_BYTES
 
@@ -45,10 +46,10 @@ class Rows:
 class Buffer:
     """The unwritten rows of one table; the caller serialises the calls."""
 
-    __slots__ = ("_ledger", "pending", "pending_bytes", "ready", "ready_bytes")
+    __slots__ = ("_checksums", "pending", "pending_bytes", "ready", "ready_bytes")
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, checksums: ChecksumLog) -> None:
+        self._checksums = checksums
         self.pending: list[Rows] = []
         self.ready: list[Rows] = []
         self.pending_bytes = 0
@@ -61,7 +62,7 @@ class Buffer:
 
     def add(self, rows: Rows) -> int:
         """Take rows above the resolved_ts; returns how much more memory is taken."""
-        self._ledger.add(rows.batch)
+        self._checksums.add(rows.batch)
         self.pending.append(rows)
         change = rows.bytes - _gather(self.pending)
         self.pending_bytes += change
@@ -128,7 +129,7 @@ class Buffer:
     def _sorted(self, batches: list[pa.RecordBatch]) -> Sorted:
         rows = order.arrange(batches)
         if rows.dropped is not None:
-            self._ledger.drop(rows.rows.take(pa.array(rows.dropped)))
+            self._checksums.remove(rows.rows.take(pa.array(rows.dropped)))
         return rows
 
     def _append_ready(self, batch: pa.RecordBatch) -> None:

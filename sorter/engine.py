@@ -6,20 +6,20 @@ the capture pulls again from the checkpoint. Source: TiCDC's SortEngine, with Ar
 docs/design/0006-sorter.md.
 """
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+from prometheus_client import Gauge
 
-from sorter import metrics
+from sorter.backlog import Extent
 from sorter.buffer import Rows
-from sorter.compaction import Compaction
-from sorter.directory import SorterDirectory
-from sorter.disk import Disk
+from sorter.directory import DiskStatus, SorterDirectory
 from sorter.errors import (
     EventBatchError,
     SorterClosedError,
@@ -27,17 +27,18 @@ from sorter.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from sorter.extent import Extent
-from sorter.shard import get_db
 from sorter.spill import Spiller
 from sorter.stats import Counters, SorterStats, TableStats
-from sorter.store import BlockStore, open_shards
+from sorter.store import BlockStore, get_db, open_shards
 from sorter.table import Table
+from storage.model.errors import CorruptError
 from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
 
 ResolveHook = Callable[[Span, int], None]
-_LOCKS: Final = 256  # which tables share: one each would cost more than all else of an idle table
+_LOCKS: Final = 256  # shared by all tables: one for each would cost more than everything else of an idle table
+_DISK_BYTES: Final = Gauge("tidemark_sorter_disk_bytes", "Size of all segments")
+_TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
 
 
 class Sorter:
@@ -55,7 +56,7 @@ class Sorter:
         disk_retry_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open in `directory`, forgetting whatever an earlier process left there.
+        """Open in `directory`, and remove whatever an earlier process left there.
 
         `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a table's resolved
         rows are written, `segment_bytes` the size of a file, `shards` the number of databases that the tables are dealt
@@ -71,9 +72,9 @@ class Sorter:
         self._stores = open_shards(
             directory, shards, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
         )
-        self._disk = Disk(disk_retry_s, clock)
+        self._disk = DiskStatus(disk_retry_s, clock)
         self._spiller = Spiller(self._counters, memory_bytes, block_bytes)
-        self._compaction = Compaction()
+        self._compaction = _Compaction()
         self._block_bytes = block_bytes
         self._clean_interval_s = clean_interval_s
         self._clock = clock
@@ -85,7 +86,7 @@ class Sorter:
         self._closed = False
 
     def add_table(self, span: Span, start_ts: int) -> None:
-        """Begin to sort a table whose rows all have a commit_ts > `start_ts`; rows of an earlier life are never seen.
+        """Begin to sort a table whose rows all have a commit_ts > `start_ts`; rows of an earlier table never come back.
 
         Raises:
             TableExistsError: it is there already.
@@ -96,7 +97,7 @@ class Sorter:
                 raise TableExistsError(f"table {span.table_id} is being sorted already; remove it first")
             store, unique_id = self._stores[get_db(span, len(self._stores))], next(self._unique_ids)
             self._tables[span] = Table(span, unique_id, start_ts, store, self._locks[unique_id % _LOCKS])
-        metrics.TABLES.inc()
+        _TABLES.inc()
 
     def remove_table(self, span: Span) -> None:
         """Drop a table and all its rows; fetches under way finish. A table that is not there is no error."""
@@ -105,14 +106,14 @@ class Sorter:
             table = self._tables.pop(span, None)
         if table is not None:
             table.remove()
-            self._spiller.forget(table)
-            metrics.TABLES.dec()
+            self._spiller.remove(table)
+            _TABLES.dec()
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """Take rows (RAW_SCHEMA) in any order, all above the table's resolved_ts; writes to disk when memory is short.
 
-        When the disk takes nothing then, this waits until it does, or until rows are cleaned or the table is removed:
-        `stats` and a metric tell. So the feed pauses, and nothing is lost.
+        While the disk takes nothing, this waits until it does, or until rows are cleaned or the table is removed: the
+        feed pauses, and nothing is lost. `stats` and a metric show it.
 
         Raises:
             EventBatchError: another schema, or nulls where it allows none.
@@ -124,15 +125,15 @@ class Sorter:
         if not batch.num_rows:
             return
         table.add(Rows.of(batch))
-        self._counters.took(batch.num_rows)
-        self._spiller.has_rows(table)
+        self._counters.add_rows_in(batch.num_rows)
+        self._spiller.add(table)
         while self._spiller.is_short and self._tables.get(span) is table:
             try:
                 self._spiller.spill()
-                self._disk.took()
+                self._disk.record_success()
             except SorterDiskError as err:
-                self._disk.refused(err)
-                if not self._disk.wait():
+                self._disk.record_failure(err)
+                if not self._disk.wait_for_retry():
                     raise _closed() from err
             else:
                 self._compact(table.store)
@@ -149,17 +150,17 @@ class Sorter:
         table.resolve(ts)
         for hook in self._hooks:
             hook(span, ts)
-        if table.memory_bytes >= self._block_bytes and self._disk.may_try():
+        if table.memory_bytes >= self._block_bytes and self._disk.may_write():
             written = self._counters.blocks_written
             try:
                 table.flush(self._block_bytes)
             except SorterDiskError as err:
-                self._disk.refused(err)
+                self._disk.record_failure(err)
             else:
                 if self._counters.blocks_written > written:
-                    self._disk.took()
+                    self._disk.record_success()
                     self._compact(table.store)
-        table.forget_cleaned(self._clock(), self._clean_interval_s)
+        table.drop_cleaned(self._clock(), self._clean_interval_s)
 
     def on_resolve(self, hook: ResolveHook) -> None:
         """Call `hook(span, ts)` after every `resolve`, in its thread; it must not wait."""
@@ -208,7 +209,7 @@ class Sorter:
         """State and totals of this moment."""
         sizes = [store.sizes() for store in self._stores]
         segments, disk_bytes = (sum(column) for column in zip(*sizes, strict=True))
-        metrics.DISK_BYTES.set(disk_bytes)
+        _DISK_BYTES.set(disk_bytes)
         counters = self._counters
         return SorterStats(
             tables=len(self._tables),
@@ -237,7 +238,7 @@ class Sorter:
         return self._table(span).stats()
 
     def end_waits(self) -> None:
-        """Let no `add` wait for the disk from now on; call it before you wait for whoever adds, then close."""
+        """Let no `add` wait for the disk from now on; for a caller that joins the threads that add, before `close`."""
         self._disk.close()
 
     def close(self) -> None:
@@ -252,7 +253,7 @@ class Sorter:
             table.remove()
         self._spiller.stop()
         self._compaction.stop()
-        metrics.TABLES.dec(len(tables))
+        _TABLES.dec(len(tables))
         for store in self._stores:
             store.close()
         self._directory.close()
@@ -283,3 +284,39 @@ def _check_batch(batch: pa.RecordBatch) -> None:
     for field in RAW_SCHEMA:
         if not field.nullable and batch.column(field.name).null_count:
             raise EventBatchError(f"column {field.name!r} holds nulls; every change has a {field.name}")
+
+
+class _Compaction:
+    """Empties sparse segments, in the thread that writes rows; safe to call from several.
+
+    A few blocks of tables that nobody reads would keep whole segments alive. A segment is emptied when a quarter of it
+    is alive at most, so at most a third of the space that becomes free is written again, and only when a new segment
+    was begun, so that a sorter that nothing is written to does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+
+    def run(self, store: BlockStore, tables: Iterable[Table]) -> None:
+        """Move what is alive in the sparse segments of `store`, if there are several; `tables` are all there are."""
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            sparse = store.sparse()
+            if sparse:
+                # It is tried again at the next segment; fetching a damaged block raises its error.
+                with contextlib.suppress(SorterDiskError, CorruptError):
+                    _empty_segments(store, sparse, {table.unique_id: table for table in tables})
+        finally:
+            self._running.release()
+
+    def stop(self) -> None:
+        """Wait for the one that runs, and let none begin."""
+        self._running.acquire()
+
+
+def _empty_segments(store: BlockStore, sparse: frozenset[int], tables: dict[int, Table]) -> None:
+    for unique_id, entries in store.entries_in(sparse):
+        table = tables.get(unique_id)
+        if table is not None:  # it may have been removed meanwhile
+            table.move(entries)

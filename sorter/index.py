@@ -1,25 +1,29 @@
-"""The index of blocks in LevelDB: which block holds which range of commit_ts. docs/format/sorter.md.
+"""The index of blocks: which block of a table holds which range of commit_ts. docs/format/sorter.md.
 
 key   = unique id | table id | min_commit_ts | block number, each 8 bytes, ascending
 value = version | max_commit_ts | segment | offset | length | rows | run | bytes
 
-LevelDB can seek by min_commit_ts only. A table's widest block so far bounds how far below a wanted range a block may
-start that still reaches into it, so a lookup reads the blocks of its range and few others.
+`TableIndex` is what one table has in the `IndexDatabase` (LevelDB) that it shares with others. LevelDB can seek by
+min_commit_ts only. The widest range of commit_ts that a block of the table has bounds how far below a range a block may
+start that still reaches into it, so a lookup reads the entries of its range and few others.
 """
 
 import contextlib
+import itertools
+import shutil
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from sorter.block import BlockMeta
-from sorter.database import IndexDatabase
-from sorter.errors import BlockCorruptError, SorterDiskError
+from sorter.errors import BlockCorruptError, IndexLostError, SorterDiskError
 from sorter.segment import Pointer
 from storage.codec import encode_i64, encode_u64
 from storage.kv import WriteBatch
+from storage.leveldb import DirectoryUnusableError, LevelDB
 from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
 
@@ -29,6 +33,9 @@ _VALUE = struct.Struct(">BQQQQIQQ")
 _ENTRY_BYTES: Final = _KEY.size + _VALUE.size
 _SIGN: Final = 1 << 63
 _DELETE_ENTRIES: Final = 4096
+_COPY_ENTRIES: Final = 4096
+_COMPACT_ENTRIES: Final = 4096
+_WRITE_BUFFER_BYTES: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class RunEntries:
         self._packed = bytearray()
 
     def add(self, entry: Entry, packed: bytes) -> None:
-        """One more, and its key and value."""
+        """Append an entry; `packed` is its key and value."""
         self.segments.add(entry.pointer.segment)
         self.min_commit_ts = min(self.min_commit_ts, entry.meta.min_commit_ts)
         self.rows += entry.meta.rows
@@ -94,10 +101,116 @@ class RunEntries:
             yield decode_entry(bytes(self._packed[first:border]), bytes(self._packed[border:end]))
 
 
+class IndexDatabase:
+    """The entries of all tables of a shard, in LevelDB; safe to call from several threads.
+
+    LevelDB refuses all further writes once it could not write its own files, and what it wrote last may be torn. Its
+    reads still work, so the entries are copied to a new directory as soon as there is room. Nothing is synced: they
+    are a cache.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Begin with an empty database in `directory`, which does not exist yet.
+
+        Raises:
+            DirectoryUnusableError: it cannot be created or written.
+        """
+        self._directory = self._path = directory
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._write_failed = False
+        self._live = self._dead = 0
+        self._kv = LevelDB(directory, write_buffer_bytes=_WRITE_BUFFER_BYTES)
+
+    @property
+    def live(self) -> int:
+        """How many entries there are."""
+        return self._live
+
+    def write(self, batch: WriteBatch, *, replaced: int = 0) -> None:
+        """Apply puts and deletes together; `replaced` of the puts overwrite entries, deletes are of entries that exist.
+
+        Raises:
+            SorterDiskError: there is no room; nothing has changed.
+            IndexLostError: LevelDB found a damaged file.
+        """
+        with self._lock:
+            try:
+                if self._write_failed:
+                    self._renew()
+                self._kv.write(batch, sync=False)
+            except CorruptError as err:
+                raise IndexLostError(
+                    f"the sorter's index in {self._path} is damaged: {err.message}; check the disk; the changefeed "
+                    "starts again at its checkpoint, with a new index"
+                ) from err
+            except DirectoryUnusableError as err:
+                self._write_failed = True
+                raise SorterDiskError(
+                    f"cannot write the sorter's index in {self._path}: {err.message}; free some space, "
+                    "the rows wait in memory"
+                ) from err
+            deleted = sum(value is None for value in batch.ops.values())
+            self._dead += deleted + replaced
+            self._live += len(batch) - 2 * deleted - replaced
+            if self._dead >= max(_COMPACT_ENTRIES, self._live):
+                self._kv.compact(b"", b"")
+                self._dead = 0
+
+    def scan(self, lower: bytes, upper: bytes) -> list[tuple[bytes, bytes]]:
+        """Pairs with `lower <= key < upper`.
+
+        Raises:
+            CorruptDatabaseError: LevelDB found a damaged file.
+        """
+        return list(self.walk(lower, upper))
+
+    def walk(self, lower: bytes = b"", upper: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with `lower <= key < upper` (empty: all), some at a time, so that any number takes little memory.
+
+        Writers do not wait meanwhile, and what they write may or may not be seen.
+
+        Raises:
+            CorruptDatabaseError: LevelDB found a damaged file.
+        """
+        more = True
+        while more:
+            with self._lock:
+                some = list(itertools.islice(self._kv.scan(lower, upper), _COPY_ENTRIES))
+            yield from some
+            more = len(some) == _COPY_ENTRIES
+            lower = some[-1][0] + b"\0" if some else lower
+
+    def close(self) -> None:
+        """Close LevelDB."""
+        with self._lock:
+            self._kv.close()
+
+    def _renew(self) -> None:
+        """Copy all entries to a new database in a new directory."""
+        path = self._directory.with_name(f"{self._directory.name}-{next(self._numbers)}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, path, ignore_errors=True)
+            try:
+                kv = LevelDB(path, write_buffer_bytes=_WRITE_BUFFER_BYTES)
+                undo.callback(kv.close)
+                pairs = self._kv.scan(b"")
+                while some := dict(itertools.islice(pairs, _COPY_ENTRIES)):
+                    batch = WriteBatch()
+                    batch.ops.update(some)
+                    kv.write(batch, sync=False)
+            except (DirectoryUnusableError, OSError) as err:
+                raise SorterDiskError(f"cannot renew the sorter's index in {path}: {err}; free some space") from err
+            undo.pop_all()
+        self._kv.close()
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._kv, self._path, self._write_failed, self._dead = kv, path, False, 0
+
+
 class TableIndex:
     """The blocks of one incarnation of a table; the caller serialises the calls."""
 
-    __slots__ = ("_database", "blocks", "dead_ts", "table_id", "unique_id", "widest")
+    __slots__ = ("_database", "blocks", "dead_ts", "table_id", "unique_id", "widest_range")
 
     def __init__(self, database: IndexDatabase, unique_id: int, table_id: int, dead_ts: int) -> None:
         """Entries up to `dead_ts` are dead, whether or not there was room to delete them."""
@@ -105,11 +218,11 @@ class TableIndex:
         self.table_id = table_id
         self.dead_ts = dead_ts
         self.blocks = 0
-        self.widest = 0
+        self.widest_range = 0
         self._database = database
 
     def replace(self, new: Sequence[Entry], old: Sequence[Entry]) -> None:
-        """Remember the blocks `new`, and forget `old`, at once.
+        """Add the blocks `new` and delete `old`, at once.
 
         Raises:
             SorterDiskError: there is no room; nothing has changed.
@@ -119,14 +232,15 @@ class TableIndex:
             batch.delete(encode_entry(entry)[0])
         for entry in new:
             batch.put(*encode_entry(entry))
-        self._database.write(batch, replaced=len(new) + len(old) - len(batch))  # those that only moved
+        # An entry in both was moved: the batch has one operation for it.
+        self._database.write(batch, replaced=len(new) + len(old) - len(batch))
         self.count(new, len(old))
 
-    def count(self, new: Sequence[Entry], gone: int) -> None:
-        """Note that the blocks `new` were added, and so many are gone."""
+    def count(self, new: Sequence[Entry], deleted: int) -> None:
+        """Count the blocks `new`, and how many were deleted."""
         for entry in new:
-            self.widest = max(self.widest, entry.meta.max_commit_ts - entry.meta.min_commit_ts)
-        self.blocks += len(new) - gone
+            self.widest_range = max(self.widest_range, entry.meta.max_commit_ts - entry.meta.min_commit_ts)
+        self.blocks += len(new) - deleted
 
     def scan(self, lower_ts: int, upper_ts: int) -> Iterator[Entry]:
         """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others, by min_commit_ts.
@@ -135,8 +249,8 @@ class TableIndex:
             BlockCorruptError: the index cannot be read.
         """
         if self.blocks:
-            found = self._read(max(lower_ts - self.widest, 0), upper_ts)
-            yield from (entry for entry, _ in found if entry.meta.max_commit_ts > self.dead_ts)
+            entries = self._read(max(lower_ts - self.widest_range, 0), upper_ts)
+            yield from (entry for entry, _ in entries if entry.meta.max_commit_ts > self.dead_ts)
 
     def runs(self, lower_ts: int, upper_ts: int) -> dict[int, "RunEntries"]:
         """The blocks with rows that may have a commit_ts in `[lower_ts, upper_ts]`, by the number of their run.
@@ -144,16 +258,16 @@ class TableIndex:
         Raises:
             BlockCorruptError: the index cannot be read.
         """
-        found: dict[int, RunEntries] = {}
+        runs: dict[int, RunEntries] = {}
         if self.blocks:
             least_ts = max(lower_ts, self.dead_ts + 1)
-            for entry, packed in self._read(max(lower_ts - self.widest, 0), upper_ts):
+            for entry, packed in self._read(max(lower_ts - self.widest_range, 0), upper_ts):
                 if entry.meta.max_commit_ts >= least_ts:
-                    found.setdefault(entry.run, RunEntries()).add(entry, packed)
-        return found
+                    runs.setdefault(entry.run, RunEntries()).add(entry, packed)
+        return runs
 
     def has(self, entry: Entry) -> bool:
-        """Whether a block is still alive, and where it was.
+        """Whether a block is alive, and at the same place.
 
         Raises:
             CorruptError: the index cannot be read.
@@ -162,19 +276,19 @@ class TableIndex:
         return entry.meta.max_commit_ts > self.dead_ts and self._database.scan(key, key + b"\0") == [(key, value)]
 
     def delete_up_to(self, commit_ts: int) -> Iterator[list[Entry]]:
-        """Forget the blocks that have no row above `commit_ts`; gives them, some at a time.
+        """Delete the blocks that have no row above `commit_ts`, and yield them, some at a time.
 
-        On a full disk that succeeds too: the space of blocks must come back then more than ever.
+        This succeeds on a full disk, too: entries that cannot be deleted there stay, and `dead_ts` hides them.
         """
-        known_ts, self.dead_ts = self.dead_ts, commit_ts
-        found = (entry for entry, _ in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts)
-        while some := list(islice(found, _DELETE_ENTRIES)):
+        last_dead_ts, self.dead_ts = self.dead_ts, commit_ts
+        entries = (entry for entry, _ in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts)
+        while some := list(itertools.islice(entries, _DELETE_ENTRIES)):
             batch = WriteBatch()
             for entry in some:
                 batch.delete(encode_entry(entry)[0])
-            with contextlib.suppress(SorterDiskError):  # next time
+            with contextlib.suppress(SorterDiskError):  # deleted the next time
                 self._database.write(batch)
-            dead = [entry for entry in some if entry.meta.max_commit_ts > known_ts]
+            dead = [entry for entry in some if entry.meta.max_commit_ts > last_dead_ts]
             self.blocks -= len(dead)
             yield dead
 

@@ -1,26 +1,35 @@
-"""Merges sorted runs, overlapping in any way, into one sorted stream in bounded memory. Pure.
+"""Sorted runs of a table, overlapping in any way: how they are merged into one stream, and which of them when. Pure.
 
-A run is opened when the stream reaches its first commit_ts, and then one block at a time. What lies before the next
-unopened run, and not behind the end of any open block that has a successor, is complete. Where several runs overlap
-there, they are concatenated and sorted together, a window of bounded bytes at a time. Windows are cut by the whole sort
-key, so that one transaction of any size passes too. Where many runs overlap, as in a transaction that was spilled in
-pieces, each of them is kept one whole block ahead: else some run's block would always be about to end, and each step
-would take a few rows only. Where one run stands alone, a window of its blocks is taken at once.
+`merge` works in bounded memory. It opens a run when the stream reaches its first commit_ts, and then reads one block of
+it at a time. Rows up to the next unopened run, and up to the end of every open block that has a successor, are
+complete. Where several runs overlap there, they are concatenated and sorted together, a window of bounded bytes at a
+time. Windows are cut by the whole sort key, so a transaction of any size passes, too. Where many runs overlap, as in a
+transaction that was spilled in pieces, each of them is kept one whole block ahead: otherwise some run's block would
+always be about to end, and each step would take a few rows only. Where one run stands alone, a window of its blocks is
+taken at once.
+
+`RunLevels` chooses the runs on disk that are merged into one, so that a later `merge` has few of them.
 """
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from sorter import order
 from sorter.order import Sorted, SortKey
 
+FAN_IN: Final = 32
+MOST_RUNS: Final = 768
+LARGE_BYTES: Final = 4 << 20
+
 _FEW_RUNS: Final = 4
 _PART_BYTES: Final = 32 << 10
-_WHOLE: Final = 1 << 62
+_UNBOUNDED: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +37,48 @@ class Run:
     """Sorted rows in blocks that follow one another; none of them has a commit_ts below `min_commit_ts`."""
 
     min_commit_ts: int
-    number: int  # order of arrival: of equal rows the one with the higher number stays
-    blocks: Iterable[Callable[[], pa.RecordBatch]]
-    """Gone through once."""
+    number: int  # order of arrival: of equal rows, the one of the higher number stays
+    blocks: Iterable[Callable[[], pa.RecordBatch]]  # their readers, iterated once
 
 
-class _Opened:
-    """A run with its current rows; `first` is their first key, `end` what the run is known up to (None: to its end)."""
+def merge(
+    runs: Iterable[Run],
+    window_bytes: int,
+    on_read: Callable[[pa.RecordBatch], None] = lambda _: None,
+    *,
+    unique: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all runs, sorted, without empty batches and (`unique`) without duplicates.
+
+    `on_read` is called with the rows as they are taken from the runs, duplicates included. Windows have about
+    `window_bytes`.
+    """
+    runs = list(runs)
+    if len(runs) == 1 and unique:
+        yield from _merge_one(runs[0], window_bytes, on_read)
+        return
+    # With duplicates, a window is one piece: copies of a row stay in one batch.
+    piece_bytes = max(window_bytes // 2, 1) if unique else _UNBOUNDED
+    unopened = deque(sorted(runs, key=lambda run: run.min_commit_ts))
+    opened: list[_OpenRun] = []
+    while unopened or opened:
+        if unopened and all(run.first[0] >= unopened[0].min_commit_ts for run in opened):
+            opened.append(_OpenRun(unopened.popleft()))
+        else:
+            parts = _take_complete(opened, unopened, window_bytes)
+            many = len(parts) > _FEW_RUNS
+            for window in _windows(parts, window_bytes, unique=unique):
+                on_read(window.rows)
+                yield from window.pieces(piece_bytes)
+            if many:
+                del parts, window
+                # Otherwise the pool keeps as much again as is in use.
+                pa.default_memory_pool().release_unused()
+        opened = [run for run in opened if run.rows.num_rows]
+
+
+class _OpenRun:
+    """A run and its rows in memory, which are all it has up to `end` (None: to its end); `first` is their first key."""
 
     first: SortKey
     end: SortKey | None
@@ -43,127 +87,173 @@ class _Opened:
         self.number = run.number
         self.end = None
         self._blocks = iter(run.blocks)
-        self._waiting = next(self._blocks, None)
+        self._next_read = next(self._blocks, None)
         self._block_rows = 0
         self.rows = self._next_block()
-        self._look()
+        self._skip_empty_blocks()
 
     def take(self, limit: SortKey | None) -> pa.RecordBatch:
-        """Take out the current rows up to `limit`."""
+        """Take out the rows in memory up to `limit` (None: all)."""
         count = self.rows.num_rows if limit is None else order.count_up_to(self.rows, limit)
         taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
-        self._look()
+        self._skip_empty_blocks()
         return taken
 
     def read_ahead(self, size: int = 0) -> None:
-        """Have at least as many rows as the last block brought, and about `size` bytes, or all there are."""
-        parts, rows, have = [self.rows], self.rows.num_rows, self.rows.nbytes
-        while self._waiting is not None and (rows < self._block_rows or have < size):
+        """Read until there are as many rows as in the last block, and about `size` bytes, or all there are."""
+        parts, rows, bytes_read = [self.rows], self.rows.num_rows, self.rows.nbytes
+        while self._next_read is not None and (rows < self._block_rows or bytes_read < size):
             parts.append(self._next_block())
-            rows, have = rows + parts[-1].num_rows, have + parts[-1].nbytes
+            rows, bytes_read = rows + parts[-1].num_rows, bytes_read + parts[-1].nbytes
         if len(parts) > 1:
             self.rows = pa.concat_batches(parts)
-            self._look()
+            self._skip_empty_blocks()
 
-    def _look(self) -> None:
-        while not self.rows.num_rows and self._waiting is not None:
+    def _skip_empty_blocks(self) -> None:
+        while not self.rows.num_rows and self._next_read is not None:
             self.rows = self._next_block()
         if self.rows.num_rows:
             self.first = order.row_key(self.rows, 0)
 
     def _next_block(self) -> pa.RecordBatch:
-        assert self._waiting is not None, "a run has one block at least"
-        block = self._waiting()
-        self._waiting = next(self._blocks, None)
+        assert self._next_read is not None, "a run has one block at least"
+        block = self._next_read()
+        self._next_read = next(self._blocks, None)
         self._block_rows = block.num_rows
-        if self._waiting is None:
+        if self._next_read is None:
             self.end = None
         elif block.num_rows:
             self.end = order.row_key(block, block.num_rows - 1)
         return block
 
 
-def merge(
-    runs: Iterable[Run],
-    window_bytes: int,
-    seen: Callable[[pa.RecordBatch], None] = lambda _: None,
-    *,
-    unique: bool = True,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all runs, sorted, without empty batches and (`unique`) without duplicates.
-
-    `seen` is called with the rows as they are taken from the runs, duplicates included.
-    """
-    runs = list(runs)
-    if len(runs) == 1 and unique:
-        yield from _alone(runs[0], window_bytes, seen)
-        return
-    piece_bytes = max(window_bytes // 2, 1) if unique else _WHOLE  # copies of a row stay in one batch
-    waiting = deque(sorted(runs, key=lambda run: run.min_commit_ts))
-    opened: list[_Opened] = []
-    while waiting or opened:
-        if waiting and all(run.first[0] >= waiting[0].min_commit_ts for run in opened):
-            opened.append(_Opened(waiting.popleft()))
-        else:
-            parts = _complete(opened, waiting, window_bytes)
-            many = len(parts) > _FEW_RUNS
-            for window in _windows(parts, window_bytes, unique=unique):
-                seen(window.rows)
-                yield from window.pieces(piece_bytes)
-            if many:
-                del parts, window
-                pa.default_memory_pool().release_unused()  # else it keeps as much again as is in use
-        opened = [run for run in opened if run.rows.num_rows]
-
-
-def _alone(run: Run, window_bytes: int, seen: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
-    """The rows of a run that no other overlaps; what came twice stands in one block."""
+def _merge_one(run: Run, window_bytes: int, on_read: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
+    """The rows of a run that no other overlaps; copies of a row are always in one block."""
     for read in run.blocks:
         rows = read()
         if rows.num_rows:
-            seen(rows)
+            on_read(rows)
             yield from order.arrange([rows]).pieces(window_bytes)
 
 
-def _complete(opened: list[_Opened], waiting: deque[Run], window_bytes: int) -> list[pa.RecordBatch]:
-    """Take out, in the order of arrival, all rows up to where nothing can come between."""
-    limit = _limit(opened, waiting)
-    here = [run for run in opened if limit is None or run.first <= limit]
-    if len(here) == 1 or len(here) > _FEW_RUNS:
-        for run in here:
-            run.read_ahead(window_bytes // len(here))
-        limit = _limit(opened, waiting)
-        here = [run for run in opened if limit is None or run.first <= limit]
-    taken = [run.take(limit) for run in sorted(here, key=lambda run: run.number)]
+def _take_complete(opened: list[_OpenRun], unopened: deque[Run], window_bytes: int) -> list[pa.RecordBatch]:
+    """Take out, in the order of arrival, all rows up to which every run is in memory."""
+    limit = _limit(opened, unopened)
+    taking = [run for run in opened if limit is None or run.first <= limit]
+    if len(taking) == 1 or len(taking) > _FEW_RUNS:
+        for run in taking:
+            run.read_ahead(window_bytes // len(taking))
+        limit = _limit(opened, unopened)
+        taking = [run for run in opened if limit is None or run.first <= limit]
+    taken = [run.take(limit) for run in sorted(taking, key=lambda run: run.number)]
     return [rows for rows in taken if rows.num_rows]
 
 
-def _limit(opened: list[_Opened], waiting: deque[Run]) -> SortKey | None:
-    """Up to where all rows are in open blocks; None: to the end."""
+def _limit(opened: list[_OpenRun], unopened: deque[Run]) -> SortKey | None:
+    """The key up to which the rows of all runs are in memory; None: to the end."""
     ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
-    if waiting:
-        ends.append((waiting[0].min_commit_ts, 0, 0, b""))  # below every row: no change has op 0
+    if unopened:
+        ends.append((unopened[0].min_commit_ts, 0, 0, b""))  # below its first row: no change has op 0
     return min(ends, default=None)
 
 
 def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) -> Iterator[Sorted]:
-    """Sort the parts together, a window at a time; of very many parts each brings some rows to a window."""
+    """Sort the parts together, a window at a time; however many parts there are, each gives rows to a window."""
     window_bytes = max(window_bytes, len(parts) * _PART_BYTES)
     while len(parts) > 1:
         rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
         share = rows * window_bytes // (size * len(parts))
         if size <= window_bytes:
             break
-        heads, parts = _cut(parts, max(share, 1))
+        heads, parts = _split(parts, max(share, 1))
         yield order.arrange(heads, unique=unique)
     if parts:
         yield order.arrange(parts, unique=unique)
 
 
-def _cut(parts: list[pa.RecordBatch], share: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+def _split(parts: list[pa.RecordBatch], share: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
     """Heads of at most `share` rows each (duplicates aside), at least one row in all, and what remains."""
     bound = min(order.row_key(part, min(share, part.num_rows) - 1) for part in parts)
     counts = [order.count_up_to(part, bound) for part in parts]
     heads = [part.slice(0, count) for part, count in zip(parts, counts, strict=True) if count]
     tails = [part.slice(count) for part, count in zip(parts, counts, strict=True) if count < part.num_rows]
     return heads, tails
+
+
+class LevelRun(NamedTuple):
+    """A run on disk, its size and its level."""
+
+    run: int
+    bytes: int
+    level: int
+
+
+class RunLevels:
+    """Chooses which of one table's runs on disk are merged, so that it is read in few pieces however it was spilled.
+
+    It has the runs that may overlap or are small, in the order of their arrival. A run that memory pressure wrote is of
+    level 0; `fan_in` neighbours of one level are merged into one of the next, so each row is written again once a
+    level. A run of `large_bytes` is left as it is: it costs a reader a block or two in memory, and rewriting it would
+    cost its size. Only when there are more than `most_runs`, the `fan_in` neighbours with the fewest bytes are merged.
+    Only neighbours are merged: that keeps the order in which rows arrived.
+    """
+
+    __slots__ = ("_runs",)
+
+    fan_in = FAN_IN
+    most_runs = MOST_RUNS
+    large_bytes = LARGE_BYTES
+
+    def __init__(self) -> None:
+        self._runs: tuple[LevelRun, ...] = ()
+
+    def freeze(self) -> bytes:
+        """The whole state in few bytes."""
+        return array("Q", chain.from_iterable(self._runs)).tobytes()
+
+    def thaw(self, frozen: Sequence[int]) -> None:
+        """Restore what `freeze` gave."""
+        self._runs = tuple(map(LevelRun, frozen[::3], frozen[1::3], frozen[2::3]))
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, run: int, size: int) -> None:
+        """Add a new run of so many bytes, of level 0."""
+        self._runs = (*self._runs, LevelRun(run, size, 0))
+
+    def to_merge(self) -> frozenset[int] | None:
+        """The numbers of runs that should be merged now; None: none."""
+        first = self._same_level()
+        if first is None and len(self._runs) > self.most_runs:
+            first = self._smallest()
+        return None if first is None else frozenset(member.run for member in self._runs[first : first + self.fan_in])
+
+    def merged(self, runs: frozenset[int], size: int) -> None:
+        """Replace `runs`, which `to_merge` gave, with one of `size` bytes and the lowest of their numbers."""
+        level = 1 + max(member.level for member in self._runs if member.run in runs)
+        merged = LevelRun(min(runs), size, level)
+        replaced = runs - {merged.run}
+        self._runs = tuple(
+            merged if member.run == merged.run else member for member in self._runs if member.run not in replaced
+        )
+
+    def retain(self, runs: frozenset[int], alive: frozenset[int]) -> None:
+        """Remove those of `runs` that are not `alive`."""
+        self._runs = tuple(member for member in self._runs if member.run not in runs or member.run in alive)
+
+    def _same_level(self) -> int | None:
+        """The index of the first of `fan_in` neighbours of one level that are not large."""
+        alike, level = 0, -1
+        for number, member in enumerate(self._runs):
+            small = member.bytes < self.large_bytes
+            alike = (alike + 1 if member.level == level else 1) if small else 0
+            level = member.level if small else -1
+            if alike == self.fan_in:
+                return number + 1 - self.fan_in
+        return None
+
+    def _smallest(self) -> int:
+        """The index of the first of the `fan_in` neighbours with the fewest bytes."""
+        sizes = [member.bytes for member in self._runs]
+        return min(range(len(sizes) - self.fan_in + 1), key=lambda first: sum(sizes[first : first + self.fan_in]))

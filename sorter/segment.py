@@ -1,10 +1,11 @@
 """Append-only segment files that hold the blocks of all tables. A segment is unlinked when its last block is dead.
 
 The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at start. A file is open
-while it is written to, and while a block is read. So a backlog of any size costs neither memory nor open files. A
-reader may finish after the file has been unlinked. Blocks are read, not mapped: a mapping keeps a descriptor, and the
-space of its whole file, as long as anybody holds a row of it; it ends the process where the disk fails; and it costs
-more CPU.
+while it is written to and while a block is read, so a backlog of any size costs neither memory nor open files. A read
+may finish after the file has been unlinked.
+
+Blocks are read, not mapped. A mapping keeps a descriptor and the space of its whole file for as long as any row of it
+is used; it ends the process when the disk fails; and it costs more CPU.
 """
 
 import contextlib
@@ -53,9 +54,9 @@ class Segment:
         self._file: _OpenFile | None = _OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def append(self, header: bytes, payload: pa.Buffer, tables: int) -> Pointer:
-        """Write a block at the end; of a write that fails nothing stays, for it is others who may need the space."""
+        """Write a block at the end, for so many tables; a write that fails leaves nothing behind."""
         offset, length = self.size, len(header) + payload.size
-        fd = self._opened().fd
+        fd = self._open_file().fd
         try:
             written = os.pwritev(fd, [header, payload], offset)
             if written < length:
@@ -63,6 +64,7 @@ class Segment:
                 while written < length:
                     written += os.pwrite(fd, rest[written:], offset + written)
         except OSError:
+            # The disk may be full: give back at once what was written in vain.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, offset)
             raise
@@ -73,7 +75,7 @@ class Segment:
         return Pointer(self.number, offset, length)
 
     def release(self, pointer: Pointer) -> None:
-        """One table has no rows in the block any more."""
+        """Give up one table's rows in the block; it is dead once no table has rows in it."""
         tables = self._shared.pop(pointer.offset, 1)
         if tables > 1:
             self._shared[pointer.offset] = tables - 1
@@ -86,25 +88,26 @@ class Segment:
         return self.live_bytes * _SPARSE_SHARE <= self.size
 
     def read(self, pointer: Pointer) -> pa.Buffer:
-        """The block's bytes, fewer when the file ends before.
+        """The block's bytes; fewer when the file ends before.
 
         Raises:
             OSError: the disk does not give them.
         """
-        file, data = self._opened(), pa.allocate_buffer(pointer.length)
+        file, data = self._open_file(), pa.allocate_buffer(pointer.length)
         return data.slice(0, os.preadv(file.fd, [data], pointer.offset))
 
     def seal(self) -> None:
-        """Nothing more is written: who reads opens the file for that time."""
+        """Close the file for writing; from now on each read opens it."""
         self._file = None
 
     def unlink(self) -> None:
         """Remove the file; its space returns when the last reader is done."""
-        with contextlib.suppress(OSError):  # nobody can read it later, as if it had been removed by another hand
-            self._file = self._opened()
+        # Readers that hold this object go on with the open file; if it cannot be opened, they get an error.
+        with contextlib.suppress(OSError):
+            self._file = self._open_file()
         self._path.unlink(missing_ok=True)
 
-    def _opened(self) -> _OpenFile:
+    def _open_file(self) -> _OpenFile:
         file = self._file
         if file is None:
             try:
@@ -154,7 +157,7 @@ class SegmentLog:
             return self._segments[number]
 
     def release(self, pointer: Pointer) -> None:
-        """One table has no rows in that block any more."""
+        """Give up one table's rows in a block; a segment whose last block dies is removed."""
         with self._lock:
             segment = self._segments[pointer.segment]
             segment.release(pointer)
@@ -167,7 +170,11 @@ class SegmentLog:
     def sparse(self) -> frozenset[int]:
         """Full segments of which little is alive."""
         with self._lock:
-            return frozenset(number for number, it in self._segments.items() if it.is_sparse and it is not self._active)
+            return frozenset(
+                number
+                for number, segment in self._segments.items()
+                if segment.is_sparse and segment is not self._active
+            )
 
     def sizes(self) -> tuple[int, int]:
         """(number of segments, their bytes)."""

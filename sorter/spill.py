@@ -1,4 +1,4 @@
-"""Who goes to disk when memory is short: large tables by themselves, small ones together in shared blocks."""
+"""Writing rows to disk when memory is short: large tables by themselves, small ones together in shared blocks."""
 
 import threading
 from collections import defaultdict
@@ -8,14 +8,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from sorter.merging import merge_runs
 from sorter.stats import Counters
 from sorter.store import BlockStore
 from sorter.table import Table
 
 _MOST_RUN_BYTES: Final = 32 << 20
-_SMALL_SHARE: Final = 8
-_SHARED_SHARE: Final = 2
+_SMALL_SHARE: Final = 8  # a table with less than this share of a block in memory goes into a shared one
+_SHARED_SHARE: Final = 2  # of which each has about this share of a block
 
 
 class Spiller:
@@ -29,10 +28,10 @@ class Spiller:
         self._shared_bytes = block_bytes // _SHARED_SHARE
         self._spilling = threading.Lock()
         self._stopped = False
-        self._in_memory: dict[Table, None] = {}  # those with rows in memory, and some that had
+        self._tables: dict[Table, None] = {}  # those with rows in memory, and some that had
 
     def stop(self) -> None:
-        """Wait until what is being written is written; nothing is any more."""
+        """Wait until what is being written is written, and write nothing more."""
         with self._spilling:
             self._stopped = True
 
@@ -41,19 +40,19 @@ class Spiller:
         """Whether there are more rows in memory than there should be."""
         return self._counters.memory_bytes > self._memory_bytes
 
-    def has_rows(self, table: Table) -> None:
-        """A table got rows."""
-        self._in_memory[table] = None
+    def add(self, table: Table) -> None:
+        """Add a table that got rows."""
+        self._tables[table] = None
 
-    def forget(self, table: Table) -> None:
-        """A table left."""
-        self._in_memory.pop(table, None)
+    def remove(self, table: Table) -> None:
+        """Remove a table that is sorted no more."""
+        self._tables.pop(table, None)
 
     def spill(self) -> None:
-        """Write the largest tables until three quarters of the memory are enough; who adds meanwhile waits here.
+        """Write the largest tables until three quarters of the memory are enough; other threads that add wait here.
 
         Raises:
-            SorterDiskError: the disk does not take them; what it took not is in memory still.
+            SorterDiskError: the disk does not take them; what was not written is still in memory.
         """
         with self._spilling:
             if self._stopped or not self.is_short:
@@ -63,60 +62,62 @@ class Spiller:
             for table in self._victims():
                 if table.memory_bytes >= self._small_bytes:
                     self._spill(table, enough)
-                    self._wrote([table])
+                    self._remove_written([table])
                 else:
                     together = small[table.store]
                     together.append(table)
-                    if sum(it.memory_bytes for it in together) >= self._shared_bytes:
-                        share(table.store, together)
-                        self._wrote(small.pop(table.store))
+                    if sum(member.memory_bytes for member in together) >= self._shared_bytes:
+                        spill_shared(table.store, together)
+                        self._remove_written(small.pop(table.store))
                 if self._counters.memory_bytes <= enough:
                     return
             for store, together in small.items():
-                share(store, together)
-                self._wrote(together)
+                spill_shared(store, together)
+                self._remove_written(together)
 
     def _spill(self, table: Table, enough: int) -> None:
         """Write a table's rows, run by run; it can be used in between."""
         while table.spill(self._run_bytes):
-            pa.default_memory_pool().release_unused()  # what sorting took; else it stays ours beside the next rows
-            merge_runs(table)
+            # Give back what sorting took: otherwise the pool keeps it while the next rows come.
+            pa.default_memory_pool().release_unused()
+            table.merge_runs()
             if self._counters.memory_bytes <= enough:
                 return
-        merge_runs(table)
+        table.merge_runs()
 
     def _victims(self) -> list[Table]:
         """Tables with rows in memory, the largest first: the fewest and largest blocks for the memory that comes back.
 
-        None is spared for long: a table that takes no part grows until it is among the largest.
+        No table is left out for long: one that is not written grows until it is among the largest.
         """
-        return sorted(self._in_memory.copy(), key=lambda table: table.memory_bytes, reverse=True)
+        return sorted(self._tables.copy(), key=lambda table: table.memory_bytes, reverse=True)
 
-    def _wrote(self, tables: Sequence[Table]) -> None:
+    def _remove_written(self, tables: Sequence[Table]) -> None:
         for table in tables:
             if not table.memory_bytes:
-                self._in_memory.pop(table, None)
-                if table.memory_bytes:  # rows came meanwhile
-                    self._in_memory[table] = None
+                self._tables.pop(table, None)
+                if table.memory_bytes:  # rows came in between
+                    self._tables[table] = None
 
 
-def share(store: BlockStore, tables: Sequence[Table]) -> None:
+def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
     """Write all rows that these tables of `store` have in memory, as one block.
 
-    It has all their locks meanwhile, and is called by one thread at a time; others take one lock only.
+    It takes the locks of all of them, and is called by one thread at a time. Other callers take one lock only, so
+    there is no deadlock.
 
     Raises:
         SorterDiskError: the disk does not take them; nothing has changed.
     """
-    merging: list[Table] = []
-    with ExitStack() as held:
+    to_merge: list[Table] = []
+    with ExitStack() as locks:
         for lock in dict.fromkeys(table.lock for table in tables):
-            held.enter_context(lock)
+            locks.enter_context(lock)
         ascending = sorted(tables, key=lambda table: table.unique_id)
-        rows = {table: share for table in ascending if (share := table.unwritten()) is not None}
-        entries = store.write_shared(list(rows.values())) if rows else []
-        for table, entry in zip(rows, entries, strict=True):
-            if table.took(entry):
-                merging.append(table)
-    for table in merging:
-        merge_runs(table)
+        shares = {table: share for table in ascending if (share := table.share_of_memory()) is not None}
+        entries = store.write_shared(list(shares.values())) if shares else []
+        for table, entry in zip(shares, entries, strict=True):
+            if table.moved_to_disk(entry):
+                to_merge.append(table)
+    for table in to_merge:
+        table.merge_runs()

@@ -1,11 +1,33 @@
-"""What a sorter has done and holds: a snapshot for people, and running counts that threads may share."""
+"""What a sorter has done and holds: snapshots for people, and the running counts behind them, passed to Prometheus.
+
+The metrics are sums over all sorters of the process.
+"""
 
 import threading
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
+from prometheus_client import Counter, Gauge, Histogram
 
-from sorter import metrics
+_ROWS_IN: Final = Counter("tidemark_sorter_rows_in_total", "Row changes taken from pullers")
+_ROWS_OUT: Final = Counter("tidemark_sorter_rows_out_total", "Row changes handed out, each time they are")
+_BLOCKS_WRITTEN: Final = Counter("tidemark_sorter_blocks_written_total", "Blocks written to segments")
+_BYTES_WRITTEN: Final = Counter("tidemark_sorter_written_bytes_total", "Bytes written to segments")
+_MOVED_BYTES: Final = Counter(
+    "tidemark_sorter_moved_bytes_total", "Bytes written again so that mostly dead segments could go"
+)
+_BLOCKS_READ: Final = Counter("tidemark_sorter_blocks_read_total", "Blocks read back")
+_ROWS_READ: Final = Counter(
+    "tidemark_sorter_rows_read_total", "Rows of the blocks read back: read amplification over rows out"
+)
+_FETCH_BLOCKS: Final = Histogram(
+    "tidemark_sorter_fetch_blocks", "Blocks that a fetch has to read", buckets=(0, 1, 2, 4, 8, 16, 64, 256, 1024, 4096)
+)
+_BLOCKS_SKIPPED: Final = Counter(
+    "tidemark_sorter_blocks_skipped_total", "Blocks a fetch did not have to read", ["by"]
+)  # by: table, range
+_MEMORY_BYTES: Final = Gauge("tidemark_sorter_memory_bytes", "Rows held in memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +76,24 @@ class TableStats:
     rows_out: int
 
 
-class Reads:
-    """What the fetches of one table cost; the table's lock guards it, but for rows_out, which is a hint."""
+class FetchCounts:
+    """What the fetches of one table cost; the table's lock guards it, but for `rows_out`, which is approximate."""
 
     __slots__ = ("blocks", "fetches", "rows_out", "rows_read")
 
     def __init__(self) -> None:
         self.fetches = self.blocks = self.rows_read = self.rows_out = 0
 
-    def looked_up(self, blocks: int, rows: int) -> None:
-        """A fetch needs these blocks, which have so many rows."""
+    def add_fetch(self, blocks: int, rows: int) -> None:
+        """Count a fetch that needs these blocks, which have so many rows."""
         self.fetches += 1
         self.blocks += blocks
         self.rows_read += rows
-        metrics.FETCH_BLOCKS.observe(blocks)
+        _FETCH_BLOCKS.observe(blocks)
 
 
 class Counters:
-    """Totals of one sorter, passed on to Prometheus."""
+    """Totals of one sorter; safe to call from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,52 +103,56 @@ class Counters:
         self.rows_read = 0
         self.skipped_by_table = self.skipped_by_range = 0
 
-    def took(self, rows: int) -> None:
-        """A puller brought rows."""
+    def add_rows_in(self, rows: int) -> None:
+        """Count rows that a puller brought."""
         with self._lock:
             self.rows_in += rows
-        metrics.ROWS_IN.inc(rows)
+        _ROWS_IN.inc(rows)
 
-    def memory(self, change_bytes: int) -> None:
-        """The rows in memory became more, or fewer."""
+    def change_memory(self, change_bytes: int) -> None:
+        """The rows in memory take so many bytes more (negative: fewer)."""
         if change_bytes:
             with self._lock:
                 self.memory_bytes += change_bytes
-            metrics.MEMORY_BYTES.inc(change_bytes)
+            _MEMORY_BYTES.inc(change_bytes)
 
-    def wrote(self, written_bytes: int, tables: int = 1) -> None:
-        """A block with rows of so many tables went to disk."""
+    def add_written_block(self, written_bytes: int, tables: int = 1) -> None:
+        """Count a block on disk with rows of so many tables."""
         with self._lock:
             self.blocks_written += 1
             self.live_blocks += tables
             self.bytes_written += written_bytes
-        metrics.BLOCKS_WRITTEN.inc()
-        metrics.BYTES_WRITTEN.inc(written_bytes)
+        _BLOCKS_WRITTEN.inc()
+        _BYTES_WRITTEN.inc(written_bytes)
 
-    def dropped(self, blocks: int) -> None:
-        """Blocks were cleaned."""
+    def add_moved_bytes(self, moved_bytes: int) -> None:
+        """Count bytes of a block that was written to another segment."""
+        _MOVED_BYTES.inc(moved_bytes)
+
+    def remove_blocks(self, blocks: int) -> None:
+        """Blocks are dead now."""
         with self._lock:
             self.live_blocks -= blocks
 
-    def read(self, rows: int) -> None:
-        """A block of so many rows was read."""
+    def add_read_block(self, rows: int) -> None:
+        """Count a block of so many rows that was read."""
         with self._lock:
             self.blocks_read += 1
             self.rows_read += rows
-        metrics.BLOCKS_READ.inc()
-        metrics.ROWS_READ.inc(rows)
+        _BLOCKS_READ.inc()
+        _ROWS_READ.inc(rows)
 
-    def looked_up(self, *, wanted: int, of_table: int) -> None:
-        """A fetch wants `wanted` of a table's blocks."""
+    def add_lookup(self, *, needed: int, of_table: int) -> None:
+        """Count a fetch that needs `needed` of the `of_table` blocks that its table has."""
         with self._lock:
-            by_table, by_range = self.live_blocks - of_table, of_table - wanted
+            by_table, by_range = self.live_blocks - of_table, of_table - needed
             self.skipped_by_table += by_table
             self.skipped_by_range += by_range
-        metrics.BLOCKS_SKIPPED.labels("table").inc(max(by_table, 0))
-        metrics.BLOCKS_SKIPPED.labels("range").inc(by_range)
+        _BLOCKS_SKIPPED.labels("table").inc(max(by_table, 0))
+        _BLOCKS_SKIPPED.labels("range").inc(by_range)
 
-    def gave(self, batch: pa.RecordBatch) -> None:
-        """A fetch handed out rows."""
+    def add_rows_out(self, batch: pa.RecordBatch) -> None:
+        """Count rows that a fetch handed out."""
         with self._lock:
             self.rows_out += batch.num_rows
-        metrics.ROWS_OUT.inc(batch.num_rows)
+        _ROWS_OUT.inc(batch.num_rows)

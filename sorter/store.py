@@ -1,37 +1,47 @@
-"""Blocks of many tables on disk: rows in segments, the index in LevelDB. A cache of the upstream."""
+"""Blocks of many tables on disk: rows in segments, their index in LevelDB. A cache of the upstream.
+
+`BlockStore` is one directory of segments and one index. A sorter has a few of them and deals its tables to them
+(`get_db`), so that one slow write to a disk stops only some of the tables. A block is first appended to a segment and
+then put into the index; it is dead once it is in no index, and its segment is unlinked once all its blocks are dead.
+"""
 
 import itertools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import google_crc32c
 import pyarrow as pa
 
-from sorter import block, metrics, order, shared_block
-from sorter.block import BlockMeta
-from sorter.database import IndexDatabase
+from sorter import block, order
+from sorter.block import BlockMeta, Share, SharedBlock
 from sorter.errors import SorterDiskError
-from sorter.index import Entry, RunEntries, TableIndex, decode_entry, encode_entry
-from sorter.recent import RecentBlocks
-from sorter.segment import Segment, SegmentLog
-from sorter.shared_block import Share
+from sorter.index import Entry, IndexDatabase, RunEntries, TableIndex, decode_entry, encode_entry
+from sorter.segment import Pointer, Segment, SegmentLog
 from sorter.stats import Counters
+from storage.codec import encode_i64
 from storage.kv import WriteBatch
+from storage.model.span import Span
 
-_SMALL_SHARE: Final = 8
-_RUNS_OF_A_SIZE: Final = 64
-_SMALLEST_BLOCK: Final = 3
-_SPARSE_SEGMENTS: Final = 4
 Reader = Callable[[], pa.RecordBatch]
+"""Reads the rows of one block."""
+
+_SMALL_SHARE: Final = 8  # a resolved run below this share of a block is merged with others
+_RUNS_OF_A_SIZE: Final = 64
+_MOST_HALVINGS: Final = 3
+_SPARSE_SEGMENTS: Final = 4
+_CACHED_BLOCKS: Final = 8
 
 
 class BlockStore:
-    """Writes, finds and forgets blocks; safe to call from several threads, one at a time per table."""
+    """Writes, finds and deletes blocks; safe to call from several threads, one at a time per table."""
 
     def __init__(self, directory: Path, *, segment_bytes: int, block_bytes: int, counters: Counters) -> None:
-        """Begin with nothing in `directory`, which does not exist yet.
+        """Create the files in `directory`, which does not exist yet.
 
         Raises:
             DirectoryUnusableError: it cannot be created or written.
@@ -41,8 +51,8 @@ class BlockStore:
         self.block_bytes = block_bytes
         self.small_bytes = max(block_bytes // _SMALL_SHARE, 1)
         self._numbers = itertools.count(1)
-        self._shared = RecentBlocks()
-        self._looked_at = 0
+        self._shared_blocks = _SharedBlockCache()
+        self._segments_checked = 0
         self.counters = counters
 
     def index(self, unique_id: int, table_id: int, dead_ts: int) -> TableIndex:
@@ -50,13 +60,13 @@ class BlockStore:
         return TableIndex(self._database, unique_id, table_id, dead_ts)
 
     def spilled_bytes(self, runs: int) -> int:
-        """How large the blocks of rows are that are spilled before they are resolved, when there are so many `runs`.
+        """The size of blocks of rows that are spilled before they are resolved, when there are so many `runs`.
 
-        A fetch has a block or two of each run that overlaps in memory, and one huge transaction comes in as many runs:
-        the more there are, the smaller their blocks.
+        A fetch has a block or two of each overlapping run in memory, and one huge transaction comes in many runs: the
+        more there are, the smaller their blocks.
         """
-        halved = 1 + min((runs // _RUNS_OF_A_SIZE).bit_length(), _SMALLEST_BLOCK)
-        return max(self.block_bytes >> halved, 1)
+        halvings = 1 + min((runs // _RUNS_OF_A_SIZE).bit_length(), _MOST_HALVINGS)
+        return max(self.block_bytes >> halvings, 1)
 
     def write(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> Entry:
         """Write one sorted batch as one block, the next one of `run` or (None) the first of a new one.
@@ -75,19 +85,19 @@ class BlockStore:
         number = next(self._numbers)
         meta = BlockMeta(index.unique_id, index.table_id, number, batch.num_rows, first, last)
         pointer = self._segments.append(*block.encode(meta, batch))
-        self.counters.wrote(pointer.length)
+        self.counters.add_written_block(pointer.length)
         return Entry(meta, pointer, number if run is None else run, pointer.length)
 
     def write_shared(self, shares: Sequence[Share]) -> list[Entry]:
-        """Write rows of several tables as one block, of which each table gets its entry.
+        """Write rows of several tables as one block, and an index entry for each table.
 
         Raises:
             SorterDiskError: the disk does not take it; nothing has changed.
         """
         number = next(self._numbers)
-        metas, header, payload = shared_block.encode(number, shares)
+        metas, header, payload = block.encode_shared(number, shares)
         pointer = self._segments.append(header, payload, len(metas))
-        self.counters.wrote(pointer.length, len(metas))
+        self.counters.add_written_block(pointer.length, len(metas))
         rows, batch = sum(meta.rows for meta in metas), WriteBatch()
         entries = [Entry(meta, pointer, number, pointer.length * meta.rows // rows) for meta in metas]
         for entry in entries:
@@ -110,17 +120,17 @@ class BlockStore:
         """
         new: list[Entry] = []
         try:
-            new.extend(self.append(index, piece, run) for piece in _regrouped(batches, block_bytes))
+            new.extend(self.append(index, piece, run) for piece in _regroup(batches, block_bytes))
         except BaseException:
             self.release(new)
             raise
         return new
 
     def replace(self, index: TableIndex, new: Sequence[Entry], old: Sequence[Entry]) -> None:
-        """Let blocks that were appended be read instead of `old`, which are given up.
+        """Put blocks that were appended into the index, in the place of `old`, whose space is released.
 
         Raises:
-            SorterDiskError: there is no room; `new` are given up, nothing else has changed.
+            SorterDiskError: there is no room; `new` are released, nothing else has changed.
         """
         try:
             index.replace(new, old)
@@ -131,15 +141,15 @@ class BlockStore:
 
     @property
     def began_segment(self) -> bool:
-        """Whether a segment was begun since `sparse` was asked last."""
-        return self._segments.created != self._looked_at
+        """Whether a segment was begun since `sparse` was called last."""
+        return self._segments.created != self._segments_checked
 
     def sparse(self) -> frozenset[int]:
-        """Segments of which little is alive, once they are several.
+        """Segments of which little is alive, once there are several.
 
-        What is taken again and again from tables that stand still would keep whole segments alive for ever.
+        Without compaction, a few blocks of tables that are not read would keep whole segments alive for ever.
         """
-        self._looked_at = self._segments.created
+        self._segments_checked = self._segments.created
         sparse = self._segments.sparse()
         return sparse if len(sparse) >= _SPARSE_SEGMENTS else frozenset()
 
@@ -150,9 +160,9 @@ class BlockStore:
             CorruptError: the index cannot be read.
         """
         entries = (decode_entry(key, value) for key, value in self._database.walk())
-        found = (entry for entry in entries if entry.pointer.segment in segments)
-        for unique_id, those in itertools.groupby(found, key=lambda entry: entry.meta.unique_id):
-            yield unique_id, list(those)
+        inside = (entry for entry in entries if entry.pointer.segment in segments)
+        for unique_id, of_table in itertools.groupby(inside, key=lambda entry: entry.meta.unique_id):
+            yield unique_id, list(of_table)
 
     def move(self, index: TableIndex, entry: Entry) -> None:
         """Write a block, or a table's share of one, to another segment.
@@ -163,28 +173,28 @@ class BlockStore:
         """
         header, payload = block.encode(entry.meta, self.reader(entry)())
         pointer = self._segments.append(header, payload)
-        self.counters.wrote(pointer.length)
-        metrics.MOVED_BYTES.inc(pointer.length)
+        self.counters.add_written_block(pointer.length)
+        self.counters.add_moved_bytes(pointer.length)
         self.replace(index, [Entry(entry.meta, pointer, entry.run, pointer.length)], [entry])
 
     def release(self, entries: Sequence[Entry]) -> None:
-        """These blocks are in no index any more."""
+        """Release the space of blocks that are in no index any more."""
         for entry in entries:
             self._segments.release(entry.pointer)
-        self.counters.dropped(len(entries))
+        self.counters.remove_blocks(len(entries))
 
     def reader(self, entry: Entry) -> Reader:
-        """Reads the block's rows; works even after the block has been forgotten."""
+        """A reader of the block's rows; it works even after the block was deleted."""
         segment = self._segments.segment(entry.pointer.segment)
         return lambda: self._read(segment, entry)
 
     def readers(self, entries: RunEntries) -> Iterator[Reader]:
-        """Reads the blocks of a run, one after another; works even after they have been forgotten."""
-        held = {number: self._segments.segment(number) for number in entries.segments}
-        return (partial(self._read, held[entry.pointer.segment], entry) for entry in entries)
+        """Readers of the blocks of a run, in order; they work even after the blocks were deleted."""
+        segments = {number: self._segments.segment(number) for number in entries.segments}
+        return (partial(self._read, segments[entry.pointer.segment], entry) for entry in entries)
 
-    def forget(self, index: TableIndex, commit_ts: int) -> None:
-        """Give up the table's blocks that have no row above `commit_ts`."""
+    def delete_up_to(self, index: TableIndex, commit_ts: int) -> None:
+        """Delete the table's blocks that have no row above `commit_ts`."""
         for dead in index.delete_up_to(commit_ts):
             self.release(dead)
 
@@ -193,13 +203,13 @@ class BlockStore:
         return self._segments.sizes()
 
     def close(self) -> None:
-        """Remove the segments and let go of the directory."""
+        """Remove the segments and close the index."""
         self._segments.close()
         self._database.close()
 
     def _read(self, segment: Segment, entry: Entry) -> pa.RecordBatch:
-        self.counters.read(entry.meta.rows)
-        shared = self._shared.get(entry.pointer)
+        self.counters.add_read_block(entry.meta.rows)
+        shared = self._shared_blocks.get(entry.pointer)
         if shared is None:
             try:
                 data = segment.read(entry.pointer)
@@ -207,8 +217,8 @@ class BlockStore:
                 raise block.corrupt(entry.meta, f"it cannot be read: {err.strerror}") from err
             if not block.is_shared(data):
                 return block.decode(entry.meta, data)
-            shared = shared_block.decode(entry.meta, data)
-            self._shared.put(entry.pointer, shared)
+            shared = block.decode_shared(entry.meta, data)
+            self._shared_blocks.put(entry.pointer, shared)
         return shared.rows_of(entry.meta)
 
 
@@ -220,20 +230,54 @@ def open_shards(
     Raises:
         DirectoryUnusableError: as `BlockStore`; none of them stays open.
     """
-    with ExitStack() as opened:
+    with ExitStack() as undo:
         stores = []
         for number in range(count):
             store = BlockStore(
                 directory / f"{number:02d}", segment_bytes=segment_bytes, block_bytes=block_bytes, counters=counters
             )
-            opened.callback(store.close)
+            undo.callback(store.close)
             stores.append(store)
-        opened.pop_all()
+        undo.pop_all()
     return stores
 
 
-def _regrouped(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """A sorted stream, each batch with all copies of its rows, in pieces of about `size` bytes that keep them too."""
+def get_db(span: Span, count: int) -> int:
+    """The number of the store that a span belongs to, in `[0, count)`; spans of one table may have different ones.
+
+    Source: TiCDC's `getDB`, which hashes the table id and the start of the span.
+    """
+    digest: int = google_crc32c.extend(google_crc32c.value(encode_i64(span.table_id)), span.start_key)
+    return digest % count
+
+
+class _SharedBlockCache:
+    """The shared blocks that were read last: tables of one block are often fetched one after another. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[Pointer, SharedBlock] = OrderedDict()
+
+    def get(self, pointer: Pointer) -> SharedBlock | None:
+        """The block, if it is cached."""
+        if not self._blocks:
+            return None
+        with self._lock:
+            cached = self._blocks.get(pointer)
+            if cached is not None:
+                self._blocks.move_to_end(pointer)
+            return cached
+
+    def put(self, pointer: Pointer, block_read: SharedBlock) -> None:
+        """Cache a block; the one used least recently makes room."""
+        with self._lock:
+            self._blocks[pointer] = block_read
+            while len(self._blocks) > _CACHED_BLOCKS:
+                self._blocks.popitem(last=False)
+
+
+def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """A sorted stream in pieces of about `size` bytes; all copies of a row, which one batch has, stay in one piece."""
     rest: list[pa.RecordBatch] = []
     for batch in batches:
         rest.append(batch)

@@ -1,31 +1,33 @@
 """One table (span) of the sorter: how far it is resolved and cleaned, and its rows, behind one lock.
 
 Invariants: no row at or below `resolved_ts` is ever added; nothing at or below `cleaned` is handed out. A table without
-rows, or with few and none of them in memory, costs a few hundred bytes.
+rows, or with few and none of them in memory, costs a few hundred bytes: its `Backlog` is frozen to bytes after each
+call, and made again by the next.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 
 import pyarrow as pa
 
-from sorter.backlog import Backlog
+from sorter.backlog import Backlog, Extent, RunMerge
+from sorter.block import Share
 from sorter.buffer import Rows
-from sorter.checksum import Checksum, by_bucket
+from sorter.checksum_log import Checksum, by_bucket
 from sorter.errors import (
     EventBelowResolvedError,
     NotResolvedError,
     RangeCleanedError,
     ResolvedRegressedError,
+    SorterDiskError,
+    TableDamagedError,
     TableNotFoundError,
 )
-from sorter.extent import Extent
 from sorter.index import Entry
 from sorter.merge import Run, merge
-from sorter.shared_block import Share
-from sorter.stats import Reads, TableStats
+from sorter.stats import FetchCounts, TableStats
 from sorter.store import BlockStore
 from storage.model.event import Position
 from storage.model.span import Span
@@ -38,9 +40,9 @@ class Table:
 
     __slots__ = (
         "_backlog",
-        "_forgotten_at_s",
-        "_forgotten_ts",
-        "_reads",
+        "_dropped_at_s",
+        "_dropped_ts",
+        "_fetches",
         "_removed",
         "cleaned",
         "lock",
@@ -51,17 +53,17 @@ class Table:
     )
 
     def __init__(self, span: Span, unique_id: int, start_ts: int, store: BlockStore, lock: threading.Lock) -> None:
-        """`lock` may be shared with others: nobody but `sorter.spill.share` takes several."""
+        """`lock` may be shared with other tables; only `sorter.spill.spill_shared` takes several locks."""
         self.span = span
         self.unique_id = unique_id
         self.store = store
         self.lock = lock
         self.resolved_ts = start_ts
-        self.cleaned = _began(start_ts)
+        self.cleaned = _start_position(start_ts)
         self._backlog: Backlog | bytes = b""
-        self._reads: Reads | None = None  # made by the first fetch
-        self._forgotten_ts = start_ts
-        self._forgotten_at_s = _NEVER_S
+        self._fetches: FetchCounts | None = None  # made by the first fetch
+        self._dropped_ts = start_ts
+        self._dropped_at_s = _NEVER_S
         self._removed = False
 
     @property
@@ -71,9 +73,9 @@ class Table:
         return backlog.buffer.bytes if isinstance(backlog, Backlog) else 0
 
     def is_empty(self) -> bool:
-        """See `Sorter.is_empty`; the ledger knows a row before anything else does, and forgets it last."""
+        """See `Sorter.is_empty`; a row is in the checksum log first and longest, so no lock is needed."""
         backlog = self._backlog
-        return not (len(backlog.ledger) if isinstance(backlog, Backlog) else backlog)
+        return not (len(backlog.checksums) if isinstance(backlog, Backlog) else backlog)
 
     def add(self, rows: Rows) -> None:
         """See `Sorter.add`."""
@@ -98,38 +100,49 @@ class Table:
 
     def flush(self, block_bytes: int) -> None:
         """Write resolved rows, once they fill a block."""
-        with self.held() as backlog:
+        with self.locked_backlog() as backlog:
             if backlog is not None:
                 backlog.flush(block_bytes, self.resolved_ts)
 
     def spill(self, run_bytes: int) -> bool:
         """See `Backlog.spill`."""
-        with self.held() as backlog:
+        with self.locked_backlog() as backlog:
             return backlog is not None and backlog.spill(run_bytes, self.resolved_ts)
 
-    def unwritten(self) -> Share | None:
-        """All rows in memory, if there are any; the caller has the lock."""
+    def share_of_memory(self) -> Share | None:
+        """All rows in memory, if there are any, for a shared block; the caller has the lock."""
         backlog = self._backlog
         if self._removed or not isinstance(backlog, Backlog) or not backlog.buffer.bytes:
             return None
         return Share(self.unique_id, self.span.table_id, backlog.buffer.batches())
 
-    def took(self, entry: Entry) -> bool:
-        """What `unwritten` gave is on disk now; returns whether its runs should be merged."""
+    def moved_to_disk(self, entry: Entry) -> bool:
+        """Drop the rows of `share_of_memory`, which are on disk now; returns whether runs should be merged."""
         backlog = self._thaw()
-        backlog.took(entry)
+        backlog.moved_to_disk(entry)
         self._freeze()
         return backlog.wants_merge
 
+    def merge_runs(self) -> None:
+        """Merge the small runs that spills have left; called by one thread at a time.
+
+        The lock is held to choose the runs and to put the merged one in their place, not while they are read and
+        written. Runs that cannot be merged stay as they are: a full disk is tried again at the next spill, and damaged
+        rows raise an error where they are fetched, not here, where another table's rows are being added.
+        """
+        with contextlib.suppress(SorterDiskError, TableDamagedError):
+            while (run_merge := self._begin_merge()) is not None:
+                self._end_merge(run_merge, self._write_merged(run_merge))
+
     def move(self, entries: Sequence[Entry]) -> None:
         """See `Backlog.move`."""
-        with self.held() as backlog:
+        with self.locked_backlog() as backlog:
             if backlog is not None:
                 backlog.move(entries)
 
-    @contextmanager
-    def held(self) -> Iterator[Backlog | None]:
-        """Its rows, with its lock; None: it was removed."""
+    @contextlib.contextmanager
+    def locked_backlog(self) -> Iterator[Backlog | None]:
+        """Its rows, while its lock is held; None: it was removed."""
         with self.lock:
             if self._removed:
                 yield None
@@ -142,18 +155,18 @@ class Table:
         with self.lock:
             self._check_range(lower, upper)
             backlog, runs = self._thaw(), list[Run]()
-            shift = backlog.ledger.shift
+            shift = backlog.checksums.shift
             if lower <= upper:
                 runs, blocks, rows = backlog.runs(lower, upper, self.resolved_ts)
-                self._reads = self._reads or Reads()
-                self._reads.looked_up(blocks, rows)
+                self._fetches = self._fetches or FetchCounts()
+                self._fetches.add_fetch(blocks, rows)
             self._freeze()
         return self._checked(lower, upper, runs, window_bytes, shift)
 
     def stats(self) -> TableStats:
         """See `Sorter.table_stats`."""
         with self.lock:
-            reads, backlog = self._reads or Reads(), self._thaw()
+            fetches, backlog = self._fetches or FetchCounts(), self._thaw()
             self._freeze()
             return TableStats(
                 self.span.table_id,
@@ -162,10 +175,10 @@ class Table:
                 backlog.buffer.bytes,
                 backlog.index.blocks,
                 backlog.runs_on_disk,
-                reads.fetches,
-                reads.blocks,
-                reads.rows_read,
-                reads.rows_out,
+                fetches.fetches,
+                fetches.blocks,
+                fetches.rows_read,
+                fetches.rows_out,
             )
 
     def extents(self, lower_ts: int, upper_ts: int) -> list[Extent]:
@@ -174,9 +187,9 @@ class Table:
             self._check_range(Position(lower_ts, 0), Position.fence(upper_ts))
             if not self._backlog:
                 return []
-            found = self._thaw().extents(lower_ts, upper_ts, self.resolved_ts)
+            extents = self._thaw().extents(lower_ts, upper_ts, self.resolved_ts)
             self._freeze()
-            return found
+            return extents
 
     def clean(self, upper: Position, now_s: float, interval_s: float) -> None:
         """See `Sorter.clean`."""
@@ -188,26 +201,46 @@ class Table:
                     f"it is resolved up to {self.resolved_ts} only"
                 )
             self.cleaned = max(self.cleaned, upper)
-            self._forget(now_s, interval_s)
+            self._drop_cleaned(now_s, interval_s)
 
-    def forget_cleaned(self, now_s: float, interval_s: float) -> None:
-        """Drop what was cleaned too soon after the last time."""
-        if self.cleaned.commit_ts > self._forgotten_ts:
+    def drop_cleaned(self, now_s: float, interval_s: float) -> None:
+        """Drop rows that `clean` left because the interval since the last time had not passed."""
+        if self.cleaned.commit_ts > self._dropped_ts:
             with self.lock:
-                self._forget(now_s, interval_s)
+                self._drop_cleaned(now_s, interval_s)
 
     def remove(self) -> None:
         """Drop all rows; later calls find no table."""
         with self.lock:
             self._removed = True
             if self._backlog:
-                self._thaw().drop()
+                self._thaw().drop_all()
                 self._backlog = b""
+
+    def _begin_merge(self) -> RunMerge | None:
+        with self.locked_backlog() as backlog:
+            return backlog.begin_merge() if backlog is not None else None
+
+    def _write_merged(self, run_merge: RunMerge) -> list[Entry]:
+        try:
+            return self.store.append_run(run_merge.index, run_merge.rows, min(run_merge.runs), run_merge.block_bytes)
+        except TableDamagedError:
+            with self.locked_backlog() as backlog:
+                if backlog is not None:
+                    backlog.abandon_merge(run_merge)
+            raise
+
+    def _end_merge(self, run_merge: RunMerge, entries: list[Entry]) -> None:
+        with self.locked_backlog() as backlog:
+            if backlog is None:
+                self.store.release(entries)
+            else:
+                backlog.end_merge(run_merge, entries)
 
     def _thaw(self) -> Backlog:
         backlog = self._backlog
         if not isinstance(backlog, Backlog):
-            backlog = Backlog.thaw(self.store, self.unique_id, self.span.table_id, self._forgotten_ts, backlog)
+            backlog = Backlog.thaw(self.store, self.unique_id, self.span.table_id, self._dropped_ts, backlog)
             self._backlog = backlog
         return backlog
 
@@ -217,34 +250,34 @@ class Table:
             if frozen is not None:
                 self._backlog = frozen
 
-    def _forget(self, now_s: float, interval_s: float) -> None:
+    def _drop_cleaned(self, now_s: float, interval_s: float) -> None:
         dead_ts = self.cleaned.commit_ts if self.cleaned.is_commit_fence else self.cleaned.commit_ts - 1
-        if dead_ts <= self._forgotten_ts or now_s - self._forgotten_at_s < interval_s:
+        if dead_ts <= self._dropped_ts or now_s - self._dropped_at_s < interval_s:
             return
         if self._backlog:
-            self._thaw().forget(dead_ts, self.resolved_ts)
+            self._thaw().drop_up_to(dead_ts, self.resolved_ts)
             self._freeze()
-        self._forgotten_ts, self._forgotten_at_s = dead_ts, now_s
+        self._dropped_ts, self._dropped_at_s = dead_ts, now_s
 
     def _checked(
         self, lower: Position, upper: Position, runs: list[Run], window_bytes: int, shift: int
     ) -> Iterator[pa.RecordBatch]:
         """The merged rows; at their end, what was read is compared with what had been added."""
-        found: dict[int, Checksum] = {}
+        read: dict[int, Checksum] = {}
 
-        def seen(batch: pa.RecordBatch) -> None:
+        def add_checksums(batch: pa.RecordBatch) -> None:
             for bucket, checksum in by_bucket(batch, shift).items():
-                found[bucket] = found.get(bucket, Checksum()) + checksum
+                read[bucket] = read.get(bucket, Checksum()) + checksum
 
-        for batch in merge(runs, window_bytes, seen):
-            self.store.counters.gave(batch)
-            if self._reads is not None:
-                self._reads.rows_out += batch.num_rows
+        for batch in merge(runs, window_bytes, add_checksums):
+            self.store.counters.add_rows_out(batch)
+            if self._fetches is not None:
+                self._fetches.rows_out += batch.num_rows
             yield batch
         with self.lock:
             whole = not lower.start_ts and upper.is_commit_fence and lower <= upper
             if whole and lower > self.cleaned and not self._removed:
-                self._thaw().ledger.check(lower.commit_ts, upper.commit_ts, found, shift)
+                self._thaw().checksums.check(lower.commit_ts, upper.commit_ts, read, shift)
                 self._freeze()
 
     def _check_present(self) -> None:
@@ -266,6 +299,6 @@ class Table:
 
 
 @lru_cache(maxsize=1)
-def _began(start_ts: int) -> Position:
-    """Where tables that begin there are cleaned up to: one object for all."""
+def _start_position(start_ts: int) -> Position:
+    """The `cleaned` of a new table: one object for all tables that start at the same ts."""
     return Position.fence(start_ts)

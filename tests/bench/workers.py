@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from sink.manager import SinkManager
 from sorter import Sorter
-from sorter.shard import get_db
+from sorter.store import get_db
 from storage.model.span import Span
 from tests.bench.sink import mount
 from tests.bench.sorter_workload import BASE_TS, Window, Workload

@@ -20,7 +20,7 @@ from server.capture.worker import metrics
 from server.capture.worker.directory import control_socket, flight_socket
 from server.rpc.limits import MAX_MESSAGE_BYTES
 from server.up.child import Child
-from sorter.shard import get_db
+from sorter.store import get_db
 from storage.model.span import Span
 from storage.tasks import beside
 

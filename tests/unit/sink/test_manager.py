@@ -275,7 +275,8 @@ def test_tasks_that_are_given_up_do_not_hide_a_lost_row(tmp_path: Path, split_tx
     dispatcher = manager._dispatcher
     capture.sorter.add(span, raw([(ts, 0, b"%03d" % ts) for ts in range(1, 200)]))
     capture.sorter.resolve(span, 1 << 29)
-    capture.sorter._table(span)._thaw().ledger.add(raw([(50, 0, b"lost")]))  # as if it had been added, and lost since
+    # As if a row had been added, and lost since.
+    capture.sorter._table(span)._thaw().checksums.add(raw([(50, 0, b"lost")]))
     tasks = 0
     while manager._tables.one(span).lost is None:
         dispatcher._short_of_memory = False

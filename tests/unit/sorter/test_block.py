@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorter import block, packing, shared_block
-from sorter.block import BlockMeta
+from sorter import block
+from sorter.block import BlockMeta, Share
 from sorter.errors import BlockCorruptError
 from sorter.index import Entry, decode_entry, encode_entry
 from sorter.segment import Pointer
-from sorter.shared_block import Share
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 
@@ -52,9 +51,9 @@ changes = st.tuples(timestamps, timestamps, st.integers(1, 3), *[st.binary(max_s
 @given(st.lists(changes, min_size=1, max_size=4), st.integers(0, 3))
 def test_rows_are_packed_without_loss(rows: list[tuple], first: int) -> None:
     batch = raw_batch(*zip(*rows, strict=True)).slice(min(first, len(rows) - 1))
-    flags, op, stored = packing.pack(batch)
-    assert stored.schema.equals(packing.schema(flags))
-    assert packing.unpack(flags, op, stored).equals(batch)
+    flags, op, stored = block.pack(batch)
+    assert stored.schema.equals(block.stored_schema(flags))
+    assert block.unpack(flags, op, stored).equals(batch)
 
 
 def test_what_says_nothing_takes_no_space() -> None:
@@ -125,7 +124,7 @@ def test_the_formats_are_those_of_the_golden_files() -> None:
 
 
 def shared(shares: list[Share]) -> tuple[list[BlockMeta], bytes]:
-    metas, header, payload = shared_block.encode(42, shares)
+    metas, header, payload = block.encode_shared(42, shares)
     return metas, header + payload.to_pybytes()
 
 
@@ -142,7 +141,7 @@ def test_tables_that_share_a_block_find_their_rows_in_it_sorted(tables: list[lis
     ]
     metas, written = shared(shares)
     assert block.is_shared(pa.py_buffer(written))
-    read = shared_block.decode(metas[0], pa.py_buffer(written))
+    read = block.decode_shared(metas[0], pa.py_buffer(written))
     for meta, batches in zip(metas, tables, strict=True):
         rows = [tuple(row.values()) for row in read.rows_of(meta).to_pylist()]
         assert rows == sorted((row for batch in batches for row in batch), key=lambda row: row[:4])
@@ -154,7 +153,7 @@ def test_any_flipped_bit_of_a_shared_block_is_found(data: st.DataObject) -> None
     damaged = bytearray(written)
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(BlockCorruptError):
-        shared_block.decode(metas[0], pa.py_buffer(bytes(damaged)))
+        block.decode_shared(metas[0], pa.py_buffer(bytes(damaged)))
 
 
 @given(st.data())
@@ -162,13 +161,13 @@ def test_a_torn_shared_block_is_found(data: st.DataObject) -> None:
     metas, written = shared(SHARES)
     torn = written[: data.draw(st.integers(0, len(written) - 1))]
     with pytest.raises(BlockCorruptError):
-        shared_block.decode(metas[0], pa.py_buffer(torn))
+        block.decode_shared(metas[0], pa.py_buffer(torn))
 
 
 @pytest.mark.parametrize("field", ["unique_id", "table_id", "number", "rows", "min_commit_ts", "max_commit_ts"])
 def test_rows_of_another_table_or_block_are_not_taken_from_a_shared_block(field: str) -> None:
     metas, written = shared(SHARES)
-    read = shared_block.decode(metas[0], pa.py_buffer(written))
+    read = block.decode_shared(metas[0], pa.py_buffer(written))
     with pytest.raises(BlockCorruptError, match="which has no such rows of this table"):
         read.rows_of(replace(metas[0], **{field: getattr(metas[0], field) + 1}))
 
@@ -176,6 +175,6 @@ def test_rows_of_another_table_or_block_are_not_taken_from_a_shared_block(field:
 def test_a_tables_own_block_is_not_taken_for_a_shared_one_nor_the_other_way_round() -> None:
     metas, written = shared(SHARES)
     with pytest.raises(BlockCorruptError, match="no directory"):
-        shared_block.decode(META, pa.py_buffer(encoded()))
+        block.decode_shared(META, pa.py_buffer(encoded()))
     with pytest.raises(BlockCorruptError, match="the index points to block 42 of table 2"):
         block.decode(metas[0], pa.py_buffer(written))

@@ -1,4 +1,4 @@
-"""Any interleaving of calls on the sorter equals the in-memory oracle."""
+"""Any interleaving of calls on the sorter equals the in-memory model."""
 
 import errno
 import os
@@ -17,13 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sorter import Sorter, segment, store
 from sorter.buffer import BATCH_BYTES
 from sorter.errors import EventBatchError, TableExistsError, TableNotFoundError
-from sorter.levels import RunLevels
-from sorter.oracle import Oracle
+from sorter.merge import RunLevels
 from sorter.store import BlockStore
 from storage.leveldb import DirectoryUnusableError, LevelDB
 from storage.model.errors import TidemarkError
 from storage.model.event import Position, raw_batch
 from storage.model.span import Span
+from tests.unit.sorter.model import SorterModel
 
 SPANS = [Span(7, b"t7", b"t8"), Span(-1, b"u", b""), Span(8, b"v", b"w")]
 KEYS = [b"", b"a", b"ab", b"\xff"]
@@ -71,11 +71,11 @@ class SorterMachine(RuleBasedStateMachine):
             return new
 
         self.patch.setattr(BlockStore, "append_run", appended)
-        self.oracle = Oracle()
+        self.model = SorterModel()
         self.resolved = dict.fromkeys(SPANS, 5)
         for span in SPANS:
             self.sorter.add_table(span, 5)
-            self.oracle.add_table(span, 5)
+            self.model.add_table(span, 5)
 
     def teardown(self) -> None:
         if hasattr(self, "sorter"):
@@ -99,7 +99,7 @@ class SorterMachine(RuleBasedStateMachine):
 
     def add_rows(self, span: Span, rows: list[tuple]) -> None:
         batch = raw_batch(*(zip(*rows, strict=True) if rows else [[]] * 6))
-        self.same(lambda: self.sorter.add(span, batch), lambda: self.oracle.add(span, rows))
+        self.same(lambda: self.sorter.add(span, batch), lambda: self.model.add(span, rows))
 
     @rule(span=spans, shapes=st.lists(row_shapes, max_size=12))
     def add(self, span, shapes) -> None:
@@ -107,7 +107,7 @@ class SorterMachine(RuleBasedStateMachine):
 
     @rule(span=spans, value=st.binary(max_size=40), every=st.integers(1, 3))
     def add_again_what_is_not_resolved(self, span, value, every) -> None:
-        self.add_rows(span, [(*row[:4], value, None) for row in self.oracle.unresolved(span)[::every]])
+        self.add_rows(span, [(*row[:4], value, None) for row in self.model.unresolved(span)[::every]])
 
     @rule(span=spans, shapes=st.lists(row_shapes, min_size=1, max_size=3))
     def add_too_late(self, span, shapes) -> None:
@@ -160,21 +160,21 @@ class SorterMachine(RuleBasedStateMachine):
     @rule(span=spans, step=st.integers(-1, 8))
     def resolve(self, span, step) -> None:
         ts = self.resolved[span] + step
-        self.same(lambda: self.sorter.resolve(span, ts), lambda: self.oracle.resolve(span, ts))
+        self.same(lambda: self.sorter.resolve(span, ts), lambda: self.model.resolve(span, ts))
         self.resolved[span] = max(ts, self.resolved[span])
 
     @rule(span=spans, lower=positions, upper=positions)
     def fetch(self, span, lower, upper) -> None:
-        self.same(lambda: self.rows(span, lower, upper), lambda: self.oracle.fetch(span, lower, upper))
+        self.same(lambda: self.rows(span, lower, upper), lambda: self.model.fetch(span, lower, upper))
 
     @rule(span=spans, back=steps, start_ts=st.integers(0, 60))
     def clean(self, span, back, start_ts) -> None:
         upper = Position(self.resolved[span] - back + 1, start_ts)
-        self.same(lambda: self.sorter.clean(span, upper), lambda: self.oracle.clean(span, upper))
+        self.same(lambda: self.sorter.clean(span, upper), lambda: self.model.clean(span, upper))
 
     @rule(span=spans, start_ts=st.integers(0, 60))
     def replace_table(self, span, start_ts) -> None:
-        for engine in (self.sorter, self.oracle):
+        for engine in (self.sorter, self.model):
             engine.remove_table(span)
             engine.add_table(span, start_ts)
         self.resolved[span] = start_ts
@@ -185,7 +185,7 @@ class SorterMachine(RuleBasedStateMachine):
             "clean": lambda: self.clean(span, back, 0),
             "replace": lambda: self.replace_table(span, back),
             "move": lambda: self.sorter._compaction.run(self.sorter._stores[0], list(self.sorter._tables.values())),
-            "fetch": lambda: self.fetch(span, self.oracle.cleaned(span).next(), Position(self.resolved[span], 1 << 63)),
+            "fetch": lambda: self.fetch(span, self.model.cleaned(span).next(), Position(self.resolved[span], 1 << 63)),
         }
         self.meanwhile.append(actions[what])
 
@@ -195,21 +195,21 @@ class SorterMachine(RuleBasedStateMachine):
 
     @rule(span=spans, start=steps, length=steps)
     def extents_hold_the_rows(self, span, start, length) -> None:
-        lower_ts = self.oracle.cleaned(span).commit_ts + 1 + start
+        lower_ts = self.model.cleaned(span).commit_ts + 1 + start
         upper_ts = min(lower_ts + length, self.resolved[span])
         if lower_ts <= upper_ts:
             extents = self.sorter.extents(span, lower_ts, upper_ts)
             found = [int(ts) for extent in extents for ts in extent.commit_ts() if lower_ts <= ts <= upper_ts]
-            rows = self.oracle.fetch(span, Position(lower_ts, 0), Position(upper_ts, 1 << 63))
+            rows = self.model.fetch(span, Position(lower_ts, 0), Position(upper_ts, 1 << 63))
             assert set(found) == {row[0] for row in rows}
             assert len(found) >= len(rows)
 
     @invariant()
     def everything_kept_is_sorted_and_whole(self) -> None:
         for span in SPANS:
-            lower = self.oracle.cleaned(span).next()
+            lower = self.model.cleaned(span).next()
             upper = Position(self.resolved[span], 1 << 63)
-            assert self.rows(span, lower, upper) == self.oracle.fetch(span, lower, upper)
+            assert self.rows(span, lower, upper) == self.model.fetch(span, lower, upper)
 
     @invariant()
     def memory_is_bounded(self) -> None:
@@ -221,8 +221,8 @@ class SorterMachine(RuleBasedStateMachine):
         assert stats.live_blocks == sum(self.sorter.table_stats(span).blocks for span in SPANS)
 
 
-TestSorterEqualsOracle = SorterMachine.TestCase
-TestSorterEqualsOracle.settings = settings(
+TestSorterEqualsModel = SorterMachine.TestCase
+TestSorterEqualsModel.settings = settings(
     max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
@@ -231,7 +231,7 @@ TestSorterEqualsOracle.settings = settings(
 @pytest.mark.parametrize("memory", [0, 20_000, 1 << 20])
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_dense_random_histories_equal_the_oracle(memory: int, block: int, moved: int, seed: int) -> None:
+def test_dense_random_histories_equal_the_model(memory: int, block: int, moved: int, seed: int) -> None:
     machine, rng = SorterMachine(), random.Random(seed)
     machine.open(memory, block, large=2000, moved=moved)
     try:

@@ -90,7 +90,7 @@ def test_blocks_that_a_full_disk_refuses_stay_in_memory(sorter: Sorter, monkeypa
         sorter.resolve(SPAN, 100)
         assert "No space left" in sorter.stats().disk_error
         assert fetched(sorter, 1, 100) == list(range(1, 101))
-    wait_until(sorter._disk.may_try)
+    wait_until(sorter._disk.may_write)
     sorter.resolve(SPAN, 101)
     assert sorter.stats().disk_error == ""
     assert sorter.stats().live_blocks
@@ -178,7 +178,7 @@ def test_an_index_whose_disk_was_full_is_made_anew(sorter: Sorter, monkeypatch: 
         assert (sorter.stats().live_blocks, sorter.stats().segments) == (blocks, segments)
         sorter.clean(SPAN, Position.fence(100))  # most of all now
         assert sorter.stats().live_blocks == sorter.stats().segments == 0
-    wait_until(sorter._disk.may_try)
+    wait_until(sorter._disk.may_write)
     sorter.resolve(SPAN, 201)
     assert sorter.stats().disk_error == ""
     assert sorter.stats().live_blocks

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sorter import Sorter
-from sorter.levels import FAN_IN, LARGE_BYTES, RunLevels
+from sorter.merge import FAN_IN, LARGE_BYTES, RunLevels
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
 
@@ -18,13 +18,13 @@ SMALL = 1000
 def merge_all(levels: RunLevels, runs: dict[int, int]) -> int:
     """Merge as long as it is asked for; `runs` are the sizes by number; returns the bytes written."""
     written = 0
-    while (wanted := levels.to_merge()) is not None:
+    while (chosen := levels.to_merge()) is not None:
         numbers = sorted(runs)
-        first = numbers.index(min(wanted))
-        assert numbers[first : first + len(wanted)] == sorted(wanted), "neighbours only"
-        size = sum(runs.pop(run) for run in wanted)
-        runs[min(wanted)] = size
-        levels.merged(wanted, size)
+        first = numbers.index(min(chosen))
+        assert numbers[first : first + len(chosen)] == sorted(chosen), "neighbours only"
+        size = sum(runs.pop(run) for run in chosen)
+        runs[min(chosen)] = size
+        levels.merged(chosen, size)
         written += size
     return written
 
@@ -63,9 +63,9 @@ def test_cleaned_runs_are_forgotten() -> None:
     levels = RunLevels()
     for number in range(FAN_IN):
         levels.add(number, SMALL)
-    wanted = levels.to_merge()
-    assert wanted == frozenset(range(FAN_IN))
-    levels.keep(wanted, frozenset({3, 5}))
+    chosen = levels.to_merge()
+    assert chosen == frozenset(range(FAN_IN))
+    levels.retain(chosen, frozenset({3, 5}))
     assert len(levels) == 2
     assert levels.to_merge() is None
 

@@ -10,7 +10,7 @@ import pytest
 from sorter import Sorter, engine
 from sorter.errors import BlockCorruptError, IndexLostError, SorterDiskError
 from sorter.index import Entry, TableIndex
-from sorter.levels import RunLevels
+from sorter.merge import RunLevels
 from sorter.store import BlockStore
 from storage.leveldb import CorruptDatabaseError, LevelDB
 from storage.model.event import INSERT, Position, raw_batch
@@ -152,7 +152,7 @@ def test_entries_that_only_move_are_counted_once(sorter: Sorter) -> None:
     for ts in range(1, 4):
         add(sorter, ONE, ts)
     for _ in range(3):
-        with sorter._tables[ONE].held() as backlog:
+        with sorter._tables[ONE].locked_backlog() as backlog:
             assert backlog is not None
             backlog.move(list(backlog.index.scan(0, 9)))
     assert store._database.live == 3

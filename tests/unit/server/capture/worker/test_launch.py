@@ -11,7 +11,7 @@ from server.capture.worker.pool import Pool
 from server.config import ConfigError
 from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig
-from sorter.shard import get_db
+from sorter.store import get_db
 from storage.tidb.key import table_span
 
 

@@ -1,4 +1,4 @@
-"""The sorter as a dict: what every interleaving of calls must look like. For tests."""
+"""The sorter as a dict: what every interleaving of calls on `Sorter` must look like."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ class _Table:
         self.cleaned = Position.fence(start_ts)
 
 
-class Oracle:
+class SorterModel:
     """The methods of `Sorter`, on rows as tuples in the order of RAW_SCHEMA."""
 
     def __init__(self) -> None:

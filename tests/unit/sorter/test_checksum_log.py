@@ -1,4 +1,4 @@
-"""Rows that are lost, doubled or changed between `add` and `fetch` are noticed, whatever ranges are read."""
+"""The checksum log: rows lost, doubled or changed between `add` and `fetch` are noticed, whatever ranges are read."""
 
 import sys
 from collections import Counter
@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorter import ledger
-from sorter.checksum import Checksum, by_bucket
+from sorter import checksum_log
+from sorter.checksum_log import BUCKET_SHIFT, Checksum, ChecksumLog, by_bucket
 from sorter.errors import RowsLostError
-from sorter.ledger import BUCKET_SHIFT, Ledger
 from storage.model.event import raw_batch
 
 SECOND = 1 << BUCKET_SHIFT
@@ -63,8 +62,8 @@ def test_a_changed_row_changes_the_checksum_unless_only_its_blocks_crc_can_tell(
 
 @given(st.lists(changes, max_size=40), st.lists(timestamps, max_size=8), st.data())
 def test_ranges_read_one_after_another_pass_and_a_lost_row_does_not(rows, cuts, data) -> None:
-    ledger = Ledger(1, 0)
-    ledger.add(batch_of(rows))
+    log = ChecksumLog(1, 0)
+    log.add(batch_of(rows))
     ends = sorted({*cuts, 5 * SECOND - 1})
     lost = data.draw(st.sampled_from(rows)) if rows and data.draw(st.booleans()) else None
     kept = [row for row in rows if row is not lost]
@@ -72,7 +71,7 @@ def test_ranges_read_one_after_another_pass_and_a_lost_row_does_not(rows, cuts, 
     def read() -> None:
         lower = 1
         for end in ends:
-            ledger.check(lower, end, sums([row for row in kept if lower <= row[0] <= end]))
+            log.check(lower, end, sums([row for row in kept if lower <= row[0] <= end]))
             lower = end + 1
 
     if lost is None:
@@ -85,47 +84,47 @@ def test_ranges_read_one_after_another_pass_and_a_lost_row_does_not(rows, cuts, 
 
 def test_a_range_read_again_must_be_as_before() -> None:
     first, second = (10, 9, 3, b"key-no-1", b"v", None), (20, 9, 3, b"key-no-2", b"v", None)
-    ledger = Ledger(1, 5)
-    ledger.add(batch_of([first, second]))
-    ledger.check(6, 15, sums([first]))
-    ledger.check(6, 15, sums([first]))
+    log = ChecksumLog(1, 5)
+    log.add(batch_of([first, second]))
+    log.check(6, 15, sums([first]))
+    log.check(6, 15, sums([first]))
     with pytest.raises(RowsLostError, match="commit_ts 6 to 15: 1 rows were added"):
-        ledger.check(1, 15, {})
-    ledger.check(16, 20, sums([second]))
-    ledger.add(batch_of([(30, 9, 3, b"key-no-3", b"v", None)]))
+        log.check(1, 15, {})
+    log.check(16, 20, sums([second]))
+    log.add(batch_of([(30, 9, 3, b"key-no-3", b"v", None)]))
     with pytest.raises(RowsLostError):
-        ledger.check(21, SECOND - 1, {})
+        log.check(21, SECOND - 1, {})
 
 
 def test_a_bucket_entered_where_nothing_ended_cannot_be_checked() -> None:
-    ledger = Ledger(1, 0)
-    ledger.add(batch_of([(10, 9, 3, b"k", b"v", None), (20, 9, 3, b"k", b"v", None)]))
-    ledger.check(15, SECOND - 1, {})
+    log = ChecksumLog(1, 0)
+    log.add(batch_of([(10, 9, 3, b"k", b"v", None), (20, 9, 3, b"k", b"v", None)]))
+    log.check(15, SECOND - 1, {})
     with pytest.raises(RowsLostError):
-        ledger.check(1, SECOND - 1, {})
+        log.check(1, SECOND - 1, {})
 
 
 def test_rows_that_nobody_added_are_noticed() -> None:
     with pytest.raises(RowsLostError, match="0 rows were added"):
-        Ledger(1, 0).check(1, SECOND - 1, sums([(10, 9, 3, b"k", b"v", None)]))
+        ChecksumLog(1, 0).check(1, SECOND - 1, sums([(10, 9, 3, b"k", b"v", None)]))
 
 
 def test_forgotten_buckets_take_no_memory() -> None:
-    ledger = Ledger(1, 0)
-    ledger.add(batch_of([(bucket * SECOND + 1, 0, 3, b"k", None, None) for bucket in range(10)]))
-    ledger.forget(4 * SECOND + 5)
-    assert len(ledger) == 6
-    ledger.forget(5 * SECOND - 1)
-    assert len(ledger) == 5
+    log = ChecksumLog(1, 0)
+    log.add(batch_of([(bucket * SECOND + 1, 0, 3, b"k", None, None) for bucket in range(10)]))
+    log.drop_up_to(4 * SECOND + 5)
+    assert len(log) == 6
+    log.drop_up_to(5 * SECOND - 1)
+    assert len(log) == 5
 
 
 @given(st.lists(st.integers(1, 1 << 35), min_size=1, max_size=200, unique=True), st.data())
 def test_a_long_backlog_takes_bounded_memory_and_a_lost_row_is_noticed_still(seconds, data) -> None:
-    ledger = Ledger(1, 0)
+    log = ChecksumLog(1, 0)
     rows = [(second * SECOND, 0, 3, b"k", None, None) for second in seconds]
     for row in rows:
-        ledger.add(batch_of([row]))
-        assert len(ledger) <= 64
+        log.add(batch_of([row]))
+        assert len(log) <= 64
     rows.sort()
     lost = data.draw(st.none() | st.sampled_from(rows))
     end_ts = (1 << 64) - 1
@@ -133,13 +132,13 @@ def test_a_long_backlog_takes_bounded_memory_and_a_lost_row_is_noticed_still(sec
     def read(upto: int) -> None:
         for lower, upper in ((1, upto), (upto + 1, end_ts)):
             kept = [row for row in rows if lower <= row[0] <= upper and row is not lost]
-            ledger.check(lower, upper, sums(kept))
+            log.check(lower, upper, sums(kept))
 
     cut = data.draw(st.sampled_from(rows))[0]
     if lost is None:
         read(cut)
-        ledger.forget(cut)
-        ledger.check(cut + 1, end_ts, sums([row for row in rows if row[0] > cut]))
+        log.drop_up_to(cut)
+        log.check(cut + 1, end_ts, sums([row for row in rows if row[0] > cut]))
     else:
         with pytest.raises(RowsLostError):
             read(cut)
@@ -153,13 +152,13 @@ def test_what_lies_under_a_null_does_not_count() -> None:
     assert by_bucket(clean.set_column(4, clean.schema.field(4), odd), BUCKET_SHIFT) == by_bucket(clean, BUCKET_SHIFT)
 
 
-def test_a_ledger_with_rows_looks_empty_at_no_step() -> None:
+def test_a_log_with_rows_looks_empty_at_no_step() -> None:
     """Whether a table has rows is asked without its lock."""
-    book, lengths = Ledger(7, 0), []
+    book, lengths = ChecksumLog(7, 0), []
     book.add(batch_of([(1, 0, 1, b"", None, None)]))
 
     def look(frame: FrameType, *_: object) -> object:
-        if frame.f_code.co_filename == ledger.__file__:
+        if frame.f_code.co_filename == checksum_log.__file__:
             lengths.append(len(book))
         return look
 
