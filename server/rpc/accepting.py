@@ -14,6 +14,7 @@ from contextlib import suppress
 import structlog
 
 from server.rpc.addresses import client_address
+from server.rpc.http2 import metrics
 
 _TAKEN_AT_ONCE, _SET_UP_AT_ONCE = 128, 16
 _OUT_OF_FILES_S = 0.5
@@ -94,6 +95,7 @@ class Accepting:
         accepted.setblocking(False)  # noqa: FBT003 - positional in the library
         dropped = self._waiting.add(client_address(peer), accepted)
         if dropped is not None:
+            metrics.REFUSED.inc()
             with suppress(OSError):
                 dropped.close()
         self._arrived.set()

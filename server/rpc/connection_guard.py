@@ -12,6 +12,7 @@ import errno
 import os
 import resource
 import socket
+import stat
 import sys
 import time
 from collections import defaultdict
@@ -29,7 +30,7 @@ _LOOK_EVERY_S = 0.1
 _MOST_OF_TIME = 0.1
 """Looking takes no more of a core than this, however many connections there are."""
 _LOOK_ANYWAY_S = 5.0
-"""After so long the files that are no connections are counted again: a database has many of them, and not always."""
+"""After so long the files that are no sockets are counted again: a database has many of them, and not always."""
 _NEWCOMERS_PART = 8
 """One part of so many is left for who comes between two looks."""
 _FILES = "/proc/self/fd"
@@ -71,7 +72,7 @@ class ConnectionGuard:
         most = limits.most_connections
         self._most = most - most // _NEWCOMERS_PART
         self._known: dict[int, tuple[int, Accepted | None]] = {}
-        """By file: the socket's inode, and what it is if it is a connection of the listener."""
+        """Each socket by its file: its inode, and what it is if it is an open connection of the listener."""
         self._warned: set[str] = set()
         self._other_files = 0
         self._looked_s = 0.0
@@ -98,7 +99,6 @@ class ConnectionGuard:
         self._looked_s = time.monotonic()
         by_address: defaultdict[str, list[Accepted]] = defaultdict(list)
         accepted = self._accepted()
-        self._other_files = len(self._known) - len(accepted)
         for one in accepted:
             by_address[one.address].append(one)
         by_address.pop("", None)
@@ -118,11 +118,20 @@ class ConnectionGuard:
         return time.thread_time() - began_s
 
     def _accepted(self) -> list[Accepted]:
-        """The listener's open connections; only files that are new since the last look are asked what they are."""
+        """The listener's open connections; only sockets that are new since the last look are asked what they are.
+
+        Sockets that are no open connections are not counted as other files: many are closed by the next look, and
+        as many new connections would go unseen.
+        """
         known, self._known = self._known, {}
+        self._other_files = 0
         for file in _open_files():
             with suppress(OSError):  # it may be closed meanwhile
-                inode = os.fstat(file).st_ino
+                status = os.fstat(file)
+                if not stat.S_ISSOCK(status.st_mode):
+                    self._other_files += 1
+                    continue
+                inode = status.st_ino
                 before = known.get(file)
                 same = before is not None and before[0] == inode
                 self._known[file] = before if same and before else (inode, self._inspected(file, inode))
@@ -136,7 +145,7 @@ class ConnectionGuard:
                     return None
                 return Accepted(file, inode, client_address(connection.getpeername()))
         except OSError:
-            return None  # no socket, a listening one, or one that is closed
+            return None  # a listening one, or one that is closed
 
     def _warn(self, address: str, allowed: int) -> None:
         if address not in self._warned:

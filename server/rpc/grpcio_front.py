@@ -19,6 +19,7 @@ import structlog
 
 from server.rpc.accepting import Accepting
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
+from server.rpc.http2 import metrics
 from server.rpc.http2.sockets import close, listening
 from server.rpc.limits import Limits
 
@@ -86,6 +87,7 @@ class GrpcioFront:
 
     def _connect(self, accepted: socket.socket, _address: str) -> None:
         if len(self._tasks) >= self._limits.most_connections:
+            metrics.REFUSED.inc()
             accepted.close()
             return
         assert self._group is not None

@@ -1,8 +1,11 @@
 """A client that writes its own frames: it may do what no library lets it do."""
 
+import selectors
 import socket
 import ssl
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -144,6 +147,30 @@ def data(stream: int, payload: bytes, *, end_stream: bool = False) -> bytes:
 def message(body: bytes, *, compressed: bool = False) -> bytes:
     """gRPC's framing of a message."""
     return bytes((compressed,)) + len(body).to_bytes(4) + body
+
+
+def remaining(connections: Sequence[socket.socket], *, seconds: float, most: int = 0) -> int:
+    """How many the target has not ended after so long, or as soon as there are no more than `most`."""
+    until_s = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        for one in connections:
+            one.setblocking(False)
+            selector.register(one, selectors.EVENT_READ)
+        while len(selector.get_map()) > most and (rest_s := until_s - time.monotonic()) > 0:
+            for key, _ in selector.select(rest_s):
+                assert isinstance(key.fileobj, socket.socket)
+                if _is_at_end(key.fileobj):
+                    selector.unregister(key.fileobj)
+        return len(selector.get_map())
+
+
+def _is_at_end(one: socket.socket) -> bool:
+    try:
+        return not one.recv(1 << 16)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _client_tls(authority: Authority, certificate: bytes | None) -> ssl.SSLContext:

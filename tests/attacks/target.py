@@ -90,7 +90,7 @@ class Target:
             yield channel
 
     def metric(self, name: str) -> float:
-        """The value of a metric without labels."""
+        """A metric's value, 0 if it has none yet; `name` is a regular expression."""
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=ATTEMPT_S) as answer:
             text = answer.read().decode()
         match = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)

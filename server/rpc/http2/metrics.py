@@ -1,4 +1,4 @@
-"""Metrics of the native listener."""
+"""Metrics of listeners: which connections were refused and evicted, of all; the rest, of the native ones."""
 
 from prometheus_client import Counter, Gauge
 
@@ -8,7 +8,7 @@ ERRORS = Counter(
 )
 REFUSED = Counter(
     "tidemark_rpc_connections_refused_total",
-    "Connections refused because all, or all that their address may have, are in use",
+    "Connections refused because all, or all that their address may have, are in use, or too many wait to be set up",
 )
 EVICTED = Counter(
     "tidemark_rpc_connections_evicted_total",

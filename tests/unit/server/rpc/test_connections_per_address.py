@@ -1,8 +1,10 @@
 """One address has a share of a listener's connections, whichever engine accepts them; the others find room."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +198,30 @@ def test_files_that_are_no_connections_cost_no_look(tmp_path: Path) -> None:
         assert guard.look() == 0
         assert not guard._may_be_too_many(files)
         assert guard._may_be_too_many(files + 102)
+
+
+def test_connections_that_were_reset_hide_no_new_ones() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        guard = ConnectionGuard(listener.getsockname()[1], Limits(connections=200, connections_per_address=20))
+        with accepted(listener, 200) as clients:
+            for client in clients:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+            assert guard.look() == 0
+        with accepted(listener, 50):
+            assert guard._may_be_too_many(len(list(Path("/proc/self/fd").iterdir())))
+            assert guard.look() == 30
+
+
+@contextmanager
+def accepted(listener: socket.socket, count: int) -> Iterator[Sequence[socket.socket]]:
+    """The clients of connections that are open in this process."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(count):
+            clients.append(stack.enter_context(socket.create_connection(listener.getsockname())))
+            stack.enter_context(listener.accept()[0])
+        yield clients
 
 
 def test_half_of_all_connections_is_the_default_where_there_are_many() -> None:
