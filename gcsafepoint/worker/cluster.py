@@ -1,13 +1,20 @@
-"""What the worker asks of a cluster: timestamps, safepoints, regions, locks, ranges. `server.gc_worker` speaks to it.
+"""What the GC worker needs of a cluster: timestamps, safepoints, regions, locks, ranges; and a walk through its keys.
 
-Keys are raw; an empty end key is no end. Every call is one request, or a few, that either happened or raises.
+`Cluster` is the Protocol that `server.gc_worker.cluster` implements over PD and TiKV. Keys are raw; an empty end key
+is no end. Every call is one request, or a few, that either happened or raises. `LeasedCluster` checks the worker's
+lease before each request, so that a worker that lost it stops before its next one.
+
+`walk` goes through all of the key space: stores in parallel, each by at most one task, within a store range by range.
+It walks key ranges, not regions: a region that splits or moves meanwhile is simply met again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from storage.model.errors import ConflictError
+from storage.tasks import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +27,7 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """One key's lock; `token` is whatever the cluster needs to know it again."""
+    """One key's lock; `token` is opaque, for the cluster to recognise it by."""
 
     key: bytes
     start_ts: int
@@ -30,7 +37,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class LockPage:
-    """Some locks of one region, and the key to go on from, None at the end of the asked range."""
+    """Some locks of one region, and the key to go on from, None at the end of the scanned range."""
 
     locks: Sequence[Lock]
     next_key: bytes | None
@@ -54,14 +61,14 @@ class SafePointDecreasesError(ConflictError):
 
 
 class Cluster(Protocol):
-    """A coordinator and its stores."""
+    """A coordinator (or PD) and its stores."""
 
     async def now_ts(self) -> int:
         """A fresh timestamp."""
         ...
 
     async def hold_safe_point(self, safe_point: int) -> LowestService:
-        """Record the GC worker's own service safepoint, for ever; returns who holds GC back most.
+        """Set the service safepoint `gc_worker` for ever (UpdateServiceGCSafePoint); returns who holds GC back most.
 
         Raises:
             SafePointDecreasesError: a greater one is in force.
@@ -73,7 +80,7 @@ class Cluster(Protocol):
         ...
 
     async def publish_safe_point(self, safe_point: int) -> int:
-        """Let stores collect up to `safe_point`; returns the one that holds, which never goes back."""
+        """Let stores collect up to `safe_point` (UpdateGCSafePoint); returns the one in force, never a lower one."""
         ...
 
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
@@ -118,3 +125,97 @@ class Cluster(Protocol):
             CollectUnsupportedError: the stores collect by themselves only.
         """
         ...
+
+
+class LeasedCluster:
+    """A `Cluster` that calls `check` before each request to `inner`; what `check` raises is raised."""
+
+    def __init__(self, inner: Cluster, check: Callable[[], None]) -> None:
+        self._inner = inner
+        self._check = check
+
+    async def now_ts(self) -> int:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.now_ts()
+
+    async def hold_safe_point(self, safe_point: int) -> LowestService:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.hold_safe_point(safe_point)
+
+    async def lowest_service(self) -> LowestService | None:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.lowest_service()
+
+    async def publish_safe_point(self, safe_point: int) -> int:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.publish_safe_point(safe_point)
+
+    async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.ranges_by_store()
+
+    async def store_addresses(self) -> Sequence[str]:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.store_addresses()
+
+    async def scan_locks(self, within: KeyRange, safe_point: int) -> LockPage:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.scan_locks(within, safe_point)
+
+    async def decide(self, lock: Lock) -> int:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.decide(lock)
+
+    async def rollback_pessimistic(self, lock: Lock) -> None:
+        """See `Cluster`."""
+        self._check()
+        await self._inner.rollback_pessimistic(lock)
+
+    async def resolve(self, page: LockPage, commit_ts_of: Mapping[int, int]) -> bool:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.resolve(page, commit_ts_of)
+
+    async def destroy_range(self, address: str, within: KeyRange) -> None:
+        """See `Cluster`."""
+        self._check()
+        await self._inner.destroy_range(address, within)
+
+    async def limit_writes(self, address: str, bytes_per_s: int) -> None:
+        """See `Cluster`."""
+        self._check()
+        await self._inner.limit_writes(address, bytes_per_s)
+
+    async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
+        """See `Cluster`."""
+        self._check()
+        return await self._inner.collect(within, safe_point)
+
+
+Step: TypeAlias = Callable[[KeyRange], Awaitable[bytes | None]]
+"""Works on the first region of a range; returns the key to go on from, None at the range's end."""
+
+
+async def walk(
+    stores: Iterable[Sequence[KeyRange]], workers: int, step: Step, ended: Callable[[KeyRange], Awaitable[None]]
+) -> None:
+    """Take `step` through every range; `ended` is awaited after each."""
+    waiting = deque(stores)
+
+    async def work() -> None:
+        while waiting:
+            for within in waiting.popleft():
+                key: bytes | None = within.start_key
+                while key is not None:
+                    key = await step(KeyRange(key, within.end_key))
+                await ended(within)
+
+    await together(work() for _ in range(workers))

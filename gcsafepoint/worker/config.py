@@ -1,18 +1,23 @@
-"""The variables of mysql.tidb that steer GC: names, defaults, meaning (pure).
+"""The GC settings of mysql.tidb: names, defaults, bounds, and how their texts are read and shown (pure).
 
-Source: TiDB 3.0's GC configuration; `gc.max-write-bytes-per-sec` is TiKV's. Durations are Go duration strings; they are
-read anew at every round.
+`GCConfig` is what an operator may set. `GCConfig.updated` takes variables by their names, reads each text with a
+`parse_…` function, and reports all faults at once; `GCConfig.variables` shows the values again. Durations are Go
+duration strings within `Bounds`; sizes are written as TiKV reads them. The leader reads the settings at every round.
+
+Source: TiDB 3.0's GC configuration; `gc.max-write-bytes-per-sec` is TiKV's.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gcsafepoint.worker import variables as read
-from gcsafepoint.worker.times import DurationError
-from gcsafepoint.worker.variables import BOUNDS, CENTRAL, DISTRIBUTED, Bounds, GCConfigError
+from gcsafepoint.worker.times import DurationError, format_duration_ns, parse_duration_ns
+from storage.model.errors import InvalidError
 
+DISTRIBUTED: Final = "distributed"
+CENTRAL: Final = "central"
 VARIABLE_PREFIX: Final = "tikv_gc_"
 MAX_WRITE_BYTES: Final = "gc.max-write-bytes-per-sec"
 STATE_VARIABLES: Final = (
@@ -37,11 +42,49 @@ COMMENTS: Final = {
     MAX_WRITE_BYTES: "bytes a second that Do GC may write at each store; 0: no limit",
 }
 """What each variable is for, in the order they are shown."""
+_MAX_CONCURRENCY = 128
+_MS_NS = 10**6
+_YEAR_MS = 365 * 24 * 3600 * 1000
+_NUMBER = re.compile("[0-9]{1,3}")
+_SIZE = re.compile(r"([0-9]{1,15})\s*([KMG]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MAX_BYTES = 1 << 40
+
+
+class GCConfigError(InvalidError):
+    """GC cannot be configured so; the message lists every fault."""
+
+    code = "ErrGCConfig"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Life time and run interval as TiDB bounds them: from 10 minutes to a year."""
+
+    least_ms: int = 600_000
+    most_ms: int = _YEAR_MS
+
+    def milliseconds(self, text: str) -> int:
+        """The duration `text`.
+
+        Raises:
+            DurationError: it is none.
+            GCConfigError: it is out of bounds.
+        """
+        duration_ms = parse_duration_ns(text) // _MS_NS
+        if not self.least_ms <= duration_ms <= self.most_ms:
+            least, most = format_duration_ms(self.least_ms), format_duration_ms(self.most_ms)
+            raise GCConfigError(f"{text[:40]!r} must be at least {least} and at most {most}")
+        return duration_ms
+
+
+BOUNDS: Final = Bounds()
+UNBOUND: Final = Bounds(least_ms=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GCConfig:
-    """What an operator may set."""
+    """What an operator may set; the defaults are TiDB's."""
 
     enable: bool = True
     """Whether rounds run at all."""
@@ -62,12 +105,12 @@ class GCConfig:
         """The values as mysql.tidb shows them."""
         return {
             "tikv_gc_enable": str(self.enable).lower(),
-            "tikv_gc_run_interval": read.shown(self.run_interval_ms),
-            "tikv_gc_life_time": read.shown(self.life_time_ms),
+            "tikv_gc_run_interval": format_duration_ms(self.run_interval_ms),
+            "tikv_gc_life_time": format_duration_ms(self.life_time_ms),
             "tikv_gc_mode": self.mode,
             "tikv_gc_auto_concurrency": str(self.auto_concurrency).lower(),
             "tikv_gc_concurrency": str(self.concurrency),
-            MAX_WRITE_BYTES: read.shown_size(self.max_write_bytes_per_s),
+            MAX_WRITE_BYTES: format_size(self.max_write_bytes_per_s),
         }
 
     def stored(self) -> dict[str, str]:
@@ -101,13 +144,13 @@ def _field(name: str, bounds: Bounds) -> tuple[str, Callable[[str], Any]]:
     if name in STATE_VARIABLES:
         raise GCConfigError("this is the worker's own record and not for setting")
     fields: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "tikv_gc_enable": ("enable", read.boolean),
+        "tikv_gc_enable": ("enable", parse_boolean),
         "tikv_gc_run_interval": ("run_interval_ms", bounds.milliseconds),
         "tikv_gc_life_time": ("life_time_ms", bounds.milliseconds),
-        "tikv_gc_mode": ("mode", read.mode),
-        "tikv_gc_auto_concurrency": ("auto_concurrency", read.boolean),
-        "tikv_gc_concurrency": ("concurrency", read.concurrency),
-        MAX_WRITE_BYTES: ("max_write_bytes_per_s", read.size_bytes),
+        "tikv_gc_mode": ("mode", parse_mode),
+        "tikv_gc_auto_concurrency": ("auto_concurrency", parse_boolean),
+        "tikv_gc_concurrency": ("concurrency", parse_concurrency),
+        MAX_WRITE_BYTES: ("max_write_bytes_per_s", parse_size),
     }
     if name not in fields:
         raise GCConfigError(f"no such variable, did you mean {nearest(name, fields)}?")
@@ -117,3 +160,44 @@ def _field(name: str, bounds: Bounds) -> tuple[str, Callable[[str], Any]]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that looks most like `name`."""
     return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+
+
+def format_duration_ms(duration_ms: int) -> str:
+    """A duration as Go shows it."""
+    return format_duration_ns(duration_ms * _MS_NS)
+
+
+def parse_boolean(text: str) -> bool:
+    """True or false, also 1 or 0; raises GCConfigError."""
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise GCConfigError(f"{text[:40]!r} is neither true nor false")
+    return text.lower() in ("true", "1")
+
+
+def parse_mode(text: str) -> str:
+    """One of the two modes; raises GCConfigError."""
+    if text.lower() not in (DISTRIBUTED, CENTRAL):
+        raise GCConfigError(f"{text[:40]!r} is neither {DISTRIBUTED} nor {CENTRAL}")
+    return text.lower()
+
+
+def parse_concurrency(text: str) -> int:
+    """1 to 128; raises GCConfigError."""
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MAX_CONCURRENCY:
+        raise GCConfigError(f"{text[:40]!r} is not a number from 1 to {_MAX_CONCURRENCY}")
+    return int(text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "10MB" or "512KiB", powers of 1024 either way, as TiKV reads them; raises GCConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(match[1]) * _UNITS[match[2].upper()] if match else -1
+    if not 0 <= size <= _MAX_BYTES:
+        raise GCConfigError(f"{text[:40]!r} is no size up to 1TiB; write it like 10MB, 512KB, or 0 for no limit")
+    return size
+
+
+def format_size(size: int) -> str:
+    """The size in the largest unit that divides it: "10MiB", "0"."""
+    unit = next((name for name in ("G", "M", "K") if size and size % _UNITS[name] == 0), "")
+    return f"{size // _UNITS[unit]}{unit}iB" if unit else str(size)

@@ -1,30 +1,96 @@
-"""The phase Delete Ranges: what a dropped table or index left, destroyed physically and at once.
+"""What a dropped table or index left, destroyed physically on every store: its records, and the phase Delete Ranges.
 
-A range goes to every store, then to the done records, is destroyed once more after a day, and is then forgotten. Each
-range succeeds or fails by itself; one that failed keeps its error and its place, and the next round tries it again.
+A `DeleteRange` is a row of mysql.gc_delete_range (`PENDING` among the records) or of gc_delete_range_done (`DONE`).
+`register` records one; it is due when the timestamp of its drop is before the safepoint, for then no snapshot that
+may still be read sees it. `delete_first` destroys it on every store and moves its record to done. A day later
+`delete_again` destroys it once more and forgets it: a store may have been away, or an old leader have written late.
+
+Each range succeeds or fails by itself; one that failed keeps its error and its place, and the next round tries it
+again.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gcsafepoint.worker.cluster import Cluster, KeyRange
-from gcsafepoint.worker.delete_range import DeleteRange, due, due_again
 from gcsafepoint.worker.election import LeaseLostError
 from gcsafepoint.worker.records import DONE, PENDING, SAFE_POINT_TS, Records, read_ts
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
+from storage.model.ts import MAX_TS
 from storage.tasks import together
 
 MAX_KEY_BYTES = 8192
-_AT_ONCE = 4  # a store that hangs holds up its range for minutes, the others go on
+KEPT_MS = 24 * 3600 * 1000
+# a store that hangs holds up its range for minutes; the other ranges go on meanwhile
+_CONCURRENT_RANGES = 4
 Fence = Callable[[], Mapping[str, int]]
-Report = Callable[[DeleteRange, TidemarkError | None], None]
-"""Told about every range: destroyed, or why not."""
 
 
 class DeleteRangeError(InvalidError):
     """The range cannot be recorded."""
 
     code = "ErrDeleteRange"
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRange:
+    """A range to destroy; keys are raw. `done_ms`: when it was, 0 before; `error`: why the last attempt failed."""
+
+    job_id: int
+    element_id: int
+    start_key: bytes
+    end_key: bytes
+    ts: int
+    done_ms: int = 0
+    attempts: int = 0
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its place among the records."""
+        return f"{self.job_id}/{self.element_id}"
+
+    def same(self, other: "DeleteRange") -> bool:
+        """Whether both mean the same drop, whatever has been done about it."""
+        return replace(self, done_ms=0, attempts=0, error="") == replace(other, done_ms=0, attempts=0, error="")
+
+    def failed(self, error: str) -> "DeleteRange":
+        """This range after one more attempt, which failed."""
+        return replace(self, attempts=self.attempts + 1, error=error)
+
+    def destroyed(self, now_ms: int) -> "DeleteRange":
+        """This range after the attempt that destroyed it."""
+        return replace(self, attempts=self.attempts + 1, error="", done_ms=now_ms)
+
+    def to_json(self) -> str:
+        """The record's value; keys in hex, as in the SQL table."""
+        return json.dumps(asdict(self) | {"start_key": self.start_key.hex(), "end_key": self.end_key.hex()})
+
+    @classmethod
+    def from_json(cls, text: str) -> "DeleteRange":
+        """Read what `to_json` wrote.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            fields = json.loads(text)
+            keys = {name: bytes.fromhex(fields[name]) for name in ("start_key", "end_key")}
+            return cls(**(fields | keys))
+        except (ValueError, TypeError, KeyError) as err:
+            raise CorruptError(f"the record of a delete range cannot be read: {text!r}") from err
+
+    @classmethod
+    def unreadable(cls, name: str, error: str) -> "DeleteRange":
+        """A stand-in for a record that cannot be read: shown to people, never due."""
+        job_id, _, element_id = name.partition("/")
+        job, element = (int(part) if part.lstrip("-").isdecimal() else 0 for part in (job_id, element_id))
+        return cls(job, element, b"", b"", MAX_TS, error=error)
+
+
+Report = Callable[[DeleteRange, TidemarkError | None], None]
+"""Called once for every range: with None when it was destroyed, with the error when it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +114,8 @@ async def register(records: Records, new: DeleteRange) -> None:
     check(new)
     key = PENDING + new.name
     if not await records.write({key: new.to_json()}, {key: 0, DONE + new.name: 0}):
-        held = [it for it in (*await load(records, PENDING), *await load(records, DONE)) if it.name == new.name]
-        if not any(it.same(new) for it in held):
+        recorded = [*await load(records, PENDING), *await load(records, DONE)]
+        if not any(old.name == new.name and old.same(new) for old in recorded):
             raise DeleteRangeError(f"job {new.job_id} element {new.element_id} has another range already")
 
 
@@ -65,20 +131,20 @@ async def withdraw(records: Records, job_id: int, element_id: int, *, dry_run: b
     name = f"{job_id}/{element_id}"
     while True:
         before = await records.read(SAFE_POINT_TS)
-        held = (await records.read(PENDING + name)).get(PENDING + name)
-        if held is None:
+        record = (await records.read(PENDING + name)).get(PENDING + name)
+        if record is None:
             gone = DONE + name in await records.read(DONE + name)
             raise DeleteRangeError(f"job {job_id} element {element_id} {'was destroyed' if gone else 'has no range'}")
-        found, safe_point = _read(name, held.value), await read_ts(records, SAFE_POINT_TS)
-        if found.ts < safe_point:
+        delete_range, safe_point = _read(name, record.value), await read_ts(records, SAFE_POINT_TS)
+        if delete_range.ts < safe_point:
             raise DeleteRangeError(
-                f"job {job_id} element {element_id} is due: its ts {found.ts} is before the safepoint {safe_point}, so "
-                "a round may have begun to destroy it"
+                f"job {job_id} element {element_id} is due: its ts {delete_range.ts} is before the safepoint "
+                f"{safe_point}, so a round may have begun to destroy it"
             )
-        unchanged = {PENDING + name: held.revision}
+        unchanged = {PENDING + name: record.revision}
         unchanged[SAFE_POINT_TS] = before[SAFE_POINT_TS].revision if SAFE_POINT_TS in before else 0
         if dry_run or await records.write({PENDING + name: None}, unchanged):
-            return found
+            return delete_range
 
 
 def check(new: DeleteRange) -> None:
@@ -109,6 +175,21 @@ async def load_due(records: Records, safe_point: int, now_ms: int) -> DueRanges:
     )
 
 
+def due(pending: Iterable[DeleteRange], safe_point: int) -> list[DeleteRange]:
+    """The ranges whose drop no readable snapshot precedes, in the order of their drops."""
+    return sorted(
+        (delete_range for delete_range in pending if delete_range.ts < safe_point),
+        key=lambda delete_range: (delete_range.ts, delete_range.job_id, delete_range.element_id),
+    )
+
+
+def due_again(done: Iterable[DeleteRange], now_ms: int) -> list[DeleteRange]:
+    """The ranges destroyed at least a day ago."""
+    return [
+        delete_range for delete_range in done if delete_range.ts != MAX_TS and now_ms - delete_range.done_ms >= KEPT_MS
+    ]
+
+
 async def delete_first(
     cluster: Cluster, records: Records, fence: Fence, ranges: Iterable[DeleteRange], now_ms: int, report: Report
 ) -> None:
@@ -118,12 +199,12 @@ async def delete_first(
         LeaseLostError: another worker leads; what is left is its work.
     """
 
-    async def one(it: DeleteRange) -> None:
-        if err := await _destroy(cluster, it, report):
-            await records.write({PENDING + it.name: it.failed(str(err)).to_json()}, fence())
+    async def one(delete_range: DeleteRange) -> None:
+        if err := await _destroy(cluster, delete_range, report):
+            await records.write({PENDING + delete_range.name: delete_range.failed(str(err)).to_json()}, fence())
         else:
-            done = it.destroyed(now_ms).to_json()
-            await records.write({PENDING + it.name: None, DONE + it.name: done}, fence())
+            done = delete_range.destroyed(now_ms).to_json()
+            await records.write({PENDING + delete_range.name: None, DONE + delete_range.name: done}, fence())
 
     await _all(one, ranges)
 
@@ -133,9 +214,10 @@ async def delete_again(
 ) -> None:
     """Destroy ranges once more and forget them. Raises as `delete_first`."""
 
-    async def one(it: DeleteRange) -> None:
-        err = await _destroy(cluster, it, report)
-        await records.write({DONE + it.name: it.failed(str(err)).to_json() if err else None}, fence())
+    async def one(delete_range: DeleteRange) -> None:
+        err = await _destroy(cluster, delete_range, report)
+        failed = delete_range.failed(str(err)).to_json() if err else None
+        await records.write({DONE + delete_range.name: failed}, fence())
 
     await _all(one, ranges)
 
@@ -144,22 +226,22 @@ async def _all(one: Callable[[DeleteRange], Awaitable[None]], ranges: Iterable[D
     waiting: Iterator[DeleteRange] = iter(list(ranges))
 
     async def work() -> None:
-        for it in waiting:
-            await one(it)
+        for delete_range in waiting:
+            await one(delete_range)
 
-    await together(work() for _ in range(_AT_ONCE))
+    await together(work() for _ in range(_CONCURRENT_RANGES))
 
 
-async def _destroy(cluster: Cluster, it: DeleteRange, report: Report) -> TidemarkError | None:
-    within = KeyRange(it.start_key, it.end_key)
+async def _destroy(cluster: Cluster, delete_range: DeleteRange, report: Report) -> TidemarkError | None:
+    within = KeyRange(delete_range.start_key, delete_range.end_key)
     try:
         await together(cluster.destroy_range(address, within) for address in await cluster.store_addresses())
     except LeaseLostError:
         raise
     except TidemarkError as err:
-        report(it, err)
+        report(delete_range, err)
         return err
-    report(it, None)
+    report(delete_range, None)
     return None
 
 

@@ -1,23 +1,28 @@
-"""The phase Do GC: old versions go.
+"""The phase Do GC: stores drop the old versions below the safepoint.
 
-The coordinator is told the safepoint first, for no store collects beyond it. Distributed: every store polls it and
-works by itself; the round ends. Central (legacy: TiDB gave it up in 5.0): this worker asks every region as well. What a
-store that polls would then do a second time it skips, for the region has no old versions left.
+The coordinator is told the safepoint first, because no store collects beyond it. In mode `distributed` every store
+polls the safepoint and works by itself, so the phase ends there. In mode `central` (legacy: TiDB gave it up in 5.0)
+the GC leader also asks every region, through `CentralGC`; a store that polls then finds no old versions left and
+skips them.
+
+`RangeWalk` is the order in which central GC visits the key space, and it is resumable: the walk's `Position` is
+recorded as it moves. The key space is a ring, as a TiKV walks it. A round that broke off at a key is taken up there;
+at the same safepoint only what was left is done, at a newer one what was left comes first and the rest follows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 
-from gcsafepoint.worker.cluster import Cluster, KeyRange
-from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.position import Course, Position
+from gcsafepoint.worker.cluster import Cluster, KeyRange, walk
+from gcsafepoint.worker.config import CENTRAL, GCConfig
 from gcsafepoint.worker.records import DO_GC, Records
-from gcsafepoint.worker.variables import CENTRAL
-from gcsafepoint.worker.walk import walk
 from storage.model.errors import InvalidError, TidemarkError
 
 Fence = Callable[[], Mapping[str, int]]
 Report = Callable[[TidemarkError | None], None]
-"""Told of every region: collected, or why not."""
+"""Called once for every region: with None when it was collected, with the error when it was not."""
 
 
 class CollectUnsupportedError(InvalidError):
@@ -27,22 +32,23 @@ class CollectUnsupportedError(InvalidError):
 
 
 class CentralGC:
-    """One round's walk; it starts where an earlier one broke off, and records how far it has come."""
+    """Central GC of one round: starts where an earlier round broke off, and records how far it has come."""
 
     def __init__(self, cluster: Cluster, records: Records, fence: Fence, superseded: Callable[[], bool]) -> None:
+        """`superseded` says whether a newer round has reached Do GC."""
         self._cluster = cluster
         self._records = records
         self._fence = fence
         self._superseded = superseded
 
-    async def course(self, stores: Mapping[int, Sequence[KeyRange]], safe_point: int) -> Course:
+    async def plan(self, stores: Mapping[int, Sequence[KeyRange]], safe_point: int) -> "RangeWalk":
         """What is left to do at `safe_point`, in order."""
-        held = await self._records.read(DO_GC)
-        broke_off = Position.from_json(held[DO_GC].value) if held else None
-        return Course.plan(stores, broke_off, safe_point)
+        records = await self._records.read(DO_GC)
+        broke_off = Position.from_json(records[DO_GC].value) if records else None
+        return RangeWalk.plan(stores, broke_off, safe_point)
 
-    async def run(self, course: Course, config: GCConfig, report: Report) -> bool:
-        """Have every region of the course drop its old versions; False if a newer round took over.
+    async def run(self, ranges: "RangeWalk", config: GCConfig, report: Report) -> bool:
+        """Have every region of the walk drop its old versions; False if a newer round took over.
 
         Raises:
             CollectUnsupportedError: the stores collect by themselves only.
@@ -52,7 +58,7 @@ class CentralGC:
             if self._superseded():
                 return None
             try:
-                key = await self._cluster.collect(within, course.safe_point)
+                key = await self._cluster.collect(within, ranges.safe_point)
             except TidemarkError as err:
                 report(err)
                 raise
@@ -60,10 +66,10 @@ class CentralGC:
             return key
 
         async def ended(within: KeyRange) -> None:
-            if not self._superseded() and course.reached(within):
-                await self._records.write({DO_GC: course.position.to_json()}, self._fence())
+            if not self._superseded() and ranges.reached(within):
+                await self._records.write({DO_GC: ranges.position.to_json()}, self._fence())
 
-        stores = course.by_store()
+        stores = ranges.by_store()
         await walk(stores, config.workers(len(stores)), step, ended)
         if self._superseded():
             return False
@@ -72,6 +78,89 @@ class CentralGC:
 
 
 async def check_mode(cluster: Cluster, config: GCConfig) -> None:
-    """Try mode central with a safepoint before all history, which collects nothing. Raises as `CentralGC.run`."""
+    """Try mode `central` with a safepoint before all history, which collects nothing. Raises as `CentralGC.run`."""
     if config.mode == CENTRAL:
         await cluster.collect(KeyRange(b"", b""), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What is left at `safe_point` goes from `key` round to `until`; the whole ring if the two are the same."""
+
+    safe_point: int
+    key: bytes
+    until: bytes
+
+    def to_json(self) -> str:
+        """The record's value."""
+        return json.dumps(asdict(self) | {"key": self.key.hex(), "until": self.until.hex()})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Position | None":
+        """Read what `to_json` wrote; None for anything else: doing everything again is harmless."""
+        try:
+            fields = json.loads(text)
+            keys = {name: bytes.fromhex(fields[name]) for name in ("key", "until")}
+            return cls(**(fields | keys))
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+class RangeWalk:
+    """The ranges of one walk in order, each with its store, and which of them are done."""
+
+    def __init__(self, safe_point: int, until: bytes, store_ranges: Sequence[tuple[int, KeyRange]]) -> None:
+        self.safe_point = safe_point
+        self.store_ranges = store_ranges
+        self._until = until
+        self._done: set[bytes] = set()
+        self._first_left = 0
+
+    @classmethod
+    def plan(cls, stores: Mapping[int, Sequence[KeyRange]], broke_off: Position | None, safe_point: int) -> "RangeWalk":
+        """The order in which a round at `safe_point` goes, given where an earlier one broke off."""
+        ordered = sorted(
+            ((store, key_range) for store, ranges in stores.items() for key_range in ranges),
+            key=lambda store_range: store_range[1].start_key,
+        )
+        if broke_off is None:
+            return cls(safe_point, b"", ordered)
+        key = broke_off.key
+        until = broke_off.until if broke_off.safe_point == safe_point else key
+        ordered = list(_cut(_cut(ordered, key), until))
+        ring = [item for item in ordered if item[1].start_key >= key]
+        ring += [item for item in ordered if item[1].start_key < key]
+        # the first range may begin at `until` itself: then the whole ring is left
+        left = ring[:1] + list(takewhile(lambda item: item[1].start_key != until, ring[1:]))
+        return cls(safe_point, until, left)
+
+    @property
+    def position(self) -> Position:
+        """Where to go on: the first range in order that is not done."""
+        left = self.store_ranges[self._first_left :]
+        return Position(self.safe_point, left[0][1].start_key if left else self._until, self._until)
+
+    def by_store(self) -> list[list[KeyRange]]:
+        """The ranges, store by store, in order."""
+        ranges: dict[int, list[KeyRange]] = {}
+        for store, key_range in self.store_ranges:
+            ranges.setdefault(store, []).append(key_range)
+        return list(ranges.values())
+
+    def reached(self, within: KeyRange) -> bool:
+        """Note that a range is done; returns whether `position` moved, and is not the end yet."""
+        self._done.add(within.start_key)
+        before, count = self._first_left, len(self.store_ranges)
+        while self._first_left < count and self.store_ranges[self._first_left][1].start_key in self._done:
+            self._first_left += 1
+        return before < self._first_left < count
+
+
+def _cut(store_ranges: Iterable[tuple[int, KeyRange]], key: bytes) -> Iterable[tuple[int, KeyRange]]:
+    """The same ranges; the one that holds `key` is cut in two there."""
+    for store, key_range in store_ranges:
+        if key_range.start_key < key and (not key_range.end_key or key < key_range.end_key):
+            yield store, KeyRange(key_range.start_key, key)
+            yield store, KeyRange(key, key_range.end_key)
+        else:
+            yield store, key_range

@@ -1,13 +1,15 @@
-"""Who is GC leader: the one whose name stands in the record with a lease that has not run out.
+"""Who is GC leader: the worker whose name stands in the record with a lease that has not run out.
 
 Every worker ticks; one that finds no leader, or a lease that ran out, writes itself in. Leases are counted on the
-coordinator's clock (TSO), so the workers' own clocks do not matter. A leader trusts its lease only until its monotonic
-clock, read *before* it asked for the time, has advanced by the lease: a process that was stopped finds out by itself.
+coordinator's clock (TSO, see `Clock`), so the workers' own clocks do not matter. A leader trusts its lease only until
+its monotonic clock, read *before* it asked for the time, has advanced by the lease: a process that was stopped finds
+out by itself.
 
 1. At most one worker's lease holds at any time.
 2. Nobody writes over a record that changed since it was read.
-3. What runs under `held` is cancelled when the lease ends, its requests and their repetitions with it. A process that
-   was stopped runs its overdue timers before anything that its sockets bring, so this holds after SIGCONT as well.
+3. What runs under `while_leading` is cancelled when the lease ends, its requests and their repetitions with it. A
+   process that was stopped runs its overdue timers before anything that its sockets bring, so this holds after
+   SIGCONT as well.
 """
 
 import asyncio
@@ -39,7 +41,7 @@ class Move(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Whose name stands in the record."""
+    """The leader as it is recorded."""
 
     uuid: str
     desc: str
@@ -50,22 +52,22 @@ class Leader:
 
 
 async def read_leader(records: Records) -> Leader | None:
-    """Whoever stands in the record, whether or not the lease holds."""
-    held = await records.read(_LEADER) | await records.read(LEADER_ADDR)
-    if LEADER_UUID not in held:
+    """The recorded leader, whether or not its lease holds; None if there is no record."""
+    fields = await records.read(_LEADER) | await records.read(LEADER_ADDR)
+    if LEADER_UUID not in fields:
         return None
     absent = Record("", 0)
     return Leader(
-        uuid=held[LEADER_UUID].value,
-        desc=held.get(LEADER_DESC, absent).value,
-        lease=held.get(LEADER_LEASE, absent).value,
-        revisions={key: held.get(key, absent).revision for key in (LEADER_UUID, LEADER_LEASE)},
-        address=held.get(LEADER_ADDR, absent).value,
+        uuid=fields[LEADER_UUID].value,
+        desc=fields.get(LEADER_DESC, absent).value,
+        lease=fields.get(LEADER_LEASE, absent).value,
+        revisions={key: fields.get(key, absent).revision for key in (LEADER_UUID, LEADER_LEASE)},
+        address=fields.get(LEADER_ADDR, absent).value,
     )
 
 
-def judge(leader: Leader | None, me: str, now_ms: int) -> Move:
-    """What `me` does about `leader` at `now_ms`; a lease that cannot be read has run out."""
+def next_move(leader: Leader | None, me: str, now_ms: int) -> Move:
+    """What the worker `me` does at a tick, given the recorded leader; a lease that cannot be read has run out."""
     if leader is None:
         return Move.CLAIM
     try:
@@ -78,7 +80,7 @@ def judge(leader: Leader | None, me: str, now_ms: int) -> Move:
 
 
 class Election:
-    """One worker's part in it."""
+    """One worker's part in the election."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class Election:
         self._monotonic_s = monotonic_s
         self._revision = 0
         self._until_s = 0.0
-        self._held: set[asyncio.Timeout] = set()
+        self._timeouts: set[asyncio.Timeout] = set()
 
     @property
     def leads(self) -> bool:
@@ -116,7 +118,7 @@ class Election:
             raise LeaseLostError("this worker is not the GC leader; ask the leader, or wait for the lease to run out")
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def while_leading(self) -> AsyncIterator[None]:
         """Run the block as long as the lease holds; renewing it gives the block more time.
 
         Raises:
@@ -125,11 +127,11 @@ class Election:
         self.check()
         try:
             async with asyncio.timeout_at(self._deadline()) as timeout:
-                self._held.add(timeout)
+                self._timeouts.add(timeout)
                 try:
                     yield
                 finally:
-                    self._held.discard(timeout)
+                    self._timeouts.discard(timeout)
         except TimeoutError as err:
             if not timeout.expired():
                 raise
@@ -138,12 +140,12 @@ class Election:
             ) from err
 
     async def tick(self, marked_s: float, now_ms: int) -> bool:
-        """Claim or renew if it is ours to do; returns whether this worker leads until the next tick.
+        """Claim or renew the leadership if it is ours to do; returns whether this worker leads until the next tick.
 
         `marked_s` is the monotonic clock from before `now_ms` was asked for.
         """
-        leader = await self._seen()
-        move = judge(leader, self.uuid, now_ms)
+        leader = await read_leader(self._records)
+        move = next_move(leader, self.uuid, now_ms)
         lease = format_instant(now_ms + self._lease_ms)
         changes: dict[str, str | None] = {LEADER_LEASE: lease}
         if move is Move.CLAIM:
@@ -165,15 +167,32 @@ class Election:
             self._lead_until(0.0)
             await self._records.write(dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE, LEADER_ADDR)), self.fence)
 
-    async def _seen(self) -> Leader | None:
-        return await read_leader(self._records)
-
     def _lead_until(self, until_s: float) -> None:
         self._until_s = until_s
-        for timeout in self._held:
+        for timeout in self._timeouts:
             if not timeout.expired():
                 timeout.reschedule(self._deadline())
 
     def _deadline(self) -> float:
         """When the lease ends, on the event loop's clock."""
         return asyncio.get_running_loop().time() + max(0.0, self._until_s - self._monotonic_s())
+
+
+class Clock:
+    """The coordinator's clock between two readings of it: its last answer plus what has passed since.
+
+    Milliseconds since the Unix epoch, never ahead of the coordinator by more than clocks drift.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self.monotonic_s = monotonic_s
+        self._read_at_s = 0.0
+        self._reading_ms = 0
+
+    def set(self, marked_s: float, now_ms: int) -> None:
+        """Take over the coordinator's answer `now_ms`; `marked_s` is the monotonic clock from before it was asked."""
+        self._read_at_s, self._reading_ms = marked_s, now_ms
+
+    def now_ms(self) -> int:
+        """The time of now."""
+        return self._reading_ms + int((self.monotonic_s() - self._read_at_s) * 1000)

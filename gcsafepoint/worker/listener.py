@@ -1,10 +1,10 @@
-"""Who hears what the worker does: `server.gc_worker.listener` makes logs and metrics of it."""
+"""`Listener`: the events of a GC worker; `server.gc_worker.listener` writes logs and metrics of them."""
 
 import enum
 from typing import Protocol
 
 from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.round import Round
 from storage.model.errors import TidemarkError
 
@@ -22,10 +22,10 @@ class Stage(enum.StrEnum):
 
 
 class Listener(Protocol):
-    """Told of everything; must not raise and must not wait."""
+    """Receives every event of a worker; its methods must neither raise nor wait."""
 
     def led(self, *, leads: bool) -> None:
-        """After each tick."""
+        """A tick ended; `leads` says whether this worker leads."""
         ...
 
     def tick_failed(self, err: TidemarkError) -> None:
@@ -33,10 +33,10 @@ class Listener(Protocol):
         ...
 
     def configured(self, config: GCConfig) -> None:
-        """The configuration the leader found at its tick."""
+        """The leader read this configuration at its tick."""
         ...
 
-    def life_time_raised(self, found_ms: int, least_ms: int) -> None:
+    def life_time_raised(self, configured_ms: int, least_ms: int) -> None:
         """Somebody wrote a shorter life time than may be set; the least one is used."""
         ...
 
@@ -45,18 +45,18 @@ class Listener(Protocol):
         ...
 
     def round_skipped(self, err: TidemarkError) -> None:
-        """A round came while another one was in its first phases."""
+        """A round was due while another one was in its first phases."""
         ...
 
-    def held_back(self, it: Round, asked_ts: int, *, moved: bool) -> None:
-        """The safepoint is not what age alone would allow, or did not move at all."""
+    def held_back(self, gc_round: Round, target_ts: int, *, moved: bool) -> None:
+        """The safepoint is below what the life time alone would allow, or did not move at all."""
         ...
 
-    def stage_began(self, stage: Stage, it: Round) -> None:
+    def stage_began(self, stage: Stage, gc_round: Round) -> None:
         """A stage of a round begins."""
         ...
 
-    def stage_ended(self, stage: Stage, it: Round, seconds: float, err: TidemarkError | None) -> None:
+    def stage_ended(self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None) -> None:
         """A stage was gone through, or an error ended it."""
         ...
 
@@ -64,7 +64,7 @@ class Listener(Protocol):
         """A page of locks is gone; `more`: its region has others."""
         ...
 
-    def range_deleted(self, it: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None:
+    def range_deleted(self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None:
         """A range was destroyed, or could not be."""
         ...
 
@@ -72,10 +72,10 @@ class Listener(Protocol):
         """In mode central: a region dropped its old versions, or did not."""
         ...
 
-    def round_ended(self, it: Round) -> None:
+    def round_ended(self, gc_round: Round) -> None:
         """A round is over."""
         ...
 
-    def not_remembered(self, it: Round, err: TidemarkError) -> None:
+    def round_not_recorded(self, gc_round: Round, err: TidemarkError) -> None:
         """A round could not be written to the history."""
         ...

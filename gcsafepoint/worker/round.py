@@ -1,8 +1,14 @@
-"""The rounds of GC as a state machine (pure): their phases in order, what is skipped, what has been done.
+"""The rounds of GC as a state machine: their phases in order, what is skipped, how far a round may go (pure).
 
 1. A round goes prepare → resolve locks → delete ranges → do gc → ended, or ends early; it never goes back.
 2. A round in one of the first phases is alone there: the next one is skipped.
 3. Do GC gives way: once a newer round gets there, the older one is superseded, for the newer does its work as well.
+
+A round may go up to now - life_time, held back by running transactions and by other services (`SafePointBound`):
+
+4. A snapshot at or after the safepoint reads the same before and after GC, and its transaction may still commit.
+5. The safepoint never goes back: what a longer life_time would keep may be gone already.
+6. Of all services the one with the smallest safepoint decides (TiDB: adaptive GC safepoint).
 """
 
 import enum
@@ -10,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from storage.model.errors import ConflictError
+from storage.model.ts import compose, physical_ms
 
 
 class GCRunningError(ConflictError):
@@ -93,7 +100,7 @@ class Rounds:
     @property
     def newest(self) -> Round | None:
         """The newest running round, or the last that ended."""
-        return max(self._running.values(), key=lambda it: it.id, default=self.last)
+        return max(self._running.values(), key=lambda gc_round: gc_round.id, default=self.last)
 
     @property
     def running(self) -> frozenset[int]:
@@ -110,11 +117,11 @@ class Rounds:
         Raises:
             GCRunningError: one has not reached Do GC yet.
         """
-        if any(it.phase < Phase.DO_GC for it in self._running.values()):
+        if any(gc_round.phase < Phase.DO_GC for gc_round in self._running.values()):
             raise GCRunningError("there's already a gc job running, skipped")
-        it = Round(id=number, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms)
-        self._running[number] = it
-        return it
+        gc_round = Round(id=number, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms)
+        self._running[number] = gc_round
+        return gc_round
 
     def enter(self, number: int, phase: Phase, now_ms: int) -> Round:
         """Go on to the next phase; the one before it took until now."""
@@ -152,24 +159,51 @@ class Rounds:
         collected_regions: int = 0,
     ) -> None:
         """Add to what the round has done."""
-        it = self._running[number]
+        gc_round = self._running[number]
         self._running[number] = replace(
-            it,
-            done=it.done + regions + deleted_ranges + failed_ranges + collected_regions,
-            regions=it.regions + regions,
-            resolved_locks=it.resolved_locks + resolved_locks,
-            deleted_ranges=it.deleted_ranges + deleted_ranges,
-            failed_ranges=it.failed_ranges + failed_ranges,
-            collected_regions=it.collected_regions + collected_regions,
+            gc_round,
+            done=gc_round.done + regions + deleted_ranges + failed_ranges + collected_regions,
+            regions=gc_round.regions + regions,
+            resolved_locks=gc_round.resolved_locks + resolved_locks,
+            deleted_ranges=gc_round.deleted_ranges + deleted_ranges,
+            failed_ranges=gc_round.failed_ranges + failed_ranges,
+            collected_regions=gc_round.collected_regions + collected_regions,
         )
 
     def end(self, number: int, result: Result, now_ms: int, error: str = "") -> Round:
         """Take the round from the running ones."""
-        it = _phase_left(self._running.pop(number), now_ms)
-        self.last = replace(it, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error)
+        gc_round = _phase_left(self._running.pop(number), now_ms)
+        self.last = replace(gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error)
         return self.last
 
 
-def _phase_left(it: Round, now_ms: int) -> Round:
-    took_ms = {**it.phase_ms, it.phase.label: max(0, now_ms - it.phase_started_ms)}
-    return replace(it, phase_ms=took_ms)
+def _phase_left(gc_round: Round, now_ms: int) -> Round:
+    took_ms = {**gc_round.phase_ms, gc_round.phase.label: max(0, now_ms - gc_round.phase_started_ms)}
+    return replace(gc_round, phase_ms=took_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class SafePointBound:
+    """A safepoint, and who keeps it from being greater; "" if only life_time does."""
+
+    ts: int
+    blocker: str = ""
+
+
+def target_safe_point(now_ts: int, life_time_ms: int, running: tuple[int, str] | None) -> SafePointBound:
+    """The safepoint we would take were we alone; `running`: start_ts and server of the oldest running transaction."""
+    by_age = compose(max(0, physical_ms(now_ts) - life_time_ms))
+    if running is None or running[0] >= by_age:
+        return SafePointBound(by_age)
+    start_ts, server = running
+    return SafePointBound(start_ts, f"the transaction {start_ts} of TiDB server {server}")
+
+
+def limited_by_service(target: SafePointBound, service_min: int, service_id: str) -> SafePointBound:
+    """What remains of `target` after the minimum over all services, which is `service_id`'s."""
+    return SafePointBound(service_min, f"the service {service_id}") if service_min < target.ts else target
+
+
+def round_is_due(now_ms: int, last_run_ms: int | None, run_interval_ms: int) -> bool:
+    """Whether the next round's time has come."""
+    return last_run_ms is None or now_ms - last_run_ms >= run_interval_ms

@@ -1,5 +1,7 @@
-"""The GC worker: ticks for leadership, starts rounds when they are due or demanded, and resigns when it is stopped.
+"""The GC worker: ticks for leadership, starts rounds when they are due or asked for, and resigns when it is stopped.
 
+At every tick a worker claims or renews the lease (`gcsafepoint.worker.election`). A worker that leads sends a changed
+write rate to the stores (`WriteLimiter`) and starts a round when one is due; `gcsafepoint.worker.gc_leader` runs it.
 An error ends a round, not the worker: the next round does everything that was left.
 """
 
@@ -7,21 +9,18 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from gcsafepoint.worker import history, safepoint
-from gcsafepoint.worker.clock import Clock
-from gcsafepoint.worker.cluster import Cluster
-from gcsafepoint.worker.conductor import Conductor
-from gcsafepoint.worker.election import Election
-from gcsafepoint.worker.guarded import GuardedCluster
+from gcsafepoint.worker.cluster import Cluster, LeasedCluster
+from gcsafepoint.worker.config import BOUNDS, Bounds
+from gcsafepoint.worker.election import Clock, Election
+from gcsafepoint.worker.gc_leader import GCLeader
 from gcsafepoint.worker.listener import Listener
-from gcsafepoint.worker.records import LAST_RUN_TIME, Records, read_settings
-from gcsafepoint.worker.round import GCRunningError, Round, Rounds
+from gcsafepoint.worker.records import LAST_RUN_TIME, MAX_WRITE_BYTES_KEY, Records, Settings, read_settings, tidy_rounds
+from gcsafepoint.worker.round import GCRunningError, Round, Rounds, round_is_due
 from gcsafepoint.worker.times import DurationError, parse_instant_ms
-from gcsafepoint.worker.variables import BOUNDS, Bounds
-from gcsafepoint.worker.write_rate import WriteRate
 from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
+from storage.tasks import together
 
 Outcome: TypeAlias = Round | TidemarkError
 
@@ -53,14 +52,14 @@ class GCWorker:
         self.clock = Clock(monotonic_s)
         self.rounds = Rounds(election.uuid)
         self._unguarded = cluster
-        self._cluster = GuardedCluster(cluster, election.check)
+        self._cluster = LeasedCluster(cluster, election.check)
         self._records = records
         self._listener = listener
-        self.conductor = Conductor(
+        self.leader = GCLeader(
             self._cluster, records, election, self.rounds, self.clock, listener, least_life_time_ms=bounds.least_ms
         )
-        self._write_rate = WriteRate(self._cluster, listener)
-        self._led = False
+        self._write_limiter = WriteLimiter(self._cluster, listener)
+        self._led_at_last_tick = False
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, tick_s: float) -> None:
@@ -89,18 +88,18 @@ class GCWorker:
             self.clock.set(marked_s, now_ms)
             leads = await self.election.tick(marked_s, now_ms)
             self._listener.led(leads=leads)
-            if leads and not self._led:
-                await history.tidy(self._records, self.rounds.running, now_ms, self.election.fence)
-            self._led = leads
+            if leads and not self._led_at_last_tick:
+                await tidy_rounds(self._records, self.rounds.running, now_ms, self.election.fence)
+            self._led_at_last_tick = leads
             return leads and await self._is_due(now_ms)
         except TidemarkError as err:
             self._listener.tick_failed(err)
             return False
 
     async def settings_changed(self) -> None:
-        """Put in force at once what need not wait for the next tick; a follower leaves it to the leader's."""
+        """Send a new write rate to the stores at once if this worker leads; otherwise the leader's next tick does."""
         if self.election.leads:
-            await self._write_rate.bring(await read_settings(self._records))
+            await self._write_limiter.apply(await read_settings(self._records))
 
     async def begin_round(self) -> "tuple[Round, asyncio.Task[Outcome]]":
         """Start a round now, due or not; it goes on whatever becomes of the caller. Returns it, and its end.
@@ -113,14 +112,14 @@ class GCWorker:
         number = await self._cluster.now_ts()
         if self._tasks is None:
             raise WorkerStoppedError
-        it = self.rounds.admit(number, physical_ms(number))
-        return it, self._tasks.create_task(self._outcome(number), name="gc round")
+        gc_round = self.rounds.admit(number, physical_ms(number))
+        return gc_round, self._tasks.create_task(self._outcome(number), name="gc round")
 
-    async def demand_round(self) -> Round:
+    async def run_round_now(self) -> Round:
         """Run a round now; returns it when it has ended.
 
         Raises:
-            WorkerStoppedError: the worker was stopped meanwhile; beyond that as `begin_round` and `Conductor.conduct`.
+            WorkerStoppedError: the worker was stopped meanwhile; beyond that as `begin_round` and `GCLeader.run_round`.
         """
         _, ended = await self.begin_round()
         await asyncio.wait([ended])
@@ -133,7 +132,7 @@ class GCWorker:
 
     async def _outcome(self, number: int) -> Outcome:
         try:
-            return await self.conductor.conduct(number)
+            return await self.leader.run_round(number)
         except Exception as err:  # noqa: BLE001 - a round that fails is no reason to end the worker
             return request_error(err, "gc round")  # the listener heard of it; the next round does what is left
 
@@ -149,10 +148,10 @@ class GCWorker:
         settings = await read_settings(self._records)
         config = settings.config
         self._listener.configured(config)
-        await self._write_rate.bring(settings)
-        held = await self._records.read(LAST_RUN_TIME)
-        last_ms = _last_run_ms(held[LAST_RUN_TIME].value) if held else None
-        return config.enable and safepoint.is_due(now_ms, last_ms, config.run_interval_ms)
+        await self._write_limiter.apply(settings)
+        recorded = await self._records.read(LAST_RUN_TIME)
+        last_ms = _last_run_ms(recorded[LAST_RUN_TIME].value) if recorded else None
+        return config.enable and round_is_due(now_ms, last_ms, config.run_interval_ms)
 
     async def _resign(self) -> None:
         try:
@@ -162,8 +161,39 @@ class GCWorker:
 
 
 def _last_run_ms(text: str) -> int | None:
-    """When the last round began; one that cannot be read says nothing, and a round is due."""
+    """When the last round began; None if the text cannot be read, so that a round is due."""
     try:
         return parse_instant_ms(text)
     except DurationError:
         return None
+
+
+class WriteLimiter:
+    """Sends gc.max-write-bytes-per-sec from the metadata store to the stores, which hold Do GC to it.
+
+    Each store is told once per change, and keeps the limit over restarts. A limit that nobody ever set here is left to
+    the stores' own settings.
+    """
+
+    def __init__(self, cluster: Cluster, listener: Listener) -> None:
+        self._cluster = cluster
+        self._listener = listener
+        self._limited_at: dict[str, int] = {}
+
+    async def apply(self, settings: Settings) -> None:
+        """Limit the stores that have an older limit; one that fails is tried again at the next tick."""
+        revision = settings.revisions[MAX_WRITE_BYTES_KEY]
+        addresses = await self._cluster.store_addresses() if revision else ()
+        await together(
+            self._limit(address, settings.config.max_write_bytes_per_s, revision)
+            for address in addresses
+            if self._limited_at.get(address) != revision
+        )
+
+    async def _limit(self, address: str, bytes_per_s: int, revision: int) -> None:
+        try:
+            await self._cluster.limit_writes(address, bytes_per_s)
+        except TidemarkError as err:
+            self._listener.store_not_limited(address, err)
+        else:
+            self._limited_at[address] = revision

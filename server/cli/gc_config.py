@@ -5,9 +5,8 @@ from typing import Any
 
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker.config import nearest
+from gcsafepoint.worker.config import GCConfigError, nearest
 from gcsafepoint.worker.records import read_table
-from gcsafepoint.worker.variables import GCConfigError
 from server.cli.gc_leader import add_address, gc_leader, gc_records
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote

@@ -12,7 +12,7 @@ from tidemarkpb.v1.gc_pb2_grpc import GCServiceStub
 from gcsafepoint.worker.election import read_leader
 from gcsafepoint.worker.records import Records
 from server.cli.remote import Remote, RemoteError
-from server.gc_worker.records import MetaRecords
+from server.gc_worker.cluster import MetaRecords
 from server.rpc.client import connect
 from storage.model.errors import UnavailableError
 

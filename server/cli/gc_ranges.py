@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gcsafepoint.worker.delete_range import DeleteRange
-from gcsafepoint.worker.delete_ranges import DeleteRangeError, check, register, withdraw
+from gcsafepoint.worker.delete_ranges import DeleteRange, DeleteRangeError, check, register, withdraw
 from gcsafepoint.worker.records import SAFE_POINT_TS, read_ts
 from server.cli.gc_leader import gc_records
 from server.cli.output import Output
@@ -160,22 +159,22 @@ async def show_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
     """All recorded ranges, those still to be destroyed first."""
     async with gc_records(remote) as records:
         ranges = await list_ranges(records)
-    return Output([_row(it) for it in ranges if arguments.state in (None, it.state)], _COLUMNS)
+    return Output([_row(listed) for listed in ranges if arguments.state in (None, listed.state)], _COLUMNS)
 
 
 def _row(listed: ListedRange) -> dict[str, Any]:
-    it = listed.it
+    delete_range = listed.delete_range
     return {
-        "job_id": it.job_id,
-        "element_id": it.element_id,
-        "start_key": it.start_key.hex(),
-        "end_key": it.end_key.hex(),
-        "ts": it.ts,
+        "job_id": delete_range.job_id,
+        "element_id": delete_range.element_id,
+        "start_key": delete_range.start_key.hex(),
+        "end_key": delete_range.end_key.hex(),
+        "ts": delete_range.ts,
         "state": listed.state,
-        "attempts": it.attempts,
-        "done_time": _time(it.done_ms),
+        "attempts": delete_range.attempts,
+        "done_time": _time(delete_range.done_ms),
         "redo_time": _time(listed.redo_ms),
-        "last_error": it.error,
+        "last_error": delete_range.error,
     }
 
 

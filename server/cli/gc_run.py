@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker import history
+from gcsafepoint.worker.records import ROUNDS_KEPT, load_rounds
 from server.cli.gc_leader import add_address, gc_leader, gc_records
 from server.cli.gc_round import COLUMNS, document, has_ended, line
 from server.cli.number import count
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
-from server.gc_worker.messages import round_message
+from server.gc_worker.view import round_message
 from storage.model.errors import ConflictError
 from storage.model.ts import physical_ms
 
@@ -39,7 +39,7 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     run.add_argument("--dry-run", action="store_true", help="only say what a round would do")
     add_address(run)
     run.set_defaults(command=run_round)
-    past = verbs.add_parser("history", help=f"the last rounds, at most {history.KEPT}", parents=[shared])
+    past = verbs.add_parser("history", help=f"the last rounds, at most {ROUNDS_KEPT}", parents=[shared])
     past.add_argument("-n", "--limit", type=count, default=20, help="how many (default: 20)")
     past.set_defaults(command=show_history)
 
@@ -66,7 +66,7 @@ async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
     """The last rounds, newest first."""
     async with gc_records(remote) as records, remote.coordinator() as pd:
         now_ms = physical_ms(await pd.tso())
-        rounds = await history.load(records, max(1, arguments.limit))
+        rounds = await load_rounds(records, max(1, arguments.limit))
     return Output([document(round_message(it, now_ms)) for it in rounds], COLUMNS)
 
 

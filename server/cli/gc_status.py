@@ -6,18 +6,16 @@ from typing import Any
 
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker.config import GCConfig
+from gcsafepoint.worker.config import GCConfig, GCConfigError
 from gcsafepoint.worker.election import Leader
 from gcsafepoint.worker.records import read_config
 from gcsafepoint.worker.times import DurationError, format_instant, parse_instant_ms
-from gcsafepoint.worker.variables import GCConfigError
 from server.cli.gc_leader import gc_leader, gc_records
 from server.cli.gc_round import document
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.cli.tso import time_of
-from server.gc_worker.messages import round_message
-from server.gc_worker.view import Overview, overview
+from server.gc_worker.view import Overview, overview, round_message
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
 

@@ -1,5 +1,11 @@
-"""The worker's cluster over PdClient and KvClient: ours, or a real PD with real TiKVs."""
+"""What the GC worker needs of its surroundings, over real clients: `TikvCluster` and `MetaRecords`.
 
+`TikvCluster` is the worker's `Cluster` over PdClient and KvClient: ours, or a real PD with real TiKVs. `MetaRecords`
+is its `Records` over the metadata client; values are text. `lowest_service` reads who holds GC back from the
+coordinator's records (PD's etcd keys), because asking by UpdateServiceGCSafePoint would move something.
+"""
+
+import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -11,8 +17,7 @@ from kvproto.debugpb_pb2_grpc import DebugStub
 from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService, SafePointDecreasesError
 from gcsafepoint.worker.config import MAX_WRITE_BYTES
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
-from gcsafepoint.worker.records import Records
-from server.gc_worker.services import OWN_ID, lowest_service
+from gcsafepoint.worker.records import Record, Records
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
@@ -20,7 +25,8 @@ from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
 from server.rpc.region_bounds import region_end
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient
-from storage.model.errors import UnavailableError
+from storage.meta.meta import Compare, Delete, Meta, Put
+from storage.model.errors import CorruptError, UnavailableError
 from storage.model.ts import physical_ms
 
 _FOREVER_S = (1 << 63) - 1
@@ -37,7 +43,7 @@ class StoreSettingError(UnavailableError):
 
 
 class TikvCluster:
-    """See `gcsafepoint.worker.cluster.Cluster`."""
+    """The `gcsafepoint.worker.cluster.Cluster` of a PD and its stores."""
 
     def __init__(self, pd: PdClient, kv: KvClient, records: Records, security: SecurityConfig | None = None) -> None:
         self._security = security
@@ -53,7 +59,7 @@ class TikvCluster:
     async def hold_safe_point(self, safe_point: int) -> LowestService:
         """See `Cluster`."""
         try:
-            lowest = await self._pd.update_service_gc_safe_point(OWN_ID, _FOREVER_S, safe_point)
+            lowest = await self._pd.update_service_gc_safe_point(GC_WORKER_ID, _FOREVER_S, safe_point)
         except PdRefusedError as err:
             if _DECREASES not in err.message:
                 raise
@@ -71,15 +77,16 @@ class TikvCluster:
 
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
         """See `Cluster`."""
-        found: dict[int, list[KeyRange]] = defaultdict(list)
+        ranges: dict[int, list[KeyRange]] = defaultdict(list)
         leader, reached = 0, b""
         async for route in self._regions():
             leader, end = route.leader.store_id, region_end(route)
-            found[leader].append(KeyRange(reached, end))  # with the hole before it, which some region serves
+            # from where the last region ended: a hole between two reported regions is served by some region
+            ranges[leader].append(KeyRange(reached, end))
             reached = end
-        if reached or not found:
-            found[leader].append(KeyRange(reached, b""))
-        return found
+        if reached or not ranges:
+            ranges[leader].append(KeyRange(reached, b""))
+        return ranges
 
     async def store_addresses(self) -> Sequence[str]:
         """See `Cluster`."""
@@ -149,3 +156,51 @@ class TikvCluster:
 
 def _lock(info: kvrpcpb.LockInfo) -> Lock:
     return Lock(info.key, info.lock_version, info.lock_type == kvrpcpb.PessimisticLock, info)
+
+
+GC_WORKER_ID = "gc_worker"
+
+
+async def lowest_service(records: Records, cluster_id: int, now_s: float) -> LowestService | None:
+    """The living service or global barrier with the smallest safepoint, GC itself left out; None if there is none.
+
+    Raises:
+        CorruptError: the coordinator's record of one cannot be read.
+    """
+    prefix = f"/pd/{cluster_id}/gc/"
+    living: list[tuple[int, str]] = []
+    for kind, name, ts, expires in (
+        ("safe_point/service/", "service_id", "safe_point", "expired_at"),
+        ("global_gc_barriers/", "barrier_id", "barrier_ts", "expiration_time"),
+    ):
+        for key, record in (await records.read(prefix + kind)).items():
+            try:
+                fields = json.loads(record.value)
+                safe_point, service_id, expires_s = int(fields[ts]), str(fields[name]), fields.get(expires)
+            except (ValueError, TypeError, KeyError, AttributeError) as err:
+                raise CorruptError(f"the record {key} cannot be read: {record.value!r}") from err
+            if service_id != GC_WORKER_ID and (expires_s is None or expires_s >= now_s):
+                living.append((safe_point, service_id))
+    return next((LowestService(service_id, safe_point) for safe_point, service_id in sorted(living)), None)
+
+
+class MetaRecords:
+    """The `gcsafepoint.worker.records.Records` of a metadata client."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+
+    async def read(self, prefix: str) -> dict[str, Record]:
+        """See `Records`."""
+        pairs = await self._meta.get_prefix(prefix.encode())
+        return {pair.key.decode(): Record(pair.value.decode(), pair.mod_revision) for pair in pairs}
+
+    async def write(self, changes: Mapping[str, str | None], expect: Mapping[str, int]) -> int:
+        """See `Records`."""
+        compares = [Compare.unchanged(key.encode(), revision) for key, revision in expect.items()]
+        ops = [
+            Delete(key.encode()) if value is None else Put(key.encode(), value.encode())
+            for key, value in changes.items()
+        ]
+        result = await self._meta.txn(compares, ops)
+        return result.revision if result.succeeded else 0

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import structlog
 from tidemarkpb.v1 import gc_pb2
 
+from gcsafepoint.worker.config import BOUNDS, Bounds
 from gcsafepoint.worker.election import Election
 from gcsafepoint.worker.times import DurationError, parse_duration_ns
-from gcsafepoint.worker.variables import BOUNDS, Bounds
 from gcsafepoint.worker.worker import GCWorker
 from server.config import ConfigError, setting
 from server.daemon import Endpoints
-from server.gc_worker.cluster import TikvCluster
+from server.gc_worker.cluster import MetaRecords, TikvCluster
 from server.gc_worker.listener import LogAndCount
-from server.gc_worker.records import MetaRecords
 from server.gc_worker.service import GCService
 from server.rpc.credentials import SecurityConfig
 from server.rpc.metadata import metadata_at

@@ -1,14 +1,39 @@
-"""What the worker does, as logs and metrics. Phrases are TiDB's gcworker's where it has one: its runbooks apply."""
+"""The GC worker's events as logs and Prometheus metrics: TiDB's phrases and names where TiDB has one.
+
+So its runbooks and dashboards apply. TiDB's counters `gc_failure`, `gc_action_result`, `gc_region_too_many_locks`,
+`gc_unsafe_destroy_range_failures` have no `_total`, which this client always adds to a Counter: they are gauges here
+that only grow.
+"""
 
 import structlog
+from prometheus_client import Counter, Gauge, Histogram
 
-from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.config import GCConfig, format_duration_ms
+from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.listener import Stage
 from gcsafepoint.worker.round import Result, Round
-from gcsafepoint.worker.variables import shown
-from server.gc_worker import metrics
 from storage.model.errors import TidemarkError
+
+ACTIONS = Counter("tidb_tikvclient_gc_worker_actions", "What the worker did", ["type"])
+SECONDS = Histogram(
+    "tidb_tikvclient_gc_seconds",
+    "Duration of each stage of a round that went through it",
+    ["stage"],
+    buckets=tuple(2.0**power for power in range(-4, 20)),
+)
+CONFIG = Gauge("tidb_tikvclient_gc_config", "Settings of the GC leader, in seconds; 0 at a follower", ["type"])
+FAILURES = Gauge("tidb_tikvclient_gc_failure", "Stages that an error ended; only grows", ["type"])
+REGION_RESULTS = Gauge("tidb_tikvclient_gc_action_result", "Regions collected in mode central; only grows", ["type"])
+TOO_MANY_LOCKS = Gauge("tidb_tikvclient_gc_region_too_many_locks", "Second looks at one region's locks; only grows")
+DESTROY_FAILURES = Gauge(
+    "tidb_tikvclient_gc_unsafe_destroy_range_failures", "Ranges that a store did not destroy; only grows", ["type"]
+)
+LEADER = Gauge("tidemark_gc_leader", "1 while this worker is GC leader")
+SAFE_POINT = Gauge("tidemark_gc_safe_point", "Safepoint of the last round of this worker, a TSO timestamp")
+ROUNDS = Counter("tidemark_gc_rounds_total", "GC rounds by how they ended", ["result"])
+SKIPPED = Counter("tidemark_gc_skipped_total", "Rounds that did not resolve or collect anything", ["reason"])
+RESOLVED_LOCKS = Counter("tidemark_gc_resolved_locks_total", "Locks committed or rolled back by GC")
+DELETED_RANGES = Counter("tidemark_gc_deleted_ranges_total", "Ranges destroyed on all stores, or not", ["result"])
 
 _SKIPPED = "there's already a gc job running, skipped"
 _NOT_MOVED = "txn safe point not advanced, GC will be skipped"
@@ -41,7 +66,7 @@ _ACTIONS = {
     Stage.REDO_DELETE_RANGES: "redo_delete_range",
     Stage.DO_GC: "do_gc",
 }
-"""The labels of TiDB's metrics: what a stage counts as when it begins, and when an error ends it."""
+"""The labels of TiDB's metrics: what a stage counts as when it begins, and when an error ends gc_round."""
 
 
 class LogAndCount:
@@ -54,109 +79,118 @@ class LogAndCount:
 
     def led(self, *, leads: bool) -> None:
         """See `Listener`; only changes are news."""
-        metrics.ACTIONS.labels("check_leader").inc()
-        metrics.LEADER.set(leads)
+        ACTIONS.labels("check_leader").inc()
+        LEADER.set(leads)
         if leads != self._leads:
             self._log.info("gc leader" if leads else "gc follower")
             if leads:
-                metrics.ACTIONS.labels("register_leader").inc()
+                ACTIONS.labels("register_leader").inc()
         if not leads:
             for name in ("tikv_gc_run_interval", "tikv_gc_life_time"):
-                metrics.CONFIG.labels(name).set(0)
+                CONFIG.labels(name).set(0)
         self._leads = leads
 
     def tick_failed(self, err: TidemarkError) -> None:
         """See `Listener`."""
-        metrics.FAILURES.labels("check_leader").inc()
+        FAILURES.labels("check_leader").inc()
         self._log.warning("check leader", code=err.code, error=err.message)
 
     def configured(self, config: GCConfig) -> None:
         """See `Listener`; that GC is off is said when it is switched."""
-        metrics.CONFIG.labels("tikv_gc_run_interval").set(config.run_interval_ms / 1000)
-        metrics.CONFIG.labels("tikv_gc_life_time").set(config.life_time_ms / 1000)
+        CONFIG.labels("tikv_gc_run_interval").set(config.run_interval_ms / 1000)
+        CONFIG.labels("tikv_gc_life_time").set(config.life_time_ms / 1000)
         if self._enabled and not config.enable:
             self._log.warning("gc status is disabled.")
         self._enabled = config.enable
 
-    def life_time_raised(self, found_ms: int, least_ms: int) -> None:
+    def life_time_raised(self, configured_ms: int, least_ms: int) -> None:
         """See `Listener`."""
-        self._log.warning("invalid gc life time", found=shown(found_ms), used=shown(least_ms))
+        self._log.warning(
+            "invalid gc life time", found=format_duration_ms(configured_ms), used=format_duration_ms(least_ms)
+        )
 
     def store_not_limited(self, address: str, err: TidemarkError) -> None:
         """See `Listener`."""
-        metrics.FAILURES.labels("limit_writes").inc()
+        FAILURES.labels("limit_writes").inc()
         self._log.warning("a store could not be told its gc write rate", store=address, error=str(err))
 
     def round_skipped(self, err: TidemarkError) -> None:
         """See `Listener`."""
-        metrics.SKIPPED.labels("running").inc()
+        SKIPPED.labels("running").inc()
         self._log.info(_SKIPPED if err.message == _SKIPPED else err.message)
 
-    def held_back(self, it: Round, asked_ts: int, *, moved: bool) -> None:
+    def held_back(self, gc_round: Round, target_ts: int, *, moved: bool) -> None:
         """See `Listener`."""
         if not moved:
-            metrics.SKIPPED.labels("safe_point_not_moved").inc()
-        self._log.info(_HELD if moved else _NOT_MOVED, asked=asked_ts, safe_point=it.safe_point, blocker=it.blocker)
+            SKIPPED.labels("safe_point_not_moved").inc()
+        self._log.info(
+            _HELD if moved else _NOT_MOVED, asked=target_ts, safe_point=gc_round.safe_point, blocker=gc_round.blocker
+        )
 
-    def stage_began(self, stage: Stage, it: Round) -> None:
+    def stage_began(self, stage: Stage, gc_round: Round) -> None:
         """See `Listener`."""
         if stage in _ACTIONS:
-            metrics.ACTIONS.labels(_ACTIONS[stage]).inc()
+            ACTIONS.labels(_ACTIONS[stage]).inc()
         if stage in _BEGAN:
-            self._log.info(_BEGAN[stage], round=it.id, safe_point=it.safe_point, total=it.total)
+            self._log.info(_BEGAN[stage], round=gc_round.id, safe_point=gc_round.safe_point, total=gc_round.total)
 
-    def stage_ended(self, stage: Stage, it: Round, seconds: float, err: TidemarkError | None) -> None:
+    def stage_ended(self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None) -> None:
         """See `Listener`."""
         if err is None:
-            metrics.SECONDS.labels(stage.value).observe(seconds)
+            SECONDS.labels(stage.value).observe(seconds)
             if stage in _ENDED:
-                self._log.info(_ENDED[stage], round=it.id, seconds=round(seconds, 3), done=it.done)
+                self._log.info(_ENDED[stage], round=gc_round.id, seconds=round(seconds, 3), done=gc_round.done)
         elif stage in _FAILED:
             kind, phrase = _FAILED[stage]
-            metrics.FAILURES.labels(kind).inc()
-            self._log.error(phrase, round=it.id, safe_point=it.safe_point, error=str(err))
+            FAILURES.labels(kind).inc()
+            self._log.error(phrase, round=gc_round.id, safe_point=gc_round.safe_point, error=str(err))
 
     def page_resolved(self, locks: int, *, more: bool) -> None:
         """See `Listener`."""
-        metrics.RESOLVED_LOCKS.inc(locks)
+        RESOLVED_LOCKS.inc(locks)
         if more:
-            metrics.TOO_MANY_LOCKS.inc()
+            TOO_MANY_LOCKS.inc()
 
-    def range_deleted(self, it: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None:
+    def range_deleted(self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None:
         """See `Listener`."""
-        metrics.DELETED_RANGES.labels("failed" if err else "done").inc()
-        place = {"job_id": it.job_id, "element_id": it.element_id, "ts": it.ts, "redo": redo}
+        DELETED_RANGES.labels("failed" if err else "done").inc()
+        place = {
+            "job_id": delete_range.job_id,
+            "element_id": delete_range.element_id,
+            "ts": delete_range.ts,
+            "redo": redo,
+        }
         if err:
-            metrics.DESTROY_FAILURES.labels("send").inc()
+            DESTROY_FAILURES.labels("send").inc()
             phrase = "redo-delete range failed on range" if redo else "delete range failed on range"
-            self._log.warning(phrase, **place, attempts=it.attempts + 1, error=str(err))
+            self._log.warning(phrase, **place, attempts=delete_range.attempts + 1, error=str(err))
         else:
             self._log.info("range deleted", **place)
 
     def region_collected(self, err: TidemarkError | None) -> None:
         """See `Listener`."""
-        metrics.REGION_RESULTS.labels("fail" if err else "success").inc()
+        REGION_RESULTS.labels("fail" if err else "success").inc()
 
-    def round_ended(self, it: Round) -> None:
+    def round_ended(self, gc_round: Round) -> None:
         """See `Listener`."""
-        metrics.ROUNDS.labels(it.result.value).inc()
-        if it.safe_point:
-            metrics.SAFE_POINT.set(it.safe_point)
-        say = self._log.error if it.result is Result.FAILED else self._log.info
+        ROUNDS.labels(gc_round.result.value).inc()
+        if gc_round.safe_point:
+            SAFE_POINT.set(gc_round.safe_point)
+        say = self._log.error if gc_round.result is Result.FAILED else self._log.info
         say(
             "gc round ended",
-            round=it.id,
-            result=it.result.value,
-            error=it.error,
-            safe_point=it.safe_point,
-            regions=it.regions,
-            resolved_locks=it.resolved_locks,
-            deleted_ranges=it.deleted_ranges,
-            failed_ranges=it.failed_ranges,
-            collected_regions=it.collected_regions,
+            round=gc_round.id,
+            result=gc_round.result.value,
+            error=gc_round.error,
+            safe_point=gc_round.safe_point,
+            regions=gc_round.regions,
+            resolved_locks=gc_round.resolved_locks,
+            deleted_ranges=gc_round.deleted_ranges,
+            failed_ranges=gc_round.failed_ranges,
+            collected_regions=gc_round.collected_regions,
         )
 
-    def not_remembered(self, it: Round, err: TidemarkError) -> None:
+    def round_not_recorded(self, gc_round: Round, err: TidemarkError) -> None:
         """See `Listener`."""
-        metrics.FAILURES.labels("save_round").inc()
-        self._log.warning("the round could not be written to the history", round=it.id, error=str(err))
+        FAILURES.labels("save_round").inc()
+        self._log.warning("the round could not be written to the history", round=gc_round.id, error=str(err))

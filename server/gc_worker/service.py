@@ -4,16 +4,21 @@ from typing import Any
 
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker import history
 from gcsafepoint.worker.cluster import Cluster
-from gcsafepoint.worker.delete_range import DeleteRange
-from gcsafepoint.worker.delete_ranges import register
+from gcsafepoint.worker.delete_ranges import DeleteRange, register
 from gcsafepoint.worker.do_gc import check_mode
-from gcsafepoint.worker.plan import make_plan
-from gcsafepoint.worker.records import Records, read_config, read_table, write_config
+from gcsafepoint.worker.gc_leader import make_plan
+from gcsafepoint.worker.records import ROUNDS_KEPT, Records, load_rounds, read_config, read_table, write_config
 from gcsafepoint.worker.worker import GCWorker
-from server.gc_worker.messages import config_message, leader_message, listed_message, plan_message, round_message
-from server.gc_worker.view import list_ranges, overview
+from server.gc_worker.view import (
+    config_message,
+    leader_message,
+    list_ranges,
+    listed_message,
+    overview,
+    plan_message,
+    round_message,
+)
 from server.rpc.pd import PdClient
 
 
@@ -29,7 +34,8 @@ class GCService:
     async def GetGCStatus(self, _request: gc_pb2.GetGCStatusRequest, _context: Any) -> gc_pb2.GetGCStatusResponse:
         """Settings, leader, safepoints, and the newest round; of this worker's own rounds as they are right now."""
         seen, own = await overview(self._records), self._worker.rounds.newest
-        newest = max((it for it in (seen.newest, own) if it), key=lambda it: (it.id, it is own), default=None)
+        candidates = [gc_round for gc_round in (seen.newest, own) if gc_round]
+        newest = max(candidates, key=lambda gc_round: (gc_round.id, gc_round is own), default=None)
         return gc_pb2.GetGCStatusResponse(
             config=config_message(await read_config(self._records)),
             leader=leader_message(seen.leader, self._worker.election.uuid) if seen.leader else None,
@@ -62,14 +68,17 @@ class GCService:
         """Run a round now; answers when it has ended, or has begun, or at once with what it would do."""
         if request.dry_run:
             return gc_pb2.RunGCResponse(plan=plan_message(await make_plan(self._cluster, self._records)))
-        it = (await self._worker.begin_round())[0] if request.no_wait else await self._worker.demand_round()
-        return gc_pb2.RunGCResponse(round=round_message(it, self._worker.clock.now_ms()))
+        if request.no_wait:
+            gc_round, _ = await self._worker.begin_round()
+        else:
+            gc_round = await self._worker.run_round_now()
+        return gc_pb2.RunGCResponse(round=round_message(gc_round, self._worker.clock.now_ms()))
 
     async def ListRounds(self, request: gc_pb2.ListRoundsRequest, _context: Any) -> gc_pb2.ListRoundsResponse:
         """The last rounds, newest first."""
-        rounds = await history.load(self._records, request.limit or history.KEPT)
+        rounds = await load_rounds(self._records, request.limit or ROUNDS_KEPT)
         now_ms = self._worker.clock.now_ms()
-        return gc_pb2.ListRoundsResponse(rounds=[round_message(it, now_ms) for it in rounds])
+        return gc_pb2.ListRoundsResponse(rounds=[round_message(gc_round, now_ms) for gc_round in rounds])
 
     async def RegisterDeleteRange(
         self, request: gc_pb2.RegisterDeleteRangeRequest, _context: Any
@@ -83,4 +92,6 @@ class GCService:
         self, _request: gc_pb2.ListDeleteRangesRequest, _context: Any
     ) -> gc_pb2.ListDeleteRangesResponse:
         """What waits to be destroyed, and what was within the last day."""
-        return gc_pb2.ListDeleteRangesResponse(ranges=[listed_message(it) for it in await list_ranges(self._records)])
+        return gc_pb2.ListDeleteRangesResponse(
+            ranges=[listed_message(listed) for listed in await list_ranges(self._records)]
+        )

@@ -1,28 +1,34 @@
-"""What people are shown of GC, read from the metadata store: it is there whether or not a worker runs."""
+"""What people are shown of GC, read from the metadata store, and the same as messages of tidemarkpb.v1.
+
+The metadata store answers whether or not a worker runs, so the command line needs none.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gcsafepoint.worker import history
-from gcsafepoint.worker.delete_range import KEPT_MS, DeleteRange
-from gcsafepoint.worker.delete_ranges import load
+from tidemarkpb.v1 import gc_pb2
+
+from gcsafepoint.worker.config import GCConfig
+from gcsafepoint.worker.delete_ranges import KEPT_MS, DeleteRange, load
 from gcsafepoint.worker.election import Leader, read_leader
-from gcsafepoint.worker.records import DONE, LAST_RUN_TIME, PENDING, SAFE_POINT_TS, Records, read_ts
+from gcsafepoint.worker.gc_leader import Plan
+from gcsafepoint.worker.records import DONE, LAST_RUN_TIME, PENDING, SAFE_POINT_TS, Records, load_rounds, read_ts
 from gcsafepoint.worker.round import Round
+from gcsafepoint.worker.times import format_instant
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRange:
     """A delete range, and what is next for it; `redo_ms`: when it is destroyed once more, 0 if it was not yet."""
 
-    it: DeleteRange
+    delete_range: DeleteRange
     state: str
     redo_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """How GC stands."""
+    """What GetGCStatus and `tidemark cli gc status` show."""
 
     leader: Leader | None
     last_run_time: str
@@ -33,20 +39,20 @@ class Overview:
     @property
     def pending_ranges(self) -> int:
         """How many were not destroyed yet."""
-        return sum(not listed.it.done_ms for listed in self.ranges)
+        return sum(not listed.delete_range.done_ms for listed in self.ranges)
 
     @property
     def failed_ranges(self) -> int:
         """How many could not be destroyed at the last attempt."""
-        return sum(bool(listed.it.error) for listed in self.ranges)
+        return sum(bool(listed.delete_range.error) for listed in self.ranges)
 
 
 async def overview(records: Records) -> Overview:
     """Read all of it."""
-    held, newest = await records.read(LAST_RUN_TIME), await history.load(records, 1)
+    last_run, newest = await records.read(LAST_RUN_TIME), await load_rounds(records, 1)
     return Overview(
         leader=await read_leader(records),
-        last_run_time=held[LAST_RUN_TIME].value if held else "",
+        last_run_time=last_run[LAST_RUN_TIME].value if last_run else "",
         saved_safe_point=await read_ts(records, SAFE_POINT_TS),
         newest=newest[0] if newest else None,
         ranges=await list_ranges(records),
@@ -56,14 +62,100 @@ async def overview(records: Records) -> Overview:
 async def list_ranges(records: Records) -> list[ListedRange]:
     """All recorded ranges, those still to be destroyed first."""
     safe_point = await read_ts(records, SAFE_POINT_TS)
-    pending = [ListedRange(it, _pending_state(it, safe_point), 0) for it in await load(records, PENDING)]
+    pending = [ListedRange(new, _pending_state(new, safe_point), 0) for new in await load(records, PENDING)]
     done = [
-        ListedRange(it, "redo failed" if it.error else "done", it.done_ms + KEPT_MS) for it in await load(records, DONE)
+        ListedRange(old, "redo failed" if old.error else "done", old.done_ms + KEPT_MS)
+        for old in await load(records, DONE)
     ]
-    return sorted(pending, key=lambda listed: listed.it.ts) + sorted(done, key=lambda listed: listed.it.done_ms)
+    return sorted(pending, key=lambda listed: listed.delete_range.ts) + sorted(
+        done, key=lambda listed: listed.delete_range.done_ms
+    )
 
 
-def _pending_state(it: DeleteRange, safe_point: int) -> str:
-    if it.error:
+def _pending_state(delete_range: DeleteRange, safe_point: int) -> str:
+    if delete_range.error:
         return "failed"
-    return "due" if it.ts < safe_point else "waiting"
+    return "due" if delete_range.ts < safe_point else "waiting"
+
+
+def config_message(config: GCConfig) -> gc_pb2.GCConfig:
+    """The settings."""
+    shown = config.variables()
+    return gc_pb2.GCConfig(
+        enable=config.enable,
+        run_interval=shown["tikv_gc_run_interval"],
+        life_time=shown["tikv_gc_life_time"],
+        mode=config.mode,
+        auto_concurrency=config.auto_concurrency,
+        concurrency=config.concurrency,
+        max_write_bytes_per_sec=config.max_write_bytes_per_s,
+    )
+
+
+def leader_message(leader: Leader, me: str) -> gc_pb2.GCLeader:
+    """Who leads, as `me` sees it."""
+    return gc_pb2.GCLeader(
+        uuid=leader.uuid, desc=leader.desc, lease=leader.lease, is_self=leader.uuid == me, address=leader.address
+    )
+
+
+def round_message(gc_round: Round, now_ms: int) -> gc_pb2.GCRound:
+    """A round; how long it will still take is told as of `now_ms`."""
+    return gc_pb2.GCRound(
+        id=gc_round.id,
+        worker=gc_round.worker,
+        started=format_instant(gc_round.started_ms),
+        started_ms=gc_round.started_ms,
+        ended_ms=gc_round.ended_ms,
+        phase=gc_round.phase.label,
+        phase_ms=gc_round.phase_ms,
+        safe_point=gc_round.safe_point,
+        blocker=gc_round.blocker,
+        total=gc_round.total,
+        done=gc_round.done,
+        regions=gc_round.regions,
+        resolved_locks=gc_round.resolved_locks,
+        deleted_ranges=gc_round.deleted_ranges,
+        failed_ranges=gc_round.failed_ranges,
+        collected_regions=gc_round.collected_regions,
+        result=gc_round.result.value,
+        error=gc_round.error,
+        eta_ms=gc_round.eta_ms(now_ms),
+    )
+
+
+def range_message(delete_range: DeleteRange, state: str, redo_ms: int = 0) -> gc_pb2.DeleteRange:
+    """A delete range and what is next for delete_range."""
+    return gc_pb2.DeleteRange(
+        job_id=delete_range.job_id,
+        element_id=delete_range.element_id,
+        start_key=delete_range.start_key,
+        end_key=delete_range.end_key,
+        ts=delete_range.ts,
+        state=state,
+        attempts=delete_range.attempts,
+        last_error=delete_range.error,
+        done_ms=delete_range.done_ms,
+        redo_ms=redo_ms,
+    )
+
+
+def listed_message(listed: ListedRange) -> gc_pb2.DeleteRange:
+    """A range as it is listed."""
+    return range_message(listed.delete_range, listed.state, listed.redo_ms)
+
+
+def plan_message(plan: Plan) -> gc_pb2.GCPlan:
+    """What a round would do."""
+    return gc_pb2.GCPlan(
+        safe_point=plan.safe_point,
+        saved_safe_point=plan.saved,
+        blocker=plan.blocker,
+        enabled=plan.config.enable,
+        fresh=plan.fresh,
+        mode=plan.config.mode,
+        regions=plan.regions,
+        locks=plan.locks,
+        transactions=plan.transactions,
+        ranges=[range_message(due, "redo" if due.done_ms else "due") for due in plan.ranges],
+    )

@@ -12,7 +12,7 @@ from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, checkpoint_of
 from server.coordinator.explain.captures import Told, ask_captures
-from server.gc_worker.records import MetaRecords
+from server.gc_worker.cluster import MetaRecords
 from server.rpc.credentials import SecurityConfig
 from storage.meta.meta import KeyValue, Meta
 from storage.model.errors import TidemarkError

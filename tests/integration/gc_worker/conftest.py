@@ -15,7 +15,7 @@ import pytest
 from tidemarkpb.v1 import gc_pb2, gc_pb2_grpc
 
 from server.demo.transaction import TransactionClient
-from server.gc_worker.records import MetaRecords
+from server.gc_worker.cluster import MetaRecords
 from server.rpc.client import connect
 from storage.meta.client import open_meta
 from storage.model.errors import TidemarkError

@@ -12,8 +12,8 @@ from tidemarkpb.v1 import gc_pb2
 from tidemarkpb.v1.store_pb2 import GetStoreStatusRequest
 from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 
+from gcsafepoint.worker.config import GCConfigError
 from gcsafepoint.worker.delete_ranges import DeleteRangeError
-from gcsafepoint.worker.variables import GCConfigError
 from server.cli.cli import _parser
 from server.cli.gc_leader import GCLeaderUnavailableError
 from server.cli.gc_run import GCRoundFailedError

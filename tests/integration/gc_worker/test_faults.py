@@ -11,7 +11,7 @@ import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker.delete_range import KEPT_MS, DeleteRange
+from gcsafepoint.worker.delete_ranges import KEPT_MS, DeleteRange
 from gcsafepoint.worker.records import DONE, RUNNING
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService
-from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.config import UNBOUND
+from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.election import Election
 from gcsafepoint.worker.listener import Stage
 from gcsafepoint.worker.records import Record
 from gcsafepoint.worker.round import Round
-from gcsafepoint.worker.variables import UNBOUND
 from gcsafepoint.worker.worker import GCWorker
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import compose, physical_ms
@@ -49,7 +49,7 @@ class MemoryCluster:
     service_min: int | None = None
     borders: Sequence[bytes] = (b"g", b"n", b"t")
     locks: dict[bytes, Lock] = field(default_factory=dict)
-    fates: dict[int, int] = field(default_factory=dict)
+    decisions: dict[int, int] = field(default_factory=dict)
     committed: dict[bytes, int] = field(default_factory=dict)
     failing: dict[str, TidemarkError] = field(default_factory=dict)
     moving: int = 0
@@ -106,7 +106,7 @@ class MemoryCluster:
 
     async def decide(self, lock: Lock) -> int:
         self._note("decide", lock.start_ts)
-        return self.fates.get(lock.start_ts, 0)
+        return self.decisions.get(lock.start_ts, 0)
 
     async def rollback_pessimistic(self, lock: Lock) -> None:
         self._note("rollback pessimistic", lock.key)
@@ -155,8 +155,8 @@ class Diary:
 
     def configured(self, config: Any) -> None: ...
 
-    def life_time_raised(self, found_ms: int, least_ms: int) -> None:
-        self.raised.append(found_ms)
+    def life_time_raised(self, configured_ms: int, least_ms: int) -> None:
+        self.raised.append(configured_ms)
 
     def store_not_limited(self, address: str, err: TidemarkError) -> None:
         self.failed.append(f"{address} {err.code}")
@@ -164,7 +164,7 @@ class Diary:
     def round_skipped(self, err: TidemarkError) -> None:
         self.skipped.append(err.message)
 
-    def held_back(self, it: Round, asked_ts: int, *, moved: bool) -> None:
+    def held_back(self, it: Round, target_ts: int, *, moved: bool) -> None:
         self.blockers.append((it.blocker, moved))
 
     def stage_began(self, stage: Stage, it: Round) -> None: ...
@@ -183,7 +183,7 @@ class Diary:
         self.ended.append(it)
         self.first_ended.set()
 
-    def not_remembered(self, it: Round, err: TidemarkError) -> None:
+    def round_not_recorded(self, it: Round, err: TidemarkError) -> None:
         self.forgotten.append(err.code)
 
 
@@ -202,7 +202,7 @@ class Bench:
         """A whole round in this task."""
         number = await self.cluster.now_ts()
         self.worker.rounds.admit(number, physical_ms(number))
-        return await self.worker.conductor.conduct(number)
+        return await self.worker.leader.run_round(number)
 
 
 @pytest.fixture(scope="session")

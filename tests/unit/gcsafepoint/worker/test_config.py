@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.config import COMMENTS, MAX_WRITE_BYTES, STATE_VARIABLES, GCConfig
-from gcsafepoint.worker.variables import UNBOUND, Bounds, GCConfigError, shown_size, size_bytes
+from gcsafepoint.worker.config import (
+    COMMENTS,
+    MAX_WRITE_BYTES,
+    STATE_VARIABLES,
+    UNBOUND,
+    Bounds,
+    GCConfig,
+    GCConfigError,
+    format_size,
+    parse_size,
+)
 
 configs = st.builds(
     GCConfig,
@@ -96,8 +105,8 @@ def test_a_name_without_end_is_refused_in_short() -> None:
     ],
 )
 def test_sizes_are_read_as_tikv_reads_them(text: str, size: int, shown: str) -> None:
-    assert size_bytes(text) == size
-    assert shown_size(size) == shown
+    assert parse_size(text) == size
+    assert format_size(size) == shown
 
 
 def test_a_shorter_least_time_can_be_agreed_on_for_a_cluster_without_history() -> None:

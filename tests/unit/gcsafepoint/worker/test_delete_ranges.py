@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.delete_range import KEPT_MS, DeleteRange, due, due_again
 from gcsafepoint.worker.delete_ranges import (
+    KEPT_MS,
+    DeleteRange,
     DeleteRangeError,
     delete_again,
     delete_first,
+    due,
+    due_again,
     load,
     load_due,
     register,

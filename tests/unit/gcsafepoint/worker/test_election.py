@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.election import Election, Leader, LeaseLostError, Move, judge, read_leader
+from gcsafepoint.worker.election import Election, Leader, LeaseLostError, Move, next_move, read_leader
 from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID
 from gcsafepoint.worker.times import format_instant
 
@@ -43,7 +43,7 @@ async def tick(election: Election, clock: Clock) -> bool:
     ],
 )
 def test_what_is_done_about_a_leader(uuid: str, lease: str, move: Move) -> None:
-    assert judge(Leader(uuid, "", lease, {}), "me", 1500) is move
+    assert next_move(Leader(uuid, "", lease, {}), "me", 1500) is move
 
 
 async def test_the_first_to_tick_leads_and_is_recorded_as_in_mysql_tidb(records: Any) -> None:
@@ -131,13 +131,13 @@ async def test_what_runs_under_the_lease_ends_with_it_and_renewing_gives_it_more
     clock = Clock()
     one = Election(records, uuid="one", desc="", lease_ms=2000, monotonic_s=clock.monotonic_s)
     with pytest.raises(LeaseLostError, match="not the GC leader"):
-        async with one.held():
+        async with one.while_leading():
             pytest.fail("nobody leads")
     assert await tick(one, clock)
     renewed, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
-        async with one.held():
+        async with one.while_leading():
             await renewed.wait()
             await asyncio.Event().wait()
 
@@ -167,5 +167,5 @@ async def test_a_timeout_of_the_work_itself_is_not_taken_for_a_lost_lease(record
     one = worker(records, clock, "one")
     assert await tick(one, clock)
     with pytest.raises(TimeoutError):
-        async with one.held():
+        async with one.while_leading():
             raise TimeoutError

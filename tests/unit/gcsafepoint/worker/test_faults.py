@@ -8,12 +8,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcsafepoint.worker import history
-from gcsafepoint.worker.delete_range import DeleteRange
-from gcsafepoint.worker.delete_ranges import load, register
-from gcsafepoint.worker.records import COLLECTED_TS, DONE, LAST_RUN_TIME, PENDING, SAFE_POINT_TS, read_ts, write_config
+from gcsafepoint.worker.config import UNBOUND
+from gcsafepoint.worker.delete_ranges import DeleteRange, load, register
+from gcsafepoint.worker.records import (
+    COLLECTED_TS,
+    DONE,
+    LAST_RUN_TIME,
+    PENDING,
+    SAFE_POINT_TS,
+    load_rounds,
+    read_ts,
+    write_config,
+)
 from gcsafepoint.worker.round import Phase, Result
-from gcsafepoint.worker.variables import UNBOUND
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose
 
@@ -67,7 +74,7 @@ class Counter:
 
 async def littered(cluster: Any, records: Any, mode: str) -> None:
     await write_config(records, {"tikv_gc_mode": mode}, UNBOUND)
-    cluster.fates = {5: 6}
+    cluster.decisions = {5: 6}
     for key, start_ts in ((b"a", 5), (b"h", 5), (b"z", 7), (b"p", 8)):
         cluster.lock(key, start_ts)
     for number in (1, 2):
@@ -115,7 +122,7 @@ def test_killed_at_any_request_the_next_round_does_what_was_left(
         assert safe_point == await read_ts(records, COLLECTED_TS) == cluster.published
         for border in (b"", *cluster.borders) if mode == "central" else ():
             assert any(note.startswith(f"collect {border!r}") for note in cluster.diary)
-        for it in await history.load(records):
+        for it in await load_rounds(records):
             assert it.phase is Phase.ENDED
             assert it.result is (Result.ABANDONED if it.worker == "doomed" and dead else Result.DONE) or it.error == ""
 

@@ -6,8 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker import history
-from gcsafepoint.worker.records import ROUNDS
+from gcsafepoint.worker.records import (
+    ROUNDS,
+    ROUNDS_KEPT,
+    load_rounds,
+    round_from_json,
+    round_key,
+    round_to_json,
+    tidy_rounds,
+)
 from gcsafepoint.worker.round import Phase, Result, Round
 
 counts = st.integers(0, 2**63)
@@ -32,15 +39,15 @@ rounds = st.builds(
 
 @given(rounds)
 def test_a_round_reads_back_the_same(it: Round) -> None:
-    assert history.from_json(history.key_of(it), history.to_json(it)) == it
+    assert round_from_json(round_key(it), round_to_json(it)) == it
 
 
 @given(st.text(max_size=20))
 def test_anything_else_is_a_failed_round_that_says_so(text: str) -> None:
-    it = history.from_json(f"{ROUNDS}00000000000000000007", text)
+    it = round_from_json(f"{ROUNDS}00000000000000000007", text)
     assert (it.id, it.phase, it.result) == (7, Phase.ENDED, Result.FAILED)
     assert "cannot be read" in it.error
-    assert history.from_json(f"{ROUNDS}odd", text).id == 0
+    assert round_from_json(f"{ROUNDS}odd", text).id == 0
 
 
 @given(st.lists(st.sampled_from(["running", "mine", "ended", "garbage"]), max_size=300))
@@ -51,12 +58,12 @@ def test_a_hundred_are_kept_with_the_one_that_begins_and_the_unfinished_of_other
         records = memory_records()
         for number, kind in enumerate(kinds, 1):
             it = Round(id=number, worker="it", phase=Phase.ENDED if kind == "ended" else Phase.RESOLVE_LOCKS)
-            await records.write({history.key_of(it): kind if kind == "garbage" else history.to_json(it)}, {})
+            await records.write({round_key(it): kind if kind == "garbage" else round_to_json(it)}, {})
         mine = [number for number, kind in enumerate(kinds, 1) if kind == "mine"]
         for _ in range(4):  # a transaction takes no more than a hundred changes
-            await history.tidy(records, mine, 99, {})
-        kept = await history.load(records)
-        assert [it.id for it in kept] == list(range(len(kinds), 0, -1))[: history.KEPT - 1]
+            await tidy_rounds(records, mine, 99, {})
+        kept = await load_rounds(records)
+        assert [it.id for it in kept] == list(range(len(kinds), 0, -1))[: ROUNDS_KEPT - 1]
         for it in kept:
             kind = kinds[it.id - 1]
             assert it.phase is (Phase.RESOLVE_LOCKS if kind == "mine" else Phase.ENDED)
@@ -69,6 +76,6 @@ def test_a_hundred_are_kept_with_the_one_that_begins_and_the_unfinished_of_other
 
 async def test_a_leader_that_was_succeeded_tidies_nothing(records: Any) -> None:
     it = Round(id=1, phase=Phase.PREPARE)
-    await records.write({history.key_of(it): history.to_json(it)}, {})
-    await history.tidy(records, [], 99, {"leader": 7})
-    assert await history.load(records) == [it]
+    await records.write({round_key(it): round_to_json(it)}, {})
+    await tidy_rounds(records, [], 99, {"leader": 7})
+    assert await load_rounds(records) == [it]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcsafepoint.worker.cluster import KeyRange
-from gcsafepoint.worker.position import Course, Position
+from gcsafepoint.worker.do_gc import Position, RangeWalk
 
 
 def stores_of(keys: list[bytes], owners: list[int]) -> dict[int, list[KeyRange]]:
@@ -49,12 +49,12 @@ def test_what_cannot_be_read_means_from_the_beginning() -> None:
 def test_a_newer_safepoint_goes_everywhere_once_and_first_where_the_older_one_broke_off(
     stores: dict[int, list[KeyRange]], broke_off: Position | None
 ) -> None:
-    course = Course.plan(stores, broke_off, 7)
-    visited = letters_in([it for _, it in course.legs])
+    course = RangeWalk.plan(stores, broke_off, 7)
+    visited = letters_in([it for _, it in course.store_ranges])
     assert sorted(visited) == [b"", *LETTERS]
     assert visited[0] == (broke_off.key if broke_off else b"")
     for number, ranges in stores.items():
-        mine = letters_in([it for store, it in course.legs if store == number])
+        mine = letters_in([it for store, it in course.store_ranges if store == number])
         assert sorted(mine) == sorted(letters_in(ranges))
 
 
@@ -63,23 +63,26 @@ def test_the_same_safepoint_does_what_was_left_and_no_more_however_regions_chang
     stores: dict[int, list[KeyRange]], broke_off: Position, later: dict[int, list[KeyRange]]
 ) -> None:
     ring = [b"", *LETTERS]
-    left = letters_in([it for _, it in Course.plan(stores, broke_off, broke_off.safe_point).legs])
+    left = letters_in([it for _, it in RangeWalk.plan(stores, broke_off, broke_off.safe_point).store_ranges])
     first, until = ring.index(broke_off.key), ring.index(broke_off.until)
     expected = (ring[first:] + ring[:first])[: (until - first) % len(ring) or len(ring)]
     assert left == expected
-    assert letters_in([it for _, it in Course.plan(later, broke_off, broke_off.safe_point).legs]) == expected
+    assert letters_in([it for _, it in RangeWalk.plan(later, broke_off, broke_off.safe_point).store_ranges]) == expected
 
 
 @given(clusters, st.none() | positions, st.data())
 def test_a_walk_broken_off_anywhere_and_taken_up_again_misses_nothing(
     stores: dict[int, list[KeyRange]], broke_off: Position | None, data: st.DataObject
 ) -> None:
-    course = Course.plan(stores, broke_off, 7)
-    order = data.draw(st.permutations(list(course.legs)))
+    course = RangeWalk.plan(stores, broke_off, 7)
+    order = data.draw(st.permutations(list(course.store_ranges)))
     done = order[: data.draw(st.integers(0, len(order) - 1))]
     saved = broke_off
     for _, it in done:
         if course.reached(it):
             saved = course.position
-    rest = Course.plan(stores, saved, 7)
-    assert set(letters_in([it for _, it in done])) | set(letters_in([it for _, it in rest.legs])) == {b"", *LETTERS}
+    rest = RangeWalk.plan(stores, saved, 7)
+    assert set(letters_in([it for _, it in done])) | set(letters_in([it for _, it in rest.store_ranges])) == {
+        b"",
+        *LETTERS,
+    }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gcsafepoint.worker.cluster import Lock, LockPage
 from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.resolve_locks import Fates, resolve_locks
+from gcsafepoint.worker.resolve_locks import TransactionDecisions, resolve_locks
 
 SAFE_POINT = 100
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
@@ -25,7 +25,7 @@ async def resolve(cluster: Any, config: GCConfig | None = None) -> list[int]:
 async def test_committed_locks_are_committed_and_the_others_rolled_back(cluster: Any) -> None:
     cluster.lock(b"a", 10)
     cluster.lock(b"z", 20)
-    cluster.fates = {10: 15}
+    cluster.decisions = {10: 15}
     await resolve(cluster)
     assert cluster.locks == {}
     assert cluster.committed == {b"a": 15, b"z": 0}
@@ -63,15 +63,15 @@ async def test_a_transaction_is_decided_once_however_many_regions_it_touched(clu
 
 async def test_what_is_remembered_of_transactions_is_bounded(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcsafepoint.worker.resolve_locks._REMEMBERED", 3)
-    fates = Fates(cluster)
+    decisions = TransactionDecisions(cluster)
     locks = [Lock(b"%d" % ts, ts, pessimistic=False, token=None) for ts in range(1, 9)]
     for lock in locks:
-        assert await fates.of(LockPage([lock], None, None)) == {lock.start_ts: 0}
+        assert await decisions.of_page(LockPage([lock], None, None)) == {lock.start_ts: 0}
     cluster.diary.clear()
     for lock in locks[-3:]:
-        await fates.of(LockPage([lock], None, None))
+        await decisions.of_page(LockPage([lock], None, None))
     assert cluster.diary == []
-    assert set(await fates.of(LockPage(locks, None, None))) == set(range(1, 9))
+    assert set(await decisions.of_page(LockPage(locks, None, None))) == set(range(1, 9))
 
 
 async def test_stores_are_worked_on_in_parallel_but_each_by_one_worker(cluster: Any) -> None:
@@ -109,17 +109,17 @@ async def test_an_error_ends_the_phase_as_itself(cluster: Any, unavailable: Any)
         st.binary(min_size=1, max_size=2).map(lambda raw: bytes(LETTERS[byte % 26] for byte in raw)),
         st.tuples(st.integers(1, 200), st.booleans()),
     ),
-    fates=st.dictionaries(st.integers(1, 200), st.integers(0, 300)),
+    decisions=st.dictionaries(st.integers(1, 200), st.integers(0, 300)),
 )
 def test_whatever_lies_there_exactly_the_old_locks_end_and_as_decided(
-    memory_cluster: Any, locks: dict[bytes, tuple[int, bool]], fates: dict[int, int]
+    memory_cluster: Any, locks: dict[bytes, tuple[int, bool]], decisions: dict[int, int]
 ) -> None:
     cluster = memory_cluster()
-    cluster.fates = fates
+    cluster.decisions = decisions
     for key, (start_ts, pessimistic) in locks.items():
         cluster.lock(key, start_ts, pessimistic=pessimistic)
     pages = asyncio.run(resolve(cluster))
     old = {key: start_ts for key, (start_ts, _) in locks.items() if start_ts < SAFE_POINT}
     assert set(cluster.locks) == locks.keys() - old.keys()
-    assert cluster.committed == {key: fates.get(start_ts, 0) for key, start_ts in old.items() if not locks[key][1]}
+    assert cluster.committed == {key: decisions.get(start_ts, 0) for key, start_ts in old.items() if not locks[key][1]}
     assert sum(pages) == len(old)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from gcsafepoint.worker.config import UNBOUND
 from gcsafepoint.worker.election import LeaseLostError, read_leader
 from gcsafepoint.worker.records import LAST_RUN_TIME, write_config
 from gcsafepoint.worker.round import Result
-from gcsafepoint.worker.variables import UNBOUND
 from gcsafepoint.worker.worker import WorkerStoppedError
 
 
@@ -49,9 +49,9 @@ async def test_a_running_worker_collects_by_itself_and_on_demand_and_resigns_whe
         running = tasks.create_task(bench.worker.run(3600))
         await bench.diary.first_ended.wait()
         bench.cluster.now_ms += 1000
-        assert (await bench.worker.demand_round()).result == Result.DONE
+        assert (await bench.worker.run_round_now()).result == Result.DONE
         bench.cluster.service_min = 5
-        assert (await bench.worker.demand_round()).result == Result.NOTHING_NEW
+        assert (await bench.worker.run_round_now()).result == Result.NOTHING_NEW
         running.cancel()
     assert len(bench.diary.ended) == 3
     assert await read_leader(bench.records) is None
@@ -78,7 +78,7 @@ async def test_a_round_that_is_due_while_one_runs_is_skipped_with_tidbs_words(be
 
 async def test_a_round_on_demand_is_answered_even_if_the_worker_is_stopped_in_it(bench: Any) -> None:
     with pytest.raises(WorkerStoppedError):
-        await bench.worker.demand_round()
+        await bench.worker.run_round_now()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(bench.worker.run(3600))
         await bench.diary.first_ended.wait()
@@ -99,7 +99,7 @@ async def test_a_round_on_demand_is_answered_even_if_the_worker_is_stopped_in_it
 
 async def stopped(bench: Any) -> bool:
     with pytest.raises(WorkerStoppedError, match="ask again"):
-        await bench.worker.demand_round()
+        await bench.worker.run_round_now()
     return True
 
 

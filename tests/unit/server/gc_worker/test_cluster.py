@@ -14,8 +14,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 from gcsafepoint.worker.cluster import KeyRange, LowestService, SafePointDecreasesError
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Record
-from server.gc_worker.cluster import TikvCluster
-from server.gc_worker.services import lowest_service
+from server.gc_worker.cluster import TikvCluster, lowest_service
 from server.rpc.pd import MinSafePoint, PdRefusedError, RegionRoute
 from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.delete_range import DeleteRange
+from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.listener import Stage
 from gcsafepoint.worker.round import GCRunningError, Result, Round
 from server.gc_worker.listener import LogAndCount

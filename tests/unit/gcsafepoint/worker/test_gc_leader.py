@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from gcsafepoint.worker.cluster import SafePointDecreasesError
-from gcsafepoint.worker.conductor import GCDisabledError, SettingsChangedError
-from gcsafepoint.worker.delete_range import DeleteRange
-from gcsafepoint.worker.delete_ranges import load, register
+from gcsafepoint.worker.config import BOUNDS, UNBOUND
+from gcsafepoint.worker.delete_ranges import DeleteRange, load, register
 from gcsafepoint.worker.election import LeaseLostError
+from gcsafepoint.worker.gc_leader import GCDisabledError, SettingsChangedError
 from gcsafepoint.worker.listener import Stage
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
@@ -25,7 +25,6 @@ from gcsafepoint.worker.records import (
 )
 from gcsafepoint.worker.round import GCRunningError, Result
 from gcsafepoint.worker.times import format_instant
-from gcsafepoint.worker.variables import BOUNDS, UNBOUND
 from storage.model.errors import CorruptError, TidemarkError
 from storage.model.ts import compose, physical_ms
 

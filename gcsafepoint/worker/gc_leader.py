@@ -1,23 +1,26 @@
-"""A round, from its safepoint to its end: prepare → resolve locks → delete ranges → do gc, one after the other.
+"""A GC round from its safepoint to its end, as the GC leader runs it, and the same looked at without doing it.
+
+A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one; `make_plan` tells what a
+round begun now would do, and moves and touches nothing.
 
 1. Before anything else the leader records that a round begins, on condition that it still leads and that no setting
-   changed since it was read. What is asked, destroyed or collected afterwards was approved by that; it may arrive late,
-   even from a worker that leads no more, and takes only what the cluster had given up already.
-2. The safepoint is saved before anything is done in its name (seed: "update the safepoint first, delete ranges after").
-3. A safepoint counts as collected only when a round went through all of its phases; until then the next one does them.
+   changed since it was read. What is held, destroyed or collected afterwards was approved by that; a request may
+   arrive late, even from a worker that leads no more, and takes only what the cluster had given up already.
+2. The safepoint is saved before anything is done in its name (TiDB: "update the safepoint first, delete ranges
+   after").
+3. A safepoint counts as collected only when a round went through all of its phases; until then the next round does
+   them.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from gcsafepoint.worker import history, safepoint
-from gcsafepoint.worker.clock import Clock
-from gcsafepoint.worker.cluster import Cluster, LockPage, SafePointDecreasesError
-from gcsafepoint.worker.config import GCConfig
-from gcsafepoint.worker.delete_range import DeleteRange
-from gcsafepoint.worker.delete_ranges import DueRanges, Report, delete_again, delete_first, load_due
+from gcsafepoint.worker.cluster import Cluster, KeyRange, LockPage, SafePointDecreasesError
+from gcsafepoint.worker.config import CENTRAL, GCConfig
+from gcsafepoint.worker.delete_ranges import DeleteRange, DueRanges, Report, delete_again, delete_first, load_due
 from gcsafepoint.worker.do_gc import CentralGC
-from gcsafepoint.worker.election import Election, LeaseLostError
+from gcsafepoint.worker.election import Clock, Election, LeaseLostError
 from gcsafepoint.worker.listener import Listener, Stage
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
@@ -26,13 +29,16 @@ from gcsafepoint.worker.records import (
     SAFE_POINT_TS,
     Records,
     oldest_running,
+    read_config,
     read_settings,
     read_ts,
+    round_key,
+    round_to_json,
+    tidy_rounds,
 )
 from gcsafepoint.worker.resolve_locks import resolve_locks
-from gcsafepoint.worker.round import Phase, Result, Round, Rounds
+from gcsafepoint.worker.round import Phase, Result, Round, Rounds, SafePointBound, limited_by_service, target_safe_point
 from gcsafepoint.worker.times import format_instant
-from gcsafepoint.worker.variables import CENTRAL
 from storage.model.errors import ConflictError, InvalidError, TidemarkError
 from storage.model.ts import physical_ms
 
@@ -51,8 +57,8 @@ class SettingsChangedError(ConflictError):
     code = "ErrGCSettingsChanged"
 
 
-class Conductor:
-    """Takes rounds of one worker through their phases; `cluster` looks at the lease before each request."""
+class GCLeader:
+    """Runs the rounds of one worker; `cluster` checks the lease before each request."""
 
     def __init__(
         self,
@@ -73,7 +79,7 @@ class Conductor:
         self._clock = clock
         self._listener = listener
 
-    async def conduct(self, number: int) -> Round:
+    async def run_round(self, number: int) -> Round:
         """Run the admitted round `number` (the timestamp it began at); returns it when it has ended.
 
         Raises:
@@ -82,7 +88,7 @@ class Conductor:
             TidemarkError: whatever ended the round early.
         """
         try:
-            async with self._election.held(), self._stage(Stage.TOTAL, number):
+            async with self._election.while_leading(), self._stage(Stage.TOTAL, number):
                 result = await self._phases(number)
         except TidemarkError as err:
             lost = isinstance(err, LeaseLostError)
@@ -94,8 +100,8 @@ class Conductor:
         return await self._end(number, result, None)
 
     async def _phases(self, number: int) -> Result:
-        await history.tidy(self._records, self._rounds.running, self._clock.now_ms(), self._election.fence)
-        await self._remember(self._rounds[number])
+        await tidy_rounds(self._records, self._rounds.running, self._clock.now_ms(), self._election.fence)
+        await self._record(self._rounds[number])
         async with self._stage(Stage.PREPARE, number):
             config, fresh = await self._prepare(number)
         resolved_ts = self._rounds[number].safe_point if fresh else await read_ts(self._records, COLLECTED_TS)
@@ -114,27 +120,27 @@ class Conductor:
 
     async def _prepare(self, number: int) -> tuple[GCConfig, bool]:
         """Decide the safepoint and save it; returns the settings, and whether that safepoint was not collected yet."""
-        config, asked = await self._approve(number)
+        config, target = await self._approve(number)
         saved = await read_ts(self._records, SAFE_POINT_TS)
-        bound = await self._hold(asked) if asked.ts >= saved else asked
+        bound = await self._hold(target) if target.ts >= saved else target
         moved = bound.ts > saved
         self._rounds.aim(number, max(saved, bound.ts), bound.blocker)
         if bound.blocker or not moved:
-            self._listener.held_back(self._rounds[number], asked.ts, moved=moved)
+            self._listener.held_back(self._rounds[number], target.ts, moved=moved)
         if moved:
             saved_time = format_instant(physical_ms(bound.ts))
             await self._write({SAFE_POINT: saved_time, SAFE_POINT_TS: str(bound.ts)})
         return config, saved <= bound.ts != await read_ts(self._records, COLLECTED_TS)
 
-    async def _hold(self, asked: safepoint.Bound) -> safepoint.Bound:
+    async def _hold(self, target: SafePointBound) -> SafePointBound:
         try:
-            lowest = await self._cluster.hold_safe_point(asked.ts)
+            lowest = await self._cluster.hold_safe_point(target.ts)
         except SafePointDecreasesError:
-            return safepoint.Bound(0)  # nothing is given up anew until time has gone by
-        return safepoint.granted(asked, lowest.safe_point, lowest.service_id)
+            return SafePointBound(0)  # nothing new is given up until time has gone by
+        return limited_by_service(target, lowest.safe_point, lowest.service_id)
 
-    async def _approve(self, number: int) -> tuple[GCConfig, safepoint.Bound]:
-        """Record the round's beginning under the settings it read; returns them, and the safepoint to ask for."""
+    async def _approve(self, number: int) -> tuple[GCConfig, SafePointBound]:
+        """Record the round's beginning under the settings it read; returns them and the safepoint to ask for."""
         for _ in range(_ATTEMPTS):
             settings = await read_settings(self._records)
             config = settings.config
@@ -144,11 +150,11 @@ class Conductor:
             if config.life_time_ms < self._least_life_time_ms:
                 self._listener.life_time_raised(config.life_time_ms, self._least_life_time_ms)
             life_time_ms = max(config.life_time_ms, self._least_life_time_ms)
-            asked = safepoint.wanted(number, life_time_ms, await oldest_running(self._records))
+            target = target_safe_point(number, life_time_ms, await oldest_running(self._records))
             began: dict[str, str | None] = {LAST_RUN_TIME: format_instant(physical_ms(number))}
             self._election.check()
             if await self._records.write(began, {**self._election.fence, **settings.revisions}):
-                return config, asked
+                return config, target
         await self._write({})  # raises if it was the leader that changed, and no setting
         raise SettingsChangedError("the GC settings changed again and again while a round began; it begins anew later")
 
@@ -184,9 +190,9 @@ class Conductor:
             )
 
     def _range_report(self, number: int, *, redo: bool) -> Report:
-        def report(it: DeleteRange, err: TidemarkError | None) -> None:
+        def report(delete_range: DeleteRange, err: TidemarkError | None) -> None:
             self._rounds.count(number, deleted_ranges=int(err is None), failed_ranges=int(err is not None))
-            self._listener.range_deleted(it, err, redo=redo)
+            self._listener.range_deleted(delete_range, err, redo=redo)
 
         return report
 
@@ -202,31 +208,31 @@ class Conductor:
         central = CentralGC(
             self._cluster, self._records, lambda: self._election.fence, lambda: self._rounds.superseded(number)
         )
-        course = await central.course(await self._cluster.ranges_by_store(), self._rounds[number].safe_point)
-        self._rounds.expect(number, len(course.legs))
+        ranges = await central.plan(await self._cluster.ranges_by_store(), self._rounds[number].safe_point)
+        self._rounds.expect(number, len(ranges.store_ranges))
 
         def report(err: TidemarkError | None) -> None:
             self._rounds.count(number, collected_regions=int(err is None))
             self._listener.region_collected(err)
 
         async with self._stage(Stage.DO_GC, number):
-            return await central.run(course, config, report)
+            return await central.run(ranges, config, report)
 
     async def _enter(self, number: int, phase: Phase) -> None:
-        await self._remember(self._rounds.enter(number, phase, self._clock.now_ms()))
+        await self._record(self._rounds.enter(number, phase, self._clock.now_ms()))
 
     async def _end(self, number: int, result: Result, err: TidemarkError | None) -> Round:
         ended = self._rounds.end(number, result, self._clock.now_ms(), str(err or ""))
         self._listener.round_ended(ended)
-        await self._remember(ended)
+        await self._record(ended)
         return ended
 
-    async def _remember(self, it: Round) -> None:
-        """Write the round to the history; that this fails ends no round."""
+    async def _record(self, gc_round: Round) -> None:
+        """Write the round to the history; a failure to do so ends no round."""
         try:
-            await self._records.write({history.key_of(it): history.to_json(it)}, self._election.fence)
+            await self._records.write({round_key(gc_round): round_to_json(gc_round)}, self._election.fence)
         except TidemarkError as err:
-            self._listener.not_remembered(it, err)
+            self._listener.round_not_recorded(gc_round, err)
 
     async def _write(self, changes: dict[str, str | None]) -> None:
         if not await self._records.write(changes, self._election.fence):
@@ -245,3 +251,56 @@ class Conductor:
         finally:
             seconds = self._clock.monotonic_s() - began_s
             self._listener.stage_ended(stage, self._rounds[number], seconds, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a round begun now would do."""
+
+    config: GCConfig
+    safe_point: int
+    saved: int
+    blocker: str
+    fresh: bool
+    """Whether there is a safepoint that was not collected yet; if not, only ranges are deleted."""
+    regions: int
+    locks: int
+    transactions: int
+    ranges: tuple[DeleteRange, ...]
+
+
+async def make_plan(cluster: Cluster, records: Records) -> Plan:
+    """Look at everything a round would look at; counting locks reads every region."""
+    now_ts, config = await cluster.now_ts(), await read_config(records)
+    bound = target_safe_point(now_ts, config.life_time_ms, await oldest_running(records))
+    if lowest := await cluster.lowest_service():
+        bound = limited_by_service(bound, lowest.safe_point, lowest.service_id)
+    saved, collected = await read_ts(records, SAFE_POINT_TS), await read_ts(records, COLLECTED_TS)
+    fresh = config.enable and saved <= bound.ts != collected
+    due = await load_due(records, bound.ts if fresh else collected, physical_ms(now_ts))
+    stores = await cluster.ranges_by_store()
+    regions = [within for ranges in stores.values() for within in ranges]
+    locks, transactions = await _count_locks(cluster, regions, bound.ts) if fresh else (0, 0)
+    return Plan(
+        config=config,
+        safe_point=max(bound.ts, saved),
+        saved=saved,
+        blocker=bound.blocker,
+        fresh=fresh,
+        regions=len(regions),
+        locks=locks,
+        transactions=transactions,
+        ranges=(*due.first, *due.again),
+    )
+
+
+async def _count_locks(cluster: Cluster, regions: list[KeyRange], safe_point: int) -> tuple[int, int]:
+    locks, transactions = 0, set[int]()
+    for within in regions:
+        key: bytes | None = within.start_key
+        while key is not None:
+            page = await cluster.scan_locks(KeyRange(key, within.end_key), safe_point)
+            locks += len(page.locks)
+            transactions.update(lock.start_ts for lock in page.locks)
+            key = page.next_key
+    return locks, len(transactions)
