@@ -1,1 +1,1 @@
-"""GC SAFEPOINTS: the rules that keep history somebody needs, the service that stores them, the GC worker."""
+"""GC safepoints: `state` holds their rules and keeps them, `explain` says who blocks GC, `worker` runs GC rounds."""

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gcsafepoint.explain.explanation import Explanation, WhatIf
-from gcsafepoint.explain.link import Chain, Link
+from gcsafepoint.explain.links import Chain, Link
 from gcsafepoint.explain.names import shown
 from gcsafepoint.explain.situation import Situation
 from storage.model.ts import MAX_TS, physical_ms

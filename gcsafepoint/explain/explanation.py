@@ -1,19 +1,28 @@
-"""The answer to "who blocks GC?": all chains, the lowest first, and what would be if some were removed. Pure."""
+"""The answer to "who blocks GC?": chains of blockers, the lowest first, and what would be if some were removed (pure).
+
+A `Holder` holds GC back by itself: a service, a global barrier, a TiDB server's running transaction, GC's own worker.
+`explain` orders all live holders of a `Situation` and makes of each a `Chain`: who set it, what stands behind it
+(`gcsafepoint.explain.links`), and how to end it.
+
+1. A holder whose TTL is over holds nothing, though it may be stored until the next update.
+2. History after a holder's ts can be lost once it and all that stand at or below it have ended; one that renews
+   itself or has no end puts that out of sight.
+"""
 
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gcsafepoint.explain.chain import chain_of
-from gcsafepoint.explain.holder import Holder, holders
-from gcsafepoint.explain.link import Chain, Kind
-from gcsafepoint.explain.names import creating_service, feed_service, shown
+from gcsafepoint.explain.links import Chain, Kind, Link, feed_links
+from gcsafepoint.explain.names import CREATING_PREFIX, creating_service, feed_of, feed_service, owner_of, quoted, shown
 from gcsafepoint.explain.situation import Situation
-from gcsafepoint.rules import GC_WORKER
+from gcsafepoint.state.rules import GC_WORKER, NEVER_S, ServiceSafePoint
 from storage.model.errors import InvalidError, NotFoundError
+from storage.model.ts import MAX_TS
 
 MOST_CHAINS = 100
 _COMPARED = 1000
+TRANSACTION_PREFIX = "tidb/"
 
 
 class BlockerUnknownError(NotFoundError):
@@ -52,6 +61,17 @@ class Explanation:
         return self.chains[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """`expired_at` in Unix seconds, `NEVER_S` for ever; `renewed`: its owner lives and goes on setting it."""
+
+    id: str
+    kind: Kind
+    ts: int
+    expired_at: int = NEVER_S
+    renewed: bool = False
+
+
 def explain(situation: Situation, remove: Sequence[str] = (), most: int = MOST_CHAINS) -> Explanation:
     """All holders in order, at most `most` of them, and what if those of `remove` were gone.
 
@@ -78,14 +98,155 @@ def _what_if(ordered: Sequence[Holder], situation: Situation, names: Sequence[st
 def _named(ordered: Sequence[Holder], situation: Situation, name: str) -> list[str]:
     if name == GC_WORKER:
         raise BlockerFixedError("gc_worker is GC itself and cannot be removed; see `tidemark cli gc status`")
-    known = {holder.id for holder in ordered if holder.kind is not Kind.GC_WORKER}
-    if name in known:
+    ids = {holder.id for holder in ordered if holder.kind is not Kind.GC_WORKER}
+    if name in ids:
         return [name]
-    of_feed = [service for service in (feed_service(name), creating_service(name)) if service in known]
+    of_feed = [service for service in (feed_service(name), creating_service(name)) if service in ids]
     if of_feed:
         return of_feed
     if name in situation.feeds:
         raise BlockerUnknownError(f"changefeed {shown(name)} has no live safe point: it holds nothing back")
-    near = difflib.get_close_matches(name, [*known, *situation.feeds][:_COMPARED], n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name, [*ids, *situation.feeds][:_COMPARED], n=1, cutoff=0.0)
     hint = f"did you mean {shown(near[0])}?" if near else "nothing but gc_worker does"
     raise BlockerUnknownError(f"no service and no changefeed {shown(name)!r} holds GC back; {hint}")
+
+
+def chain_of(ordered: Sequence[Holder], index: int, situation: Situation) -> Chain:
+    """The chain of `ordered[index]`; `ordered` are all live holders."""
+    holder = ordered[index]
+    next_ts = next((other.ts for other in ordered[:2] if other is not holder), MAX_TS)
+    lost_s = lost_at(ordered, index)
+    blocks = holder.ts < situation.wanted_ts
+    if holder.kind is Kind.GC_WORKER:
+        lateness = ("held" if next_ts <= holder.ts else "late") if blocks else ""
+        return Chain(holder.id, (_worker(holder, next_ts, situation, lateness),), blocks)
+    if holder.kind is Kind.TRANSACTION:
+        return Chain(holder.id, (_transaction(holder, next_ts),), blocks)
+    feed = situation.feeds.get(feed_of(holder.id))
+    first = _service(holder, next_ts, lost_s, situation)
+    below = feed_links(feed, situation) if feed and not holder.id.startswith(CREATING_PREFIX) else []
+    return Chain(holder.id, (first, *below), blocks)
+
+
+def _service(holder: Holder, next_ts: int, lost_s: int | None, situation: Situation) -> Link:
+    state, owner, reason = _service_state(holder, situation)
+    return Link(
+        kind=holder.kind,
+        name=shown(holder.id),
+        ts=holder.ts,
+        state=state,
+        owner=owner,
+        reason=reason,
+        expires_ms=None if holder.expired_at == NEVER_S else holder.expired_at * 1000,
+        history_lost_s=lost_s,
+        next_ts=next_ts,
+        commands=(_end(holder, state),),
+    )
+
+
+def _service_state(holder: Holder, situation: Situation) -> tuple[str, str, str]:
+    """State, owner and reason of a service or a barrier."""
+    changefeed = feed_of(holder.id)
+    feed = situation.feeds.get(changefeed)
+    name = shown(changefeed)
+    if not changefeed:
+        whom = "all keyspaces" if holder.kind is Kind.GLOBAL_BARRIER else "its readers"
+        return "foreign", owner_of(holder.id), f"somebody asked to keep history for {whom}"
+    if holder.id.startswith(CREATING_PREFIX):
+        reason = "the changefeed was being made or resumed; it ends by itself" if feed else "nothing came of it"
+        return ("creating" if feed else "orphan"), f"changefeed {name}", reason
+    if feed is None:
+        return "orphan", "", f"there is no changefeed {name}: it was removed, or its record is gone"
+    if feed.history_is_lost:
+        return "lost", f"changefeed {name}", "what the changefeed needs is gone already; nobody renews this"
+    if not feed.runs:
+        return feed.state, f"changefeed {name}", "the changefeed does not run; nobody renews this"
+    if not feed.capture:
+        return "dead", f"changefeed {name}", "no capture renews this"
+    return "renewed", f"changefeed {name}", "the changefeed needs what comes after its checkpoint"
+
+
+def _end(holder: Holder, state: str) -> str:
+    """What gives the history up. A safe point of a changefeed that lives comes back, so the changefeed has to go."""
+    if holder.kind is Kind.GLOBAL_BARRIER and holder.id != "native_br":
+        return f'grpcurl -d \'{{"barrier_id": "{shown(holder.id)}"}}\' COORDINATOR pdpb.PD/DeleteGlobalGCBarrier'
+    if state in ("renewed", "stopped", "failed"):
+        return f"tidemark cli changefeed remove -c {quoted(feed_of(holder.id))}"
+    needs_yes = " --yes" if state not in ("orphan", "lost") else ""
+    return f"tidemark cli service-gc-safepoint delete {quoted(holder.id)}{needs_yes}"
+
+
+def _worker(holder: Holder, next_ts: int, situation: Situation, lateness: str) -> Link:
+    worker = situation.worker
+    state = "in time"
+    commands: tuple[str, ...] = ("tidemark cli gc status",)
+    reason = f"GC keeps everything of the last {worker.life_time_ms / 1000:g} s"
+    if not worker.enabled:
+        state, reason = "disabled", "GC is switched off (tikv_gc_enable)"
+        commands = ("tidemark cli gc config set tikv_gc_enable=true",)
+    elif lateness == "held":
+        state, reason = lateness, "it may not pass what stands before it"
+    elif lateness and not worker.leader:
+        state, commands = "absent", ("tidemark gc-worker --coordinator HOST:PORT",)
+        reason = "no GC worker of ours leads (TiDB's keeps its records in mysql.tidb)"
+    elif lateness:
+        state, commands = lateness, ("tidemark cli gc run", "tidemark cli gc status")
+        reason = f"its last round was at {shown(worker.last_run) or 'no time yet'}"
+    if worker.problem:
+        reason = f"{reason}; {shown(worker.problem)}"
+    return Link(
+        kind=Kind.GC_WORKER,
+        name=holder.id,
+        ts=holder.ts,
+        state=state,
+        owner=shown(worker.leader),
+        reason=reason,
+        next_ts=next_ts,
+        commands=commands,
+    )
+
+
+def _transaction(holder: Holder, next_ts: int) -> Link:
+    owner = holder.id.removeprefix(TRANSACTION_PREFIX)
+    return Link(
+        kind=Kind.TRANSACTION,
+        name=f"transaction {holder.ts}",
+        ts=holder.ts,
+        state="running",
+        owner=f"TiDB server {shown(owner)}",
+        reason="the oldest transaction this server reports as running",
+        next_ts=next_ts,
+        commands=(f"etcdctl del {quoted(f'/tidb/server/minstartts/{owner}')}  # only if that server is gone",),
+    )
+
+
+def holders(situation: Situation) -> list[Holder]:
+    """All live holders, the lowest first; of equals the first by id, and GC's own worker last: the others hold it."""
+    view = situation.view
+    live = [Holder(GC_WORKER, Kind.GC_WORKER, view.gc_worker.safe_point)]
+    for kind, barriers in ((Kind.SERVICE, view.services), (Kind.GLOBAL_BARRIER, view.global_barriers)):
+        live += [_holder(barrier, kind, situation) for barrier in barriers if not barrier.expired(view.now_s)]
+    live += [
+        Holder(TRANSACTION_PREFIX + running.owner, Kind.TRANSACTION, running.start_ts) for running in view.min_start_ts
+    ]
+    return sorted(live, key=lambda holder: (holder.ts, holder.kind is Kind.GC_WORKER, holder.id))
+
+
+def lost_at(ordered: Sequence[Holder], index: int) -> int | None:
+    """The first Unix second in which history after `ordered[index]` may be lost; None: not in sight."""
+    ends = 0
+    for number, holder in enumerate(ordered):
+        if number > index and holder.ts > ordered[index].ts:
+            break
+        if holder.kind is Kind.GC_WORKER:
+            continue  # it moves as soon as it may
+        if holder.renewed or holder.expired_at == NEVER_S:
+            return None
+        ends = max(ends, holder.expired_at)
+    return ends + 1 if ends else None
+
+
+def _holder(barrier: ServiceSafePoint, kind: Kind, situation: Situation) -> Holder:
+    feed = situation.feeds.get(feed_of(barrier.service_id))
+    renewed = feed is not None and feed.runs and bool(feed.capture)
+    return Holder(barrier.service_id, kind, barrier.safe_point, barrier.expired_at, renewed)

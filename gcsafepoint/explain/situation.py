@@ -6,7 +6,7 @@ What could not be learnt is said as a `problem`, never left out: a capture that 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gcsafepoint.view import GcView
+from gcsafepoint.state.states import GcView
 from storage.model.ts import compose
 
 

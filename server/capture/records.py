@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from gcsafepoint.keys import GcKeys
+from gcsafepoint.state.records import GcKeys
 from server.capture.audit import Audit, Finding
 from server.capture.errors import ChangefeedExistsError, NotOwnerError
 from server.capture.job_report import JobReport

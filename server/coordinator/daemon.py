@@ -15,7 +15,7 @@ import structlog
 from kvproto import meta_storagepb_pb2, pdpb_pb2
 from tidemarkpb.v1 import explain_pb2
 
-from gcsafepoint.service import CompatError
+from gcsafepoint.state.compat import CompatError
 from server.config import ConfigError
 from server.coordinator.cluster.cluster import load_cluster_id
 from server.coordinator.config import CoordinatorConfig

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from gcsafepoint.rules import SafePointRequestError
-from gcsafepoint.service import ServiceUpdate
-from gcsafepoint.view import GcView
+from gcsafepoint.state.rules import SafePointRequestError
+from gcsafepoint.state.service import ServiceUpdate
+from gcsafepoint.state.states import GcView
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain.service import Explainer, ExplainRequestError
 from server.coordinator.leadership.members import Members

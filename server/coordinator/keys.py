@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gcsafepoint.keys import GcKeys
+from gcsafepoint.state.records import GcKeys
 
 CLUSTER_ID = b"/pd/cluster_id"
 

@@ -1,4 +1,4 @@
-"""What the coordinator counts; the safepoints' own numbers are in `gcsafepoint.metrics`."""
+"""What the coordinator counts; the safepoints' own numbers are in `gcsafepoint.state.metrics`."""
 
 from prometheus_client import Counter, Gauge
 

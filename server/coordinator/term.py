@@ -14,7 +14,8 @@ from typing import Any
 
 from kvproto import keyspacepb_pb2, pdpb_pb2
 
-from gcsafepoint.service import Compat, SafePointService
+from gcsafepoint.state.compat import Compat
+from gcsafepoint.state.service import SafePointService
 from server.coordinator import metrics
 from server.coordinator.cluster.cluster import Cluster, encode_cluster_id
 from server.coordinator.cluster.global_config import GlobalConfigService

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from gcsafepoint.explain.situation import Feed, Situation, Worker
-from gcsafepoint.view import GcView
+from gcsafepoint.state.states import GcView
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, checkpoint_of

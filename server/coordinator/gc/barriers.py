@@ -5,7 +5,7 @@ from typing import Any
 
 from kvproto import pdpb_pb2
 
-from gcsafepoint.service import SafePointService
+from gcsafepoint.state.service import SafePointService
 from server.coordinator.gc.wire import barrier_info, checked_id, global_barrier_info, refusing_in_header, scope_of
 from server.coordinator.header import Headers
 

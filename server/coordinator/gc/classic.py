@@ -7,9 +7,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from kvproto import pdpb_pb2
 
-from gcsafepoint.go_text import key_bytes
-from gcsafepoint.refusal import SafePointRequestError
-from gcsafepoint.service import Compat, Outcome, SafePointService, ServiceUpdate
+from gcsafepoint.state.compat import Compat
+from gcsafepoint.state.errors import SafePointRequestError
+from gcsafepoint.state.go_text import key_bytes
+from gcsafepoint.state.service import Outcome, SafePointService, ServiceUpdate
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.gc.wire import check_names_no_service, checked_id, refusing_by_status
 from server.coordinator.header import Headers

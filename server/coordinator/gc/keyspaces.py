@@ -6,9 +6,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from kvproto import keyspacepb_pb2, pdpb_pb2
 
-from gcsafepoint.keys import GcKeys
-from gcsafepoint.refusal import KeyspaceNotFoundError
-from gcsafepoint.states import DEFAULT, Keyspace
+from gcsafepoint.state.errors import KeyspaceNotFoundError
+from gcsafepoint.state.records import GcKeys
+from gcsafepoint.state.states import DEFAULT, Keyspace
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
 from server.coordinator.leadership.ledger import Ledger

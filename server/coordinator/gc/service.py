@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gcsafepoint.service import SafePointService
+from gcsafepoint.state.service import SafePointService
 from server.coordinator.gc.barriers import GcBarrierService
 from server.coordinator.gc.classic import GcClassicService
 from server.coordinator.gc.state import GcStateService

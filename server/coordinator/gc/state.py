@@ -5,9 +5,9 @@ from typing import Any
 
 from kvproto import pdpb_pb2
 
-from gcsafepoint.barrier import ServiceSafePoint
-from gcsafepoint.service import SafePointService
-from gcsafepoint.view import KeyspaceState
+from gcsafepoint.state.barrier import ServiceSafePoint
+from gcsafepoint.state.service import SafePointService
+from gcsafepoint.state.states import KeyspaceState
 from server.coordinator.gc.wire import barrier_info, global_barrier_info, refusing_in_header, scope_of
 from server.coordinator.header import Headers
 

@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 from kvproto import pdpb_pb2
 
-from gcsafepoint.barrier import ServiceSafePoint
-from gcsafepoint.go_text import key_bytes
-from gcsafepoint.service import SafePointService, ServiceUpdate
-from gcsafepoint.states import NULL_KEYSPACE
+from gcsafepoint.state.barrier import ServiceSafePoint
+from gcsafepoint.state.go_text import key_bytes
+from gcsafepoint.state.service import SafePointService, ServiceUpdate
+from gcsafepoint.state.states import NULL_KEYSPACE
 from server.coordinator.gc.wire import check_names_no_service, checked_id, refusing_by_status
 from server.coordinator.header import Headers
 from server.rpc.errors import StatusError
@@ -37,7 +37,7 @@ class GcV2Service:
 
     async def gc_safe_point(self, request: pdpb_pb2.GetGCSafePointV2Request) -> pdpb_pb2.GetGCSafePointV2Response:
         """What stores collect up to in the keyspace."""
-        held = await self._safe_points.held_gc_safe_point(request.keyspace_id)
+        held = await self._safe_points.keyspace_gc_safe_point(request.keyspace_id)
         return pdpb_pb2.GetGCSafePointV2Response(safe_point=held)
 
     async def update_gc_safe_point(

@@ -9,14 +9,14 @@ from typing import Any
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kvproto import pdpb_pb2
 
-from gcsafepoint import refusal
-from gcsafepoint.barrier import NEVER_S, ServiceSafePoint
-from gcsafepoint.go_text import valid_text
-from gcsafepoint.record import SafePointRecordError
-from gcsafepoint.refusal import SafePointRequestError
-from gcsafepoint.service import SafePointService
-from gcsafepoint.states import NULL_KEYSPACE
-from gcsafepoint.stored import SafePointConflictError
+from gcsafepoint.state import errors
+from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
+from gcsafepoint.state.errors import SafePointRequestError
+from gcsafepoint.state.go_text import valid_text
+from gcsafepoint.state.records import SafePointRecordError
+from gcsafepoint.state.service import SafePointService
+from gcsafepoint.state.states import NULL_KEYSPACE
+from gcsafepoint.state.stored import SafePointConflictError
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Handler
 
@@ -34,11 +34,11 @@ def scope_of(request: Any) -> int:
 def checked_id(raw: bytes) -> str:
     """A service id as text. Raises: SafePointRequestError: not UTF-8, or too long."""
     if len(raw) > MAX_ID_BYTES:
-        raise refusal.bad_argument("barrierID", f"{len(raw)} bytes long, at most {MAX_ID_BYTES} are kept")
+        raise errors.bad_argument("barrierID", f"{len(raw)} bytes long, at most {MAX_ID_BYTES} are kept")
     try:
         return raw.decode()
     except UnicodeDecodeError as err:
-        raise refusal.bad_argument("barrierID", "not UTF-8") from err
+        raise errors.bad_argument("barrierID", "not UTF-8") from err
 
 
 def check_names_no_service(request: Any, service_call: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
-from gcsafepoint.stored import Revisions
+from gcsafepoint.state.stored import Revisions
 from server.coordinator.leadership.leader import Leadership
 from storage.meta.meta import Compare, Get, KeyValue, Meta, Op, TxnResult, WatchEvent
 

@@ -2,7 +2,7 @@
 
 With embedded metadata nobody else can: etcd's API on the coordinator's port refuses it
 (`server.coordinator.etcd.own_keys`). A real etcd has ports of its own. Safepoints and keyspaces are not guarded here:
-an operator and PD may change them, and `gcsafepoint.stored` follows.
+an operator and PD may change them, and `gcsafepoint.state.stored` follows.
 """
 
 import asyncio

@@ -11,8 +11,9 @@ from typing import Any
 import grpc.aio
 from kvproto import pdpb_pb2, pdpb_pb2_grpc
 
-from gcsafepoint.keys import GcKeys
-from gcsafepoint.service import Compat, SafePointService
+from gcsafepoint.state.compat import Compat
+from gcsafepoint.state.records import GcKeys
+from gcsafepoint.state.service import SafePointService
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.leadership.leader import Leadership

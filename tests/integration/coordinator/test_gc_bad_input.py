@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kvproto import pdpb_pb2
 
-from gcsafepoint.service import Compat
+from gcsafepoint.state.compat import Compat
 from tests.integration.coordinator.gc_cases import (
     MAX_TS,
     NEVER_S,

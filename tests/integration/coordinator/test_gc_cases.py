@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
-from gcsafepoint.service import Compat
+from gcsafepoint.state.compat import Compat
 from tests.integration.coordinator.gc_cases import CASES, Call, Case, Refused, Status
 from tests.integration.coordinator.gc_server import Asked, assert_answer, ours
 

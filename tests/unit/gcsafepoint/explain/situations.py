@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from gcsafepoint.explain.names import creating_service, feed_service
 from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation, Table, Worker
-from gcsafepoint.rules import GC_WORKER, NEVER_S, ServiceSafePoint
-from gcsafepoint.view import GcView, MinStartTs
+from gcsafepoint.state.rules import GC_WORKER, NEVER_S, ServiceSafePoint
+from gcsafepoint.state.states import GcView, MinStartTs
 from storage.model.ts import compose
 
 NOW_S = 1_795_000_000

@@ -4,9 +4,9 @@ import pytest
 
 from gcsafepoint.explain.document import document
 from gcsafepoint.explain.explanation import explain
-from gcsafepoint.explain.link import Kind
+from gcsafepoint.explain.links import Kind
 from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation, Table
-from gcsafepoint.rules import NEVER_S, ServiceSafePoint
+from gcsafepoint.state.rules import NEVER_S, ServiceSafePoint
 from tests.unit.gcsafepoint.explain.situations import LEADER, NOW_S, OWNER, ago, service, view
 
 AGE_S = 7200

@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcsafepoint.explain.document import document
-from gcsafepoint.explain.explanation import BlockerFixedError, BlockerUnknownError, explain
-from gcsafepoint.explain.holder import holders, lost_at
-from gcsafepoint.explain.link import Kind
+from gcsafepoint.explain.explanation import BlockerFixedError, BlockerUnknownError, explain, holders, lost_at
+from gcsafepoint.explain.links import Kind
 from gcsafepoint.explain.situation import Situation
-from gcsafepoint.rules import GC_WORKER, NEVER_S, SafePoints
-from gcsafepoint.view import MinStartTs
+from gcsafepoint.state.rules import GC_WORKER, NEVER_S, SafePoints
+from gcsafepoint.state.states import MinStartTs
 from tests.unit.gcsafepoint.explain.situations import LEADER, NOW_S, ago, service, situations, view
 
 

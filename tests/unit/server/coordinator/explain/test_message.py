@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from tidemarkpb.v1 import explain_pb2 as pb
 
 from gcsafepoint.explain.document import document
-from gcsafepoint.explain.explanation import explain
-from gcsafepoint.explain.holder import holders
-from gcsafepoint.explain.link import Kind
+from gcsafepoint.explain.explanation import explain, holders
+from gcsafepoint.explain.links import Kind
 from server.cli.gc_explain import tree
 from server.cli.output import plain
 from tests.unit.gcsafepoint.explain.situations import situations

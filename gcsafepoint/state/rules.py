@@ -1,7 +1,8 @@
 """The safepoint rules of one keyspace (pure: the clock is an argument, in Unix seconds).
 
-Two families of calls work on one state. Services are peers: each says below which timestamp it needs no
-history, and for how long; a GC barrier is the same thing. With B the live barriers, G the live global barriers (they
+Two families of RPCs work on one state: UpdateServiceGCSafePoint and UpdateGCSafePoint; SetGCBarrier,
+AdvanceTxnSafePoint and AdvanceGCSafePoint. Services are peers: each says below which timestamp it needs no history, and
+for how long; a GC barrier is the same thing. With B the live barriers, G the live global barriers (they
 hold in every keyspace), M the start_ts of the oldest transaction of each TiDB server, w the safe point of `gc_worker`
 (GC itself), t the txn safe point (no reader may start below it), g the GC safe point (stores collect below it):
 
@@ -16,20 +17,20 @@ hold in every keyspace), M the start_ts of the oldest transaction of each TiDB s
    transaction ignores it, so that no clock brings it back. An operator sees it, with no TTL left, until then.
 7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there is a record of it.
 
-The old calls: `gcsafepoint.classic` (rules 8 to 11) and `gcsafepoint.pd9`. Keyspaces: `gcsafepoint.states`.
+The old calls are in `gcsafepoint.state.compat` (rules 8 to 11), the keyspaces in `gcsafepoint.state.states`.
 Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its code).
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gcsafepoint import refusal
-from gcsafepoint.barrier import GC_WORKER, NEVER_S, Barriers, ServiceSafePoint, expiry
-from gcsafepoint.go_text import quoted
-from gcsafepoint.refusal import SafePointRequestError
+from gcsafepoint.state import errors
+from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, Barriers, ServiceSafePoint, expiry
+from gcsafepoint.state.errors import SafePointRequestError
+from gcsafepoint.state.go_text import quoted
 from storage.model.ts import MAX_TS
 
-__all__ = [  # with the words the rules are told in, so that other rooms need no other module
+__all__ = [  # with the types the rules are stated in, so that other packages need no other module
     "GC_WORKER",
     "NEVER_S",
     "Advance",
@@ -101,7 +102,7 @@ class SafePoints:
         """
         old = self.txn_safe_point
         if target < old:
-            raise refusal.txn_safe_point_goes_back(old, target)
+            raise errors.txn_safe_point_goes_back(old, target)
         self.drop_expired(now_s)
         blocker = self.blocker(target)
         self.lift_txn_safe_point(blocker.ts if blocker else target)
@@ -115,9 +116,9 @@ class SafePoints:
         """
         old = self.gc_safe_point
         if target < old:
-            raise refusal.gc_safe_point_goes_back(old, target)
+            raise errors.gc_safe_point_goes_back(old, target)
         if target > self.txn_safe_point:
-            raise refusal.gc_safe_point_too_large(old, target, self.txn_safe_point)
+            raise errors.gc_safe_point_too_large(old, target, self.txn_safe_point)
         self.lift_gc_safe_point(target)
         return old
 
@@ -130,7 +131,7 @@ class SafePoints:
         """
         check_barrier_id(barrier_id)
         if barrier_ts < self.txn_safe_point:
-            raise refusal.barrier_behind(barrier_ts, self.txn_safe_point)
+            raise errors.barrier_behind(barrier_ts, self.txn_safe_point)
         barrier = ServiceSafePoint(barrier_id, expiry(now_s, ttl_s), barrier_ts)
         self.barriers.put(barrier)
         return barrier
@@ -152,20 +153,20 @@ class SafePoints:
 
     def blocker(self, target: int) -> Blocker | None:
         """What lies lowest below `target`; of equals a barrier before a TiDB server before a global barrier."""
-        found: Blocker | None = None
+        blocker: Blocker | None = None
         lowest = self.barriers.lowest()
         if lowest and lowest.safe_point < target:
-            found = Blocker(lowest.safe_point, lowest.describe(), lowest.service_id)
+            blocker = Blocker(lowest.safe_point, lowest.describe(), lowest.service_id)
         running = [(start_ts, owner) for owner, start_ts in self.min_start_ts.items() if start_ts]
         start_ts, owner = min(running, default=(MAX_TS, ""))
-        if start_ts < (found.ts if found else target):
+        if start_ts < (blocker.ts if blocker else target):
             shown = max(start_ts, self.txn_safe_point)  # PD prints where t stays, not where the transaction began
             text = f"TiDBMinStartTS {{ Key: {quoted(owner)}, MinStartTS: {shown} }}"
-            found = Blocker(start_ts, text, f"tidb_min_start_ts_{owner}")
+            blocker = Blocker(start_ts, text, f"tidb_min_start_ts_{owner}")
         lowest = self.global_barriers.lowest()
-        if lowest and lowest.safe_point < (found.ts if found else target):
-            found = Blocker(lowest.safe_point, lowest.describe("GlobalGCBarrier"), lowest.service_id)
-        return found
+        if lowest and lowest.safe_point < (blocker.ts if blocker else target):
+            blocker = Blocker(lowest.safe_point, lowest.describe("GlobalGCBarrier"), lowest.service_id)
+        return blocker
 
     def lowest_needed(self) -> int:
         """The lowest timestamp somebody still needs, `gc_worker` not asked."""
@@ -213,6 +214,6 @@ class SafePoints:
 def check_barrier_id(barrier_id: str) -> None:
     """Raises: SafePointRequestError: no id, or a reserved one."""
     if barrier_id == GC_WORKER:
-        raise refusal.reserved_id(barrier_id)
+        raise errors.reserved_id(barrier_id)
     if not barrier_id:
-        raise refusal.bad_argument("barrierID", "")
+        raise errors.bad_argument("barrierID", "")

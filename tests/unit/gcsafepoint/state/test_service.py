@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gcsafepoint.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
-from gcsafepoint.keys import GcKeys
-from gcsafepoint.record import SafePointRecordError
-from gcsafepoint.refusal import KeyspaceNotFoundError, SafePointRequestError
-from gcsafepoint.service import Compat, CompatError, SafePointService, ServiceUpdate
-from gcsafepoint.states import NULL_KEYSPACE, GcStates, Keyspace
-from gcsafepoint.stored import StoredStates
+from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
+from gcsafepoint.state.compat import Compat, CompatError
+from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
+from gcsafepoint.state.records import GcKeys, SafePointRecordError
+from gcsafepoint.state.service import SafePointService, ServiceUpdate
+from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
+from gcsafepoint.state.stored import StoredStates
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaUnavailableError

@@ -1,9 +1,9 @@
 """GC's numbers under PD's names, with a bounded number of labels."""
 
-from gcsafepoint.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
-from gcsafepoint.metrics import SafePointCollector
-from gcsafepoint.rules import SafePoints
-from gcsafepoint.states import GcStates, Keyspace
+from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
+from gcsafepoint.state.metrics import SafePointCollector
+from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.states import GcStates, Keyspace
 from storage.model.ts import compose
 
 

@@ -1,4 +1,4 @@
-"""What the rules refuse, in PD's words: clients and operators know them, and some compare them."""
+"""What the GC state's rules refuse, in PD's words: clients and operators know the texts, and some compare them."""
 
 from storage.model.errors import InvalidError
 

@@ -10,9 +10,9 @@ from prometheus_client import REGISTRY, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gcsafepoint.barrier import ServiceSafePoint
-from gcsafepoint.go_text import valid_text
-from gcsafepoint.states import NULL_KEYSPACE, GcStates
+from gcsafepoint.state.barrier import ServiceSafePoint
+from gcsafepoint.state.go_text import valid_text
+from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
 from storage.model.ts import physical_ms
 
 _NAMED = 20
@@ -29,8 +29,8 @@ class SafePointCollector(Collector):
     def __init__(self) -> None:
         self.states: GcStates | None = None
 
-    def forget(self, states: GcStates | None) -> None:
-        """Show `states` no longer: who published them leads no more."""
+    def remove(self, states: GcStates | None) -> None:
+        """Stop showing `states`, whose publisher leads no more."""
         if self.states is states:
             self.states = None
 
@@ -40,9 +40,9 @@ class SafePointCollector(Collector):
         if states is None:
             return
         null = states.null
-        services = null.barriers.copied()
+        services = null.barriers.snapshot()
         named = [null.gc_worker, *_lowest(services, _NAMED - 1)]
-        lowest = min(service.safe_point for service in [*named, *states.global_barriers.copied()])
+        lowest = min(service.safe_point for service in [*named, *states.global_barriers.snapshot()])
         yield _safe_points(null.gc_safe_point, null.txn_safe_point, lowest)
         yield _barriers(states)
         for name, text, number in (
@@ -67,7 +67,7 @@ def _barriers(states: GcStates) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "pd_gc_barrier_timestamp_seconds", "Unix time of what the lowest barriers hold back", labels=_BARRIER_LABELS
     )
-    lowest = heapq.nsmallest(_NAMED, _all_barriers(states), key=lambda held: held[1].safe_point)
+    lowest = heapq.nsmallest(_NAMED, _all_barriers(states), key=lambda item: item[1].safe_point)
     shown = {(*scope, _label(barrier)): physical_ms(barrier.safe_point) / 1000 for scope, barrier in reversed(lowest)}
     for labels, seconds in shown.items():
         family.add_metric(labels, seconds)
@@ -75,11 +75,11 @@ def _barriers(states: GcStates) -> GaugeMetricFamily:
 
 
 def _all_barriers(states: GcStates) -> Iterator[tuple[tuple[str, ...], ServiceSafePoint]]:
-    for barrier in states.global_barriers.copied():
+    for barrier in states.global_barriers.snapshot():
         yield ("global", "", ""), barrier
     for keyspace_id, state in states.scopes():
         name = "" if keyspace_id == NULL_KEYSPACE else states.keyspaces[keyspace_id].name
-        for barrier in state.barriers.copied():
+        for barrier in state.barriers.snapshot():
             yield ("keyspace", str(keyspace_id), name), barrier
 
 

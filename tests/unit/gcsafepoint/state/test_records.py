@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from gcsafepoint.barrier import NEVER_S, ServiceSafePoint
-from gcsafepoint.clock import Outage
-from gcsafepoint.keys import GcKeys
-from gcsafepoint.record import (
+from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
+from gcsafepoint.state.records import (
+    GcKeys,
+    Outage,
     SafePointRecordError,
-    operations,
     parse_global_barriers,
     parse_guard,
     parse_min_start_ts,
     parse_outage,
     parse_scope,
+    write_operations,
 )
-from gcsafepoint.rules import Changes
-from gcsafepoint.states import NULL_KEYSPACE, StateChanges
+from gcsafepoint.state.rules import Changes
+from gcsafepoint.state.states import NULL_KEYSPACE, StateChanges
 from storage.meta.meta import Delete, KeyValue, Put
 
 KEYS = GcKeys(b"/pd/7/gc/")
-GOLDEN = Path(__file__).parents[2] / "golden" / "gc_state.json"
+GOLDEN = Path(__file__).parents[3] / "golden" / "gc_state.json"
 SERVICES = {
     "a": ServiceSafePoint("a", 1795265094, 100),
     "gc_worker": ServiceSafePoint("gc_worker", NEVER_S, 50),
@@ -43,7 +43,7 @@ def pair(key: bytes, value: bytes) -> KeyValue:
 def test_what_is_written_is_what_pd_writes() -> None:
     null = Changes(dict(SERVICES), txn_safe_point=50, gc_safe_point=0x2E)
     seven = Changes({"a": SERVICES["a"]}, txn_safe_point=40, gc_safe_point=30)
-    ops = operations(StateChanges({NULL_KEYSPACE: null, 7: seven}, EVERYWHERE), KEYS)
+    ops = write_operations(StateChanges({NULL_KEYSPACE: null, 7: seven}, EVERYWHERE), KEYS)
     written = {op.key.decode(): op.value.decode() for op in ops if isinstance(op, Put)}
     assert written == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
@@ -60,7 +60,7 @@ def test_what_pd_writes_is_read() -> None:
 
 def test_what_is_no_longer_needed_goes_first_and_what_it_allows_comes_last() -> None:
     changes = Changes({"a": SERVICES["a"], "b": None}, txn_safe_point=50, gc_safe_point=40)
-    ops = operations(StateChanges({NULL_KEYSPACE: changes}, {"native_br": None}), KEYS)
+    ops = write_operations(StateChanges({NULL_KEYSPACE: changes}, {"native_br": None}), KEYS)
     assert [type(op) for op in ops] == [Delete, Delete, Put, Put, Put]
     assert [op.key for op in ops[-2:]] == [KEYS.null.txn_safe_point, KEYS.null.gc_safe_point]
 
@@ -70,9 +70,9 @@ def test_a_key_that_is_no_text_is_replaced_and_removed_by_its_own_bytes() -> Non
     key = KEYS.null.services + b"\xff\xfe"
     stored = pair(key, b'{"service_id":"\\ufffd\\ufffd","expired_at":1795264194,"safe_point":70}')
     (found,) = parse_scope([stored], KEYS.null, Outage()).barriers
-    (removed, again) = operations(
+    (removed, again) = write_operations(
         StateChanges({NULL_KEYSPACE: Changes({found.service_id: None})}, {}), KEYS
-    ) + operations(StateChanges({NULL_KEYSPACE: Changes({found.service_id: found})}, {}), KEYS)
+    ) + write_operations(StateChanges({NULL_KEYSPACE: Changes({found.service_id: found})}, {}), KEYS)
     assert removed == Delete(key)
     assert isinstance(again, Put)
     assert (again.key, json.loads(again.value)["service_id"]) == (key, "\ufffd\ufffd")

@@ -1,16 +1,77 @@
-"""Below a changefeed: the capture that does not answer, the reader that does not acknowledge, or table, region, lock.
+"""The links of a chain of blockers, and those below a changefeed: capture, reader, table, region, lock (pure).
 
-The checkpoint of a running changefeed stands either because rows are ready and nobody takes them, or because rows are
-not complete: a table's resolved_ts stands, for one of its regions does, for an open lock does. What makes up more of
-the lag is named. Pure.
+`Link` and `Chain` are what an explanation consists of. `feed_links` says what holds a changefeed's checkpoint. The
+checkpoint of a running changefeed stands either because rows are ready and nobody takes them (the reader), or because
+rows are not complete: a table's resolved_ts stands, for one of its regions does, for an open lock does. What makes up
+more of the lag is named.
 """
 
-from collections.abc import Iterable, Sequence
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from gcsafepoint.explain.link import Kind, Link
 from gcsafepoint.explain.names import quoted, shown
 from gcsafepoint.explain.situation import Feed, Lock, Region, Situation, Table
 from storage.model.ts import MAX_TS, physical_ms
+
+
+class Kind(enum.StrEnum):
+    """What a link is."""
+
+    SERVICE = "service"
+    GLOBAL_BARRIER = "global_barrier"
+    GC_WORKER = "gc_worker"
+    CHANGEFEED = "changefeed"
+    CAPTURE = "capture"
+    READER = "reader"
+    TABLE = "table"
+    REGION = "region"
+    PUMP = "pump"
+    LOCK = "lock"
+    TRANSACTION = "transaction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Something that stands at `ts` and keeps the link before it from moving on."""
+
+    kind: Kind
+    name: str
+    ts: int
+    reason: str
+    state: str = ""
+    owner: str = ""
+    commands: tuple[str, ...] = ()
+    """What ends it, the mildest first."""
+    expires_ms: int | None = None
+    """Unix milliseconds at which it ends by itself; None: it does not."""
+    history_lost_s: int | None = None
+    """Unix seconds from which GC may collect what it needs; None: that is not in sight."""
+    next_ts: int = MAX_TS
+    """Where the link before it would stand without this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One blocker of GC and what holds it, down to the cause; `id` is what `--what-if remove=` takes."""
+
+    id: str
+    links: tuple[Link, ...]
+    blocks: bool
+    """Whether GC wants to be further than it lets it."""
+
+    @property
+    def ts(self) -> int:
+        """How far it lets GC go."""
+        return self.links[0].ts
+
+    def released(self) -> Iterator[tuple[Link, int]]:
+        """Each link, and where this blocker would let the minimum be without it: the links before it count, too."""
+        low = MAX_TS
+        for link in self.links:
+            low = min(low, link.next_ts)
+            yield link, low
+
 
 _CALM_MS = 5_000
 """A lag that is no news: readers take cuts every few seconds."""
@@ -18,10 +79,10 @@ _CALM_MS = 5_000
 
 def feed_links(feed: Feed, situation: Situation) -> list[Link]:
     """The changefeed, and what holds its checkpoint."""
-    return [_changefeed(feed), *_below(feed, situation)]
+    return [_changefeed_link(feed), *_links_below(feed, situation)]
 
 
-def _changefeed(feed: Feed) -> Link:
+def _changefeed_link(feed: Feed) -> Link:
     name = quoted(feed.id)
     resume, remove = f"tidemark cli changefeed resume -c {name}", f"tidemark cli changefeed remove -c {name}"
     why = f": {shown(feed.error_code)}: {shown(feed.error)}" if feed.error_code else ""
@@ -50,21 +111,21 @@ def _changefeed(feed: Feed) -> Link:
     )
 
 
-def _below(feed: Feed, situation: Situation) -> list[Link]:
+def _links_below(feed: Feed, situation: Situation) -> list[Link]:
     if not feed.runs or feed.history_is_lost:
         return []
     if not feed.capture:
-        return [_silent(feed, situation)]
+        return [_capture_link(feed, situation)]
     if not feed.tables:
         return []
     behind = min(feed.tables, key=lambda table: table.resolved_ts)
     waiting_ms = physical_ms(behind.resolved_ts) - physical_ms(feed.checkpoint_ts)
     if waiting_ms >= situation.now_ms - physical_ms(behind.resolved_ts):
-        return [_reader(feed, behind.resolved_ts)] if waiting_ms > _CALM_MS else []
-    return _upstream(behind, _second(table.resolved_ts for table in feed.tables), situation)
+        return [_reader_link(feed, behind.resolved_ts)] if waiting_ms > _CALM_MS else []
+    return _upstream_links(behind, _second_lowest(table.resolved_ts for table in feed.tables), situation)
 
 
-def _silent(feed: Feed, situation: Situation) -> Link:
+def _capture_link(feed: Feed, situation: Situation) -> Link:
     """The capture that should run it, as far as it is known."""
     suspects = [capture for capture in situation.captures if capture.problem]
     suspects.sort(key=lambda capture: not capture.is_owner)
@@ -88,7 +149,7 @@ def _silent(feed: Feed, situation: Situation) -> Link:
     )
 
 
-def _reader(feed: Feed, resolved_ts: int) -> Link:
+def _reader_link(feed: Feed, resolved_ts: int) -> Link:
     return Link(
         kind=Kind.READER,
         name="reader",
@@ -100,7 +161,7 @@ def _reader(feed: Feed, resolved_ts: int) -> Link:
     )
 
 
-def _upstream(table: Table, next_ts: int, situation: Situation) -> list[Link]:
+def _upstream_links(table: Table, next_ts: int, situation: Situation) -> list[Link]:
     links = [
         Link(
             kind=Kind.TABLE,
@@ -112,12 +173,12 @@ def _upstream(table: Table, next_ts: int, situation: Situation) -> list[Link]:
     ]
     if table.regions:
         region = min(table.regions, key=lambda region: region.resolved_ts)
-        links.append(_region(region, _second(region.resolved_ts for region in table.regions)))
-        links += _lock(region, situation)
+        links.append(_region_link(region, _second_lowest(region.resolved_ts for region in table.regions)))
+        links += _lock_links(region, situation)
     return links
 
 
-def _pump(region: Region, next_ts: int) -> Link:
+def _pump_link(region: Region, next_ts: int) -> Link:
     return Link(
         kind=Kind.PUMP,
         name=shown(region.pump),
@@ -129,9 +190,9 @@ def _pump(region: Region, next_ts: int) -> Link:
     )
 
 
-def _region(region: Region, next_ts: int) -> Link:
+def _region_link(region: Region, next_ts: int) -> Link:
     if region.pump:
-        return _pump(region, next_ts)
+        return _pump_link(region, next_ts)
     commands: tuple[str, ...] = ()
     if not region.region_id:
         reason = shown(region.problem) or "a range of the table that no store serves at this moment; start the store"
@@ -151,7 +212,7 @@ def _region(region: Region, next_ts: int) -> Link:
     )
 
 
-def _lock(region: Region, situation: Situation) -> list[Link]:
+def _lock_links(region: Region, situation: Situation) -> list[Link]:
     if not region.locks:
         return []
     lock = min(region.locks, key=lambda lock: lock.start_ts)
@@ -167,7 +228,7 @@ def _lock(region: Region, situation: Situation) -> list[Link]:
             state="live" if alive else "expired",
             owner=f"primary key {lock.primary}",
             ts=lock.start_ts,
-            next_ts=_second(lock.start_ts for lock in region.locks),
+            next_ts=_second_lowest(lock.start_ts for lock in region.locks),
             expires_ms=ends_ms,
             reason=f"a {lock.kind or 'write'} lock on key {lock.key or lock.primary}: {waits}",
             commands=(_resolve(lock),),
@@ -183,6 +244,6 @@ def _because(problem: str) -> str:
     return f" ({shown(problem)})" if problem else ""
 
 
-def _second(values: Iterable[int]) -> int:
+def _second_lowest(values: Iterable[int]) -> int:
     ordered: Sequence[int] = sorted(values)
     return ordered[1] if len(ordered) > 1 else MAX_TS

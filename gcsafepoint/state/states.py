@@ -1,17 +1,21 @@
-"""The GC states of all keyspaces, and the barriers that hold in each of them (pure).
+"""The GC states of all keyspaces, the barriers that hold in each of them, and frozen views of them (pure).
 
 A keyspace has GC of its own (keyspace-level) or shares the null keyspace's (unified). What its users do is redirected
 there; who manages GC must not name it. Ids of more than 24 bits are the null keyspace. A global barrier is stored iff
 its timestamp is >= t of every keyspace. Source: PD pkg/gc/gc_state_manager.go `redirectKeyspace`.
+
+`GcStates` is the live state, whose rules are in `gcsafepoint.state.rules`. `gc_view` freezes what holds GC back, for
+whoever explains or shows it; `keyspace_state` and `all_keyspace_states` are what GetGCState and
+GetAllKeyspacesGCStates answer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gcsafepoint import refusal
-from gcsafepoint.barrier import Barriers, ServiceSafePoint, expiry
-from gcsafepoint.go_text import quoted
-from gcsafepoint.rules import Changes, SafePoints
+from gcsafepoint.state import errors
+from gcsafepoint.state.barrier import Barriers, ServiceSafePoint, expiry
+from gcsafepoint.state.go_text import quoted
+from gcsafepoint.state.rules import Changes, SafePoints
 
 NULL_KEYSPACE = 0xFFFF_FFFF
 _LAST_ID = 0xFF_FFFF
@@ -19,7 +23,7 @@ _LAST_ID = 0xFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """What the rules need to know of a keyspace."""
+    """What the rules need of a keyspace's record."""
 
     id: int
     name: str
@@ -40,7 +44,7 @@ class StateChanges:
 
 
 class GcStates:
-    """All of it; `null` is the state of the null keyspace."""
+    """The states of a cluster; `null` is that of the null keyspace."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class GcStates:
         if keyspace_id > _LAST_ID:
             return NULL_KEYSPACE
         if keyspace_id not in self.keyspaces:
-            raise refusal.KeyspaceNotFoundError
+            raise errors.KeyspaceNotFoundError
         return keyspace_id if keyspace_id in self._scopes else NULL_KEYSPACE
 
     def of_user(self, keyspace_id: int) -> SafePoints:
@@ -78,7 +82,7 @@ class GcStates:
         """
         scope = self.scope_of_user(keyspace_id)
         if scope == NULL_KEYSPACE and keyspace_id <= _LAST_ID:
-            raise refusal.no_gc_of_its_own(self.keyspaces[keyspace_id].name, keyspace_id)
+            raise errors.no_gc_of_its_own(self.keyspaces[keyspace_id].name, keyspace_id)
         return self._scopes[scope]
 
     def scopes(self) -> Iterator[tuple[int, SafePoints]]:
@@ -95,7 +99,7 @@ class GcStates:
         _check_id(barrier_id)
         highest, scope = self.highest_txn_safe_point()
         if barrier_ts < highest:
-            raise refusal.global_barrier_behind(barrier_ts, highest, self._shown(scope))
+            raise errors.global_barrier_behind(barrier_ts, highest, self._shown(scope))
         barrier = ServiceSafePoint(barrier_id, expiry(now_s, ttl_s), barrier_ts)
         self.global_barriers.put(barrier)
         return barrier
@@ -136,4 +140,95 @@ class GcStates:
 
 def _check_id(barrier_id: str) -> None:
     if not barrier_id:
-        raise refusal.bad_argument("barrierID", "")
+        raise errors.bad_argument("barrierID", "")
+
+
+@dataclass(frozen=True, slots=True)
+class MinStartTs:
+    """The oldest transaction of one TiDB server, as it writes it to `/tidb/server/minstartts/<owner>`."""
+
+    owner: str
+    start_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GcView:
+    """The state of the null keyspace; all tuples have the lowest timestamp first.
+
+    Services and global barriers whose TTL is over are listed until the update that drops them: ask `expired(now_s)`.
+    """
+
+    now_s: int
+    """The clock TTLs are measured by, Unix seconds."""
+    gc_safe_point: int
+    txn_safe_point: int
+    minimum: ServiceSafePoint
+    """The one that holds GC back most, `gc_worker` and global barriers included."""
+    gc_worker: ServiceSafePoint
+    services: tuple[ServiceSafePoint, ...]
+    """All but `gc_worker`; GC barriers are the same thing."""
+    global_barriers: tuple[ServiceSafePoint, ...] = ()
+    min_start_ts: tuple[MinStartTs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyspaceState:
+    """What GetGCState answers of one keyspace; barriers by id, expired ones included."""
+
+    keyspace_id: int
+    level_gc: bool
+    txn_safe_point: int = 0
+    gc_safe_point: int = 0
+    barriers: tuple[ServiceSafePoint, ...] = ()
+
+
+def gc_view(states: GcStates, now_s: int) -> GcView:
+    """A view of the null keyspace."""
+    null = states.null
+    running = sorted((start_ts, owner) for owner, start_ts in null.min_start_ts.items())
+    return GcView(
+        now_s=now_s,
+        gc_safe_point=null.gc_safe_point,
+        txn_safe_point=null.txn_safe_point,
+        minimum=null.minimum(),
+        gc_worker=null.gc_worker,
+        services=_lowest_first(null.barriers.snapshot()),
+        global_barriers=_lowest_first(states.global_barriers.snapshot()),
+        min_start_ts=tuple(MinStartTs(owner, start_ts) for start_ts, owner in running),
+    )
+
+
+def keyspace_state(states: GcStates, keyspace_id: int, *, with_barriers: bool) -> KeyspaceState:
+    """The state the users of a keyspace share. Raises: KeyspaceNotFoundError."""
+    scope = states.scope_of_user(keyspace_id)
+    return _frozen(scope, states.of_user(scope), with_barriers=with_barriers)
+
+
+def all_keyspace_states(states: GcStates, *, with_barriers: bool) -> list[KeyspaceState]:
+    """Every enabled keyspace's state, the null keyspace's first; of those without GC of their own only the id."""
+    own = dict(states.scopes())
+    answer = [_frozen(NULL_KEYSPACE, own[NULL_KEYSPACE], with_barriers=with_barriers)]
+    for keyspace in sorted(states.keyspaces.values(), key=lambda keyspace: keyspace.id):
+        if keyspace.enabled and keyspace.id in own:
+            answer.append(_frozen(keyspace.id, own[keyspace.id], with_barriers=with_barriers))
+        elif keyspace.enabled:
+            answer.append(KeyspaceState(keyspace.id, level_gc=False))
+    return answer
+
+
+def global_barriers(states: GcStates) -> tuple[ServiceSafePoint, ...]:
+    """All of them by id, expired ones included."""
+    return _by_id(states.global_barriers.snapshot())
+
+
+def _frozen(scope: int, state: SafePoints, *, with_barriers: bool) -> KeyspaceState:
+    barriers = _by_id(state.barriers.snapshot()) if with_barriers else ()
+    return KeyspaceState(scope, scope != NULL_KEYSPACE, state.txn_safe_point, state.gc_safe_point, barriers)
+
+
+def _lowest_first(services: list[ServiceSafePoint]) -> tuple[ServiceSafePoint, ...]:
+    return tuple(sorted(services, key=lambda service: (service.safe_point, service.service_id)))
+
+
+def _by_id(services: list[ServiceSafePoint]) -> tuple[ServiceSafePoint, ...]:
+    return tuple(sorted(services, key=lambda service: service.service_id))

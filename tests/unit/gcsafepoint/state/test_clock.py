@@ -1,11 +1,12 @@
-"""What an outage or a jump between two leaders does to TTLs (gcsafepoint/clock.py)."""
+"""What an outage or a jump between two leaders does to TTLs (gcsafepoint/state/records.py)."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.barrier import NEVER_S
-from gcsafepoint.clock import Outage, steady_clock
+from gcsafepoint.state.barrier import NEVER_S
+from gcsafepoint.state.records import Outage
+from gcsafepoint.state.service import steady_clock
 from storage.meta.meta import KeyValue
 
 SECONDS = st.integers(1, 1 << 33)

@@ -1,18 +1,126 @@
-"""How GC states lie in etcd: PD's keys and texts, so that PD's tools can read them, and PD itself can take over."""
+"""How GC states lie in etcd: PD's keys and texts, so that PD's tools read them and PD itself can take over.
+
+`GcKeys` and `ScopeKeys` are the paths, PD's and TiDB's own; the `parse_…` functions read records, `write_operations`
+makes them of changes. A record that cannot be read raises SafePointRecordError: guessing could let GC pass a live
+service.
+
+Expiries are put off by the time nobody led (`Outage`), so that the clock of TTLs never takes away what a service has
+left (docs/design/0008-gc-state.md):
+
+1. While a leader leads, its clock runs with the monotonic clock: no jump of the wall clock expires or revives
+   anybody.
+2. Each of its writes, and a beat, leaves the clock's reading in metadata. The next leader takes the wall clock as it
+   finds it, and gives each service what was left of its TTL at the last reading: time in which nobody could renew
+   does not count, and neither does a jump of the wall clock, forward or backward, between two leaders.
+3. So an expiry is only ever put off, by at most the outage and a beat. What was written later than the last reading
+   (by an operator, or by a PD that led in between) is taken as it stands.
+"""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gcsafepoint.barrier import NEVER_S, ServiceSafePoint
-from gcsafepoint.clock import Outage
-from gcsafepoint.go_text import json_text, key_bytes, key_text, valid_text
-from gcsafepoint.keys import GcKeys, ScopeKeys
-from gcsafepoint.rules import SafePoints
-from gcsafepoint.states import NULL_KEYSPACE, StateChanges
+from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
+from gcsafepoint.state.go_text import json_text, key_bytes, key_text, valid_text
+from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.states import NULL_KEYSPACE, StateChanges
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
+
+KEYSPACES_OF_TIDB = b"/keyspaces/tidb/"
+TXN_SAFE_POINT_TAIL = b"tidb/store/gcworker/saved_safe_point"
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeKeys:
+    """The paths of one keyspace's state."""
+
+    keyspace_id: int
+    gc_safe_point: bytes
+    """Hexadecimal text; of a real keyspace JSON: keyspace_id, safe_point."""
+    services: bytes
+    """What all services' keys start with."""
+    txn_safe_point: bytes
+    """Decimal text; TiDB's own key."""
+    min_start_ts: bytes
+    """What the keys start with under which TiDB servers write their oldest start_ts, decimal."""
+
+    def service(self, service_id: str) -> bytes:
+        """JSON: service_id, expired_at (Unix seconds), safe_point; of a real keyspace also keyspace_id."""
+        return self.services + key_bytes(service_id)
+
+
+@dataclass(frozen=True, slots=True)
+class GcKeys:
+    """All paths of a cluster; `prefix` is `/pd/<cluster>/gc/`."""
+
+    prefix: bytes
+
+    @property
+    def revision(self) -> bytes:
+        """Decimal text, raised by every write: the guard between writers."""
+        return self.prefix + b"gc_state_revision"
+
+    @property
+    def global_barriers(self) -> bytes:
+        """What global barriers' keys start with; JSON: barrier_id, barrier_ts, expiration_time (Unix s, 0: never)."""
+        return self.prefix + b"global_gc_barriers/"
+
+    @property
+    def clock(self) -> bytes:
+        """Ours, decimal Unix seconds: the last reading of a leader's clock (`Outage`)."""
+        return b"/tidemark" + self.prefix + b"clock"
+
+    @property
+    def keyspaces(self) -> bytes:
+        """What keys about keyspaces start with."""
+        return self.prefix.removesuffix(b"gc/") + b"keyspaces/"
+
+    @property
+    def keyspace_metas(self) -> bytes:
+        """What the keys of keyspaces' own records (keyspacepb.KeyspaceMeta) start with."""
+        return self.keyspaces + b"meta/"
+
+    @property
+    def null(self) -> ScopeKeys:
+        """The paths of unified GC."""
+        return self.scope(NULL_KEYSPACE)
+
+    def scope(self, keyspace_id: int) -> ScopeKeys:
+        """The paths of one keyspace."""
+        gc_safe_point, services, tidb = self.prefix + b"safe_point", self.prefix + b"safe_point/service/", b"/"
+        if keyspace_id != NULL_KEYSPACE:
+            gc_safe_point = self.keyspaces + b"gc_safe_point/%08d" % keyspace_id
+            services = self.keyspaces + b"service_safe_point/%08d/" % keyspace_id
+            tidb = KEYSPACES_OF_TIDB + b"%d/" % keyspace_id
+        txn_safe_point, min_start_ts = tidb + TXN_SAFE_POINT_TAIL, tidb + b"tidb/server/minstartts/"
+        return ScopeKeys(keyspace_id, gc_safe_point, services, txn_safe_point, min_start_ts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """From the last reading of the clock, at metadata revision `revision`, to now on the new one: `seconds`."""
+
+    revision: int = 0
+    seconds: int = 0
+
+    @classmethod
+    def since(cls, reading: KeyValue | None, now_s: float) -> "Outage":
+        """The time since the reading, rounded up; none where there never was one. Raises: ValueError: unreadable."""
+        if reading is None:
+            return cls()
+        return cls(reading.mod_revision, math.ceil(now_s) - int(reading.value))
+
+    def put_off(self, expired_at: int, written_at: int) -> int:
+        """The expiry, put off, of a record of revision `written_at`; 0 or less is stored for never."""
+        if not 0 < expired_at < NEVER_S:
+            return NEVER_S
+        if written_at > self.revision:
+            return expired_at
+        return min(max(1, expired_at + self.seconds), NEVER_S - 1)
 
 
 class SafePointRecordError(CorruptError):
@@ -59,13 +167,13 @@ def parse_global_barriers(pairs: Iterable[KeyValue], keys: GcKeys, outage: Outag
 
 def parse_min_start_ts(pairs: Iterable[KeyValue], keys: ScopeKeys) -> dict[str, int]:
     """TiDB server to start_ts. Raises: SafePointRecordError: one cannot be read."""
-    found: dict[str, int] = {}
+    start_ts_of: dict[str, int] = {}
     for pair in pairs:
         try:
-            found[key_text(pair.key.removeprefix(keys.min_start_ts))] = _number(pair.value)
+            start_ts_of[key_text(pair.key.removeprefix(keys.min_start_ts))] = _number(pair.value)
         except ValueError as err:
             raise SafePointRecordError(pair, err) from err
-    return found
+    return start_ts_of
 
 
 def parse_outage(reading: KeyValue | None, now_s: float) -> Outage:
@@ -85,7 +193,7 @@ def parse_guard(pairs: Sequence[KeyValue], keys: GcKeys) -> tuple[int, int]:
     return 0, 0
 
 
-def operations(changes: StateChanges, keys: GcKeys) -> list[Op]:
+def write_operations(changes: StateChanges, keys: GcKeys) -> list[Op]:
     """What makes `changes` durable, in an order in which every prefix is a state the rules hold of.
 
     What is no longer needed goes first, what is needed comes next, and what it allows comes last.

@@ -1,7 +1,8 @@
-"""A barrier: somebody needs no history below a timestamp, and says so until a time. A service safe point is the same.
+"""A GC barrier: its owner needs the history from a timestamp on, until the barrier expires.
 
-Barriers of one scope are kept by id, by timestamp and by expiry, so that the lowest one and the expired ones are found
-without looking at the others: an update costs O(log n), and renewals leave no more garbage than there is state.
+A service safe point is the same thing, so `ServiceSafePoint` stands for both. `Barriers` keeps the barriers of one
+scope by id, by timestamp and by expiry, so that the lowest and the expired ones are found without looking at the
+others: an update costs O(log n), and renewals leave no more garbage than there is state.
 """
 
 import heapq
@@ -9,25 +10,25 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gcsafepoint.go_text import quoted, time_text
+from gcsafepoint.state.go_text import quoted, time_text
 
 GC_WORKER = "gc_worker"
 NATIVE_BR = "native_br"
 NEVER_S = (1 << 63) - 1
 _LONGEST_TTL_S = NEVER_S // 1_000_000_000  # PD counts nanoseconds in 63 bits: more is for ever
-_SPARE = 64
+_SPARE = 64  # entries of replaced barriers that a heap may hold beyond twice the barriers
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSafePoint:
-    """What one service, or one GC barrier, holds back; `expired_at` in Unix seconds, `NEVER_S` for ever."""
+    """One service or GC barrier, and its safe point; `expired_at` in Unix seconds, `NEVER_S` for ever."""
 
     service_id: str
     expired_at: int
     safe_point: int
 
     def ttl_s(self, now_s: float) -> int:
-        """Whole seconds left, at least 0; of what never ends a huge number, as PD answers old calls."""
+        """Whole seconds left, at least 0; a huge number for one that never ends, as PD answers old calls."""
         return max(0, self.expired_at - math.ceil(now_s))
 
     def expired(self, now_s: float) -> bool:
@@ -42,7 +43,7 @@ class ServiceSafePoint:
 
 
 def expiry(now_s: float, ttl_s: int) -> int:
-    """When a TTL that begins now is over: Unix seconds, rounded up so that nobody gets less than asked for."""
+    """When a TTL that begins now is over: Unix seconds, rounded up so that nobody gets less than requested."""
     return NEVER_S if ttl_s > _LONGEST_TTL_S else math.ceil(now_s) + ttl_s
 
 
@@ -69,8 +70,8 @@ class Barriers:
         """The barrier of that id, expired or not."""
         return self._by_id.get(barrier_id)
 
-    def copied(self) -> list[ServiceSafePoint]:
-        """All of them at one moment; also for another thread."""
+    def snapshot(self) -> list[ServiceSafePoint]:
+        """All barriers at one moment; safe to call from another thread."""
         return list(self._by_id.values())
 
     def put(self, barrier: ServiceSafePoint) -> None:

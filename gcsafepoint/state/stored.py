@@ -1,12 +1,14 @@
 """GC states in memory, with etcd as the only truth.
 
 1. A call is applied in memory, and answered when its changes are durable; calls that change nothing write nothing.
-2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when somebody else wrote first,
-   or a write may or may not have happened, the states are read again before the next answer.
-3. What others write (an operator with etcdctl, TiDB itself) is followed; TiDB's min start ts are read by whoever is
-   about to advance, as PD does. A record nobody can read stops a start; written later, it stops the calls about GC.
-One object serves one term of leadership; its first `load` gives services back what an outage took
-(`gcsafepoint.clock`).
+2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when somebody else wrote
+   first, or a write may or may not have happened, the states are read again before the next answer.
+3. What others write (an operator with etcdctl, TiDB itself) is followed by a watch; TiDB's min start ts are read by
+   whoever is about to advance, as PD does. A record that cannot be read stops a start; written later, it stops the
+   calls about GC.
+
+One object serves one term of leadership; its first `load` gives services back the TTL that an outage took
+(`gcsafepoint.state.records.Outage`).
 """
 
 import asyncio
@@ -16,17 +18,29 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from gcsafepoint import metrics, record
-from gcsafepoint.clock import BEAT_S, Outage
-from gcsafepoint.keys import KEYSPACES_OF_TIDB, TXN_SAFE_POINT_TAIL, GcKeys
-from gcsafepoint.rules import SafePoints
-from gcsafepoint.states import GcStates, Keyspace
+from gcsafepoint.state import metrics
+from gcsafepoint.state.records import (
+    KEYSPACES_OF_TIDB,
+    TXN_SAFE_POINT_TAIL,
+    GcKeys,
+    Outage,
+    SafePointRecordError,
+    parse_global_barriers,
+    parse_guard,
+    parse_min_start_ts,
+    parse_outage,
+    parse_scope,
+    write_operations,
+)
+from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.states import GcStates, Keyspace
 from storage.meta.errors import CompactedError, MetaUnavailableError
 from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult, WatchEvent
 from storage.model.errors import ConflictError
 
 R = TypeVar("R")
-MAX_CHANGES = 90
+MAX_CHANGES = 90  # of one transaction; etcd allows 128 operations
+_BEAT_S = 10  # how often a leader that writes nothing leaves a reading of its clock
 _ATTEMPTS = 10
 _OWN_REVISIONS = 4096
 
@@ -39,8 +53,8 @@ class SafePointConflictError(ConflictError):
     code = "ErrSafePointConflict"
 
 
-class Store(Protocol):
-    """The part of the metadata the states need; fenced by whoever provides it."""
+class MetadataStore(Protocol):
+    """The part of the metadata client that the states need; whoever provides it fences the writes."""
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
         """See `Meta.txn`."""
@@ -59,7 +73,11 @@ class StoredStates:
     """The states of a cluster; calls may overlap."""
 
     def __init__(
-        self, store: Store, keys: GcKeys, clock: Callable[[], float], keyspace_of: Callable[[bytes], Keyspace] | None
+        self,
+        store: MetadataStore,
+        keys: GcKeys,
+        clock: Callable[[], float],
+        keyspace_of: Callable[[bytes], Keyspace] | None,
     ) -> None:
         """`keyspace_of` reads a stored keyspacepb.KeyspaceMeta; without it only the null keyspace is known."""
         self._store = store
@@ -70,8 +88,8 @@ class StoredStates:
         self._states: GcStates | None = None
         self._guard = (0, 0)
         self._own = Revisions()
-        self._follow_from = 0
-        self._shown: GcStates | None = None
+        self._first_foreign_revision = 0
+        self._published: GcStates | None = None
         self._led = False
         self._read_at_s = 0
         self.gc_safe_point = 0
@@ -87,8 +105,8 @@ class StoredStates:
         if self._led:
             return await self._read(Outage())
         states = await self._read(await self._outage())
-        self._follow_from = self._guard[1] + 1
-        if not await self._write(states, record.operations(states.take_changes(), self._keys)):
+        self._first_foreign_revision = self._guard[1] + 1
+        if not await self._write(states, write_operations(states.take_changes(), self._keys)):
             raise SafePointConflictError("somebody else writes safepoints while this coordinator begins to lead")
         self._led = True
         return states
@@ -103,12 +121,12 @@ class StoredStates:
                 tasks.create_task(following, name="safepoints-of-keyspaces")
                 tasks.create_task(self._beat(), name="safepoints-clock")
         finally:
-            metrics.SAFE_POINTS.forget(self._shown)
+            metrics.SAFE_POINTS.remove(self._published)
 
-    async def read(self, ask: Callable[[GcStates], R], advances: int | None = None) -> R:
-        """What `ask` answers on the states of now; `advances`: the keyspace whose min start ts it wants."""
+    async def read(self, read: Callable[[GcStates], R], advances: int | None = None) -> R:
+        """Apply `read` to the states of now; `advances`: the keyspace whose min start ts it needs."""
         async with self._lock:
-            return ask(await self._current(advances))
+            return read(await self._current(advances))
 
     async def change(self, change: Callable[[GcStates], R], advances: int | None = None) -> R:
         """Apply `change`; durable when it returns its answer. `advances`: the keyspace whose t it may move.
@@ -120,7 +138,7 @@ class StoredStates:
             for _ in range(_ATTEMPTS):
                 states = await self._current(advances)
                 answer = change(states)
-                if await self._write(states, record.operations(states.take_changes(), self._keys)):
+                if await self._write(states, write_operations(states.take_changes(), self._keys)):
                     return answer
         raise SafePointConflictError(f"other writers of the safepoints were first {_ATTEMPTS} times; try again later")
 
@@ -129,19 +147,19 @@ class StoredStates:
         if advances is not None:
             scope = states.scope_of_user(advances)
             keys = self._keys.scope(scope)
-            running = record.parse_min_start_ts(await self._store.get_prefix(keys.min_start_ts), keys)
+            running = parse_min_start_ts(await self._store.get_prefix(keys.min_start_ts), keys)
             states.of_user(scope).min_start_ts = running
         return states
 
     async def _read(self, outage: Outage) -> GcStates:
         self._states = None
         pairs = await self._store.get_prefix(self._keys.prefix)
-        self._guard = record.parse_guard(pairs, self._keys)
-        global_barriers = record.parse_global_barriers(pairs, self._keys, outage)
+        self._guard = parse_guard(pairs, self._keys)
+        global_barriers = parse_global_barriers(pairs, self._keys, outage)
         pairs += await self._store.get_prefix(self._keys.null.txn_safe_point)
         keyspaces = await self._keyspaces()
         states = GcStates(
-            record.parse_scope(pairs, self._keys.null, outage),
+            parse_scope(pairs, self._keys.null, outage),
             global_barriers,
             keyspaces,
             {keyspace.id: await self._read_scope(keyspace.id, outage) for keyspace in keyspaces if keyspace.level_gc},
@@ -157,22 +175,22 @@ class StoredStates:
         pairs: list[KeyValue] = []
         for prefix in (keys.gc_safe_point, keys.txn_safe_point, keys.services):
             pairs += await self._store.get_prefix(prefix)
-        return record.parse_scope(pairs, keys, outage)
+        return parse_scope(pairs, keys, outage)
 
     async def _keyspaces(self) -> list[Keyspace]:
         if self._keyspace_of is None:
             return []
-        found: list[Keyspace] = []
+        keyspaces: list[Keyspace] = []
         for pair in await self._store.get_prefix(self._keys.keyspace_metas):
             try:
-                found.append(self._keyspace_of(pair.value))
+                keyspaces.append(self._keyspace_of(pair.value))
             except ValueError as err:
-                raise record.SafePointRecordError(pair, err) from err
-        return found
+                raise SafePointRecordError(pair, err) from err
+        return keyspaces
 
     async def _outage(self) -> Outage:
         readings = await self._store.get_prefix(self._keys.clock)
-        return record.parse_outage(readings[0] if readings else None, self._clock())
+        return parse_outage(readings[0] if readings else None, self._clock())
 
     async def _write(self, states: GcStates, ops: list[Op]) -> bool:
         """In as few transactions as they fit into; False: somebody else was first."""
@@ -202,13 +220,13 @@ class StoredStates:
     def _publish(self, states: GcStates) -> None:
         self._states = states
         self.gc_safe_point = states.null.gc_safe_point
-        metrics.SAFE_POINTS.states = self._shown = states
+        metrics.SAFE_POINTS.states = self._published = states
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(_BEAT_S)
             states = self._states
-            if states is None or not states.has_barriers() or self._clock() < self._read_at_s + BEAT_S:
+            if states is None or not states.has_barriers() or self._clock() < self._read_at_s + _BEAT_S:
                 continue
             try:
                 await self._store.txn([], [self._reading()])
@@ -216,11 +234,13 @@ class StoredStates:
                 _log.warning("the clock of safepoints cannot be kept", reason=err.message)
 
     async def _follow(self, prefix: bytes, tail: bytes = b"") -> None:
-        revision = self._follow_from
+        revision = self._first_foreign_revision
         while True:
             try:
                 async for events in self._store.watch(prefix, revision):
-                    await self._heard({event.pair.mod_revision for event in events if event.pair.key.endswith(tail)})
+                    await self._changed_at(
+                        {event.pair.mod_revision for event in events if event.pair.key.endswith(tail)}
+                    )
                     revision = events[-1].pair.mod_revision + 1
             except CompactedError as err:
                 await self._reread()
@@ -228,7 +248,7 @@ class StoredStates:
             except MetaUnavailableError as err:
                 _log.warning("safepoints cannot be read", reason=err.message)  # the next call reads them
 
-    async def _heard(self, revisions: set[int]) -> None:
+    async def _changed_at(self, revisions: set[int]) -> None:
         async with self._lock:  # without it a write of ours may be under way, its revision not yet known as ours
             ours = all(revision in self._own for revision in revisions)
         if not ours:
@@ -239,24 +259,24 @@ class StoredStates:
         async with self._lock:
             try:
                 await self.load()
-            except record.SafePointRecordError as err:  # calls about GC are refused with it until it is corrected
+            except SafePointRecordError as err:  # calls about GC are refused with it until it is corrected
                 _log.error("safepoints cannot be understood", reason=err.message)
 
 
 class Revisions:
-    """The latest revisions of our own writes; one that is forgotten costs reading the states once more."""
+    """The latest revisions of our own writes; one that was dropped costs reading the states once more."""
 
     def __init__(self) -> None:
-        self._kept: set[int] = set()
+        self._revisions: set[int] = set()
 
     def __contains__(self, revision: int) -> bool:
-        return revision in self._kept
+        return revision in self._revisions
 
     def add(self, revision: int) -> None:
         """Remember `revision`, which is above all before."""
-        self._kept.add(revision)
-        if len(self._kept) > 2 * _OWN_REVISIONS:
-            self._kept = {kept for kept in self._kept if kept > revision - _OWN_REVISIONS}
+        self._revisions.add(revision)
+        if len(self._revisions) > 2 * _OWN_REVISIONS:
+            self._revisions = {recent for recent in self._revisions if recent > revision - _OWN_REVISIONS}
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

@@ -14,13 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gcsafepoint import classic, pd9
-from gcsafepoint.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
-from gcsafepoint.clock import Outage
-from gcsafepoint.keys import GcKeys
-from gcsafepoint.record import operations, parse_global_barriers, parse_scope
-from gcsafepoint.refusal import SafePointRequestError
-from gcsafepoint.states import NULL_KEYSPACE, GcStates, Keyspace
+from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
+from gcsafepoint.state.compat import ClassicCalls, Compat, Pd9Calls, old_calls
+from gcsafepoint.state.errors import SafePointRequestError
+from gcsafepoint.state.records import GcKeys, Outage, parse_global_barriers, parse_scope, write_operations
+from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from storage.meta.meta import KeyValue, Put
 
 KEYS = GcKeys(b"/pd/7/gc/")
@@ -46,9 +44,9 @@ class Model:
 
 
 class GcMachine(RuleBasedStateMachine):
-    @initialize(compat=st.sampled_from([classic, pd9]))
-    def start(self, compat: object) -> None:
-        self.old_calls = classic if compat is classic else pd9
+    @initialize(compat=st.sampled_from(Compat))
+    def start(self, compat: Compat) -> None:
+        self.old_calls = old_calls(compat)
         self.states = GcStates(keyspaces=[LEVEL], of_keyspaces={LEVEL.id: parse_scope([], KEYS.scope(7), Outage())})
         self.models = {NULL_KEYSPACE: Model(), LEVEL.id: Model()}
         self.everywhere: dict[str, tuple[int, int]] = {}
@@ -102,7 +100,7 @@ class GcMachine(RuleBasedStateMachine):
         model = self.models[scope]
         everywhere = service_id == NATIVE_BR and scope == NULL_KEYSPACE
         floor = max(other.txn for other in self.models.values()) if everywhere else model.txn
-        if self.old_calls is classic:
+        if isinstance(self.old_calls, ClassicCalls):
             self.drop(model)
             model.recorded = True
             floor = max(floor, min([model.worker, *self.needed(model)]))
@@ -114,7 +112,7 @@ class GcMachine(RuleBasedStateMachine):
             self.promise(barriers, service_id, None if everywhere else scope, point, ttl_s)
         else:
             assert told.safe_point > point
-        if self.old_calls is pd9:
+        if isinstance(self.old_calls, Pd9Calls):
             assert told == ServiceSafePoint(GC_WORKER, NEVER_S, floor)
         elif ttl_s <= 0 or point >= floor:
             assert told.safe_point == min([model.worker, *self.needed(model)])
@@ -122,9 +120,11 @@ class GcMachine(RuleBasedStateMachine):
     @rule(scope=SCOPES, point=POINTS)
     def update_gc_worker(self, scope: int, point: int) -> None:
         model = self.models[scope]
-        if self.old_calls is pd9:
+        if isinstance(self.old_calls, Pd9Calls):
             expected = self.advanced(model, point)
-            told = self.answer(lambda: pd9.update_service(self.states, scope, GC_WORKER, NEVER_S, point, self.now_s))
+            told = self.answer(
+                lambda: Pd9Calls().update_service(self.states, scope, GC_WORKER, NEVER_S, point, self.now_s)
+            )
             assert expected == REFUSED == told or (isinstance(told, ServiceSafePoint) and told.safe_point == expected)
             return
         self.drop(model)
@@ -132,7 +132,7 @@ class GcMachine(RuleBasedStateMachine):
         if point >= min([model.worker, *self.needed(model)]):
             model.worker = max(model.worker, point)
             model.txn = max(model.txn, min([model.worker, *self.needed(model), *running(model)]))
-        told = classic.update_service(self.states, scope, GC_WORKER, NEVER_S, point, self.now_s)
+        told = ClassicCalls().update_service(self.states, scope, GC_WORKER, NEVER_S, point, self.now_s)
         assert told.safe_point == min([model.worker, *self.needed(model)]) or told.safe_point == model.txn
         assert told.safe_point >= model.txn
 
@@ -140,8 +140,8 @@ class GcMachine(RuleBasedStateMachine):
     def update_gc_safe_point(self, scope: int, point: int) -> None:
         model = self.models[scope]
         state = self.states.of_manager(scope)
-        if self.old_calls is pd9:
-            told = self.answer(lambda: pd9.update_gc_safe_point(state, point, self.now_s))
+        if isinstance(self.old_calls, Pd9Calls):
+            told = self.answer(lambda: Pd9Calls().update_gc_safe_point(state, point, self.now_s))
             assert told == (REFUSED if point > model.txn else max(model.gc, point))
             model.gc = max(model.gc, point) if point <= model.txn else model.gc
             return
@@ -149,7 +149,7 @@ class GcMachine(RuleBasedStateMachine):
         model.gc = max(model.gc, min([point, *self.needed(model), *running(model)]))
         model.txn = max(model.txn, model.gc)
         model.worker = max(model.worker, model.txn)
-        assert classic.update_gc_safe_point(state, point, self.now_s) == model.gc
+        assert ClassicCalls().update_gc_safe_point(state, point, self.now_s) == model.gc
 
     # --- newer calls
 
@@ -236,7 +236,7 @@ class GcMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_changed_is_what_is_stored(self) -> None:
-        ops = operations(self.states.take_changes(), KEYS)
+        ops = write_operations(self.states.take_changes(), KEYS)
         revision = next(self.revisions)
         for op in ops:
             self.stored.pop(op.key, None)

@@ -1,12 +1,12 @@
-"""The old calls in their classic meaning, rules 8 to 11 (gcsafepoint/classic.py), case by case."""
+"""The old calls in their classic meaning, rules 8 to 11 (gcsafepoint/state/compat.py), case by case."""
 
 import pytest
 
-from gcsafepoint.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
-from gcsafepoint.classic import update_gc_safe_point, update_service
-from gcsafepoint.refusal import SafePointRequestError
-from gcsafepoint.rules import SafePoints
-from gcsafepoint.states import NULL_KEYSPACE, GcStates
+from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
+from gcsafepoint.state.compat import ClassicCalls
+from gcsafepoint.state.errors import SafePointRequestError
+from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
 
 NOW_S = 1000
 
@@ -20,7 +20,7 @@ def states_of(*services: ServiceSafePoint, txn_safe_point: int = 0) -> GcStates:
 
 
 def update(states: GcStates, service_id: str, ttl_s: int, safe_point: int, now_s: float = NOW_S) -> ServiceSafePoint:
-    return update_service(states, NULL_KEYSPACE, service_id, ttl_s, safe_point, now_s)
+    return ClassicCalls().update_service(states, NULL_KEYSPACE, service_id, ttl_s, safe_point, now_s)
 
 
 def test_rule_8_the_first_service_is_answered_gc_worker_at_0() -> None:
@@ -118,8 +118,8 @@ def test_rule_10_gc_worker_is_told_which_tidb_server_blocks_it() -> None:
 
 def test_rule_11_the_gc_safe_point_stops_at_the_lowest_service_and_takes_the_txn_safe_point_along() -> None:
     null = states_of(service("b", 50)).null
-    assert update_gc_safe_point(null, 1000, NOW_S) == 50
-    assert update_gc_safe_point(null, 0, NOW_S) == 50
+    assert ClassicCalls().update_gc_safe_point(null, 1000, NOW_S) == 50
+    assert ClassicCalls().update_gc_safe_point(null, 0, NOW_S) == 50
     assert (null.txn_safe_point, null.gc_worker.safe_point) == (50, 50)
 
 
@@ -127,6 +127,6 @@ def test_rule_11_the_gc_safe_point_stops_at_global_barriers_and_running_transact
     states = states_of()
     states.set_global_barrier("backup", 70, 60, NOW_S)
     states.null.min_start_ts = {"tidb-1": 60}
-    assert update_gc_safe_point(states.null, 1000, NOW_S) == 60
+    assert ClassicCalls().update_gc_safe_point(states.null, 1000, NOW_S) == 60
     states.null.min_start_ts = {}
-    assert update_gc_safe_point(states.null, 1000, NOW_S) == 70
+    assert ClassicCalls().update_gc_safe_point(states.null, 1000, NOW_S) == 70

@@ -1,11 +1,10 @@
-"""Keyspaces: who shares whose state, and what holds in all of them (gcsafepoint/states.py), in PD's words."""
+"""Keyspaces: who shares whose state, and what holds in all of them (gcsafepoint/state/states.py), in PD's words."""
 
 import pytest
 
-from gcsafepoint.refusal import KeyspaceNotFoundError, SafePointRequestError
-from gcsafepoint.rules import SafePoints
-from gcsafepoint.states import NULL_KEYSPACE, GcStates, Keyspace
-from gcsafepoint.view import KeyspaceState, all_states
+from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
+from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace, KeyspaceState, all_keyspace_states
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_a_global_barrier_must_not_lie_below_any_enabled_keyspace(states: GcStat
 
 
 def test_disabled_keyspaces_tell_nothing(states: GcStates) -> None:
-    told = all_states(states, with_barriers=True)
+    told = all_keyspace_states(states, with_barriers=True)
     assert told[0] == KeyspaceState(NULL_KEYSPACE, level_gc=False, txn_safe_point=20)
     assert told[1] == KeyspaceState(0, level_gc=False)
     assert [(state.keyspace_id, state.level_gc) for state in told[2:]] == [(7, True), (8, False)]
