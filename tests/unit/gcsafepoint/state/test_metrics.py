@@ -51,7 +51,7 @@ def test_who_leads_no_more_shows_nothing() -> None:
     states = GcStates()
     collector = SafePointCollector()
     collector.states = states
-    collector.forget(GcStates())
+    collector.remove(GcStates())
     assert list(collector.collect())
-    collector.forget(states)
+    collector.remove(states)
     assert not list(collector.collect())
