@@ -15,8 +15,7 @@ from server.store.handover import Handover
 from server.store.identity import Identity, region_message
 from server.store.merge import Merger
 from server.store.online_config import OnlineConfig
-from storage.mvcc.region import Region
-from storage.mvcc.region_size import region_bytes
+from storage.mvcc.region import Region, region_bytes
 
 
 class DebugService:

@@ -1,7 +1,7 @@
 """Distributed GC: the store follows the coordinator's safepoint by itself, and walks its regions in key order.
 
 The safepoint is looked up each minute, also during a walk: the regions that are left get the newer one, and at the end
-the walk comes back for the others (see `gc_walk`). A crash costs at most the region that was being walked.
+the walk comes back for the others (see `storage.mvcc.gc.GcWalk`). A crash costs at most the region that was being walked.
 """
 
 import asyncio

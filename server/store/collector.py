@@ -17,8 +17,7 @@ from storage.kv import KV, Snapshot, WriteBatch
 from storage.model.errors import CorruptError
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command
-from storage.mvcc.gc import RangeGC
-from storage.mvcc.gc_walk import WALK_KEY, GcWalk, decode_walk
+from storage.mvcc.gc import WALK_KEY, GcWalk, RangeGC, decode_walk
 from storage.mvcc.group_commit import GroupCommit, StoreBusyError
 from storage.mvcc.layout import LOCK, META, VALUE, WRITE, column_range
 from storage.mvcc.region import Region

@@ -34,8 +34,7 @@ from storage.model.errors import InvalidError, UnavailableError
 from storage.mvcc.draft import Draft
 from storage.mvcc.layout import META
 from storage.mvcc.read_fence import ReadFence
-from storage.mvcc.region import Region, decode_regions, encode_regions
-from storage.mvcc.region_size import is_empty
+from storage.mvcc.region import Region, decode_regions, encode_regions, is_empty
 
 _LEAVING: Final = META + b"leaving/"
 _ADOPTED: Final = META + b"adopted/"

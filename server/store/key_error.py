@@ -8,7 +8,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from storage.mvcc import errors
 from storage.mvcc.errors import MvccError
 from storage.mvcc.fingerprint import fingerprint64
-from storage.mvcc.mutation import Op
+from storage.mvcc.prewrite import Op
 from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock
 
 OPS = {PUT: Op.PUT, DELETE: Op.DELETE, LOCK: Op.LOCK, ROLLBACK: Op.ROLLBACK, PESSIMISTIC: Op.PESSIMISTIC_LOCK}

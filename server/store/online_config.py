@@ -12,10 +12,9 @@ import structlog
 
 from storage.kv import Reader
 from storage.model.errors import InvalidError
-from storage.mvcc.document import encode_document, reading_document
 from storage.mvcc.draft import Draft
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.layout import META
+from storage.mvcc.layout import META, encode_document, reading_document
 
 SETTINGS_KEY: Final = META + b"settings"
 _FORMAT: Final = 1

@@ -8,10 +8,9 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from storage.kv import Reader
 from storage.mvcc import raw
-from storage.mvcc.checksum import range_sum
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import InvalidTxnError
-from storage.mvcc.raw import RawPair, Swapped
+from storage.mvcc.raw import RawPair, Swapped, range_sum
 from storage.mvcc.region import Region
 
 

@@ -20,8 +20,7 @@ from server.store.region_check import RegionGate
 from server.store.split import Splitter
 from storage.kv import KV
 from storage.model.errors import CorruptError, UnavailableError
-from storage.mvcc.region import Region
-from storage.mvcc.region_size import region_bytes, split_keys
+from storage.mvcc.region import Region, region_bytes, split_keys
 
 _log = structlog.get_logger(__name__)
 

@@ -10,11 +10,9 @@ from server.store.key_error import key_errors, lock_info
 from storage.mvcc import percolator, pessimistic, status
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import MvccError
-from storage.mvcc.mutation import Mutation
 from storage.mvcc.pessimistic import LockedKey, PessimisticLock
-from storage.mvcc.prewrite import Prewritten
+from storage.mvcc.prewrite import Mutation, Prewrite, Prewritten
 from storage.mvcc.prewrite import prewrite as prewrite_command
-from storage.mvcc.prewrite_check import Prewrite
 from storage.mvcc.region import Region
 from storage.mvcc.status import SecondariesStatus, StatusCheck, TxnStatus
 

@@ -1,18 +1,42 @@
 """The state that the commands of one group see: the store plus what the group wrote so far; and the group's outcome.
 
-A command writes into a stage of its own, so that one that fails leaves nothing behind.
+A command writes into a stage of its own, so that one that fails leaves nothing behind. Observers learn of the outcome
+as `Change`s: prewrites, commits and rollbacks of Put and Delete, in the order applied.
 """
 
 from collections.abc import Iterator
 from heapq import merge
+from typing import Final, NamedTuple
 
 from storage.kv import Reader
 from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
-from storage.mvcc.change import Change
 from storage.mvcc.layout import AFTER_VERSIONS, WRITE, lock_key, split_version, value_key, write_key
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import DELETE, PUT, Lock, Write, decode_lock, decode_write
+
+PREWRITE: Final = 1
+COMMIT: Final = 2
+ROLLBACK: Final = 3
+COMMITTED: Final = 4
+
+
+class Change(NamedTuple):
+    """One event on one key; numbers of `event` as in cdcpb.Event.LogType. `op` is `record.PUT` or `record.DELETE`.
+
+    Only a PREWRITE and a COMMITTED carry values; `old_value` is what the transaction replaced, b"" when nothing.
+    `txn_source` is 0 for what users wrote.
+    """
+
+    event: int
+    key: bytes
+    encoded: bytes
+    op: int
+    start_ts: int
+    commit_ts: int = 0
+    value: bytes = b""
+    old_value: bytes = b""
+    txn_source: int = 0
 
 
 class Versions:

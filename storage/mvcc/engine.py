@@ -10,8 +10,7 @@ from typing import Any
 from storage.defect import request_error
 from storage.kv import KV, WriteBatch
 from storage.model.errors import CorruptError, TidemarkError
-from storage.mvcc.change import Change
-from storage.mvcc.draft import Draft
+from storage.mvcc.draft import Change, Draft
 from storage.mvcc.errors import MvccError
 from storage.mvcc.read_fence import ReadFence
 

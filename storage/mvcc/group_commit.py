@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
 from storage.model.errors import UnavailableError
-from storage.mvcc.change import Change
+from storage.mvcc.draft import Change
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import StoreStoppedError
 from storage.mvcc.read_fence import ReadFence

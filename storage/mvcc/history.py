@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from storage.codec import encode_bytes
 from storage.kv import Reader
-from storage.mvcc.change import COMMITTED, PREWRITE, Change
-from storage.mvcc.draft import Versions
+from storage.mvcc.draft import COMMITTED, PREWRITE, Change, Versions
 from storage.mvcc.layout import AFTER_VERSIONS, LOCK, VALUE, WRITE, column_range, split_version, user_key
 from storage.mvcc.record import DELETE, PUT, Lock, Write, decode_lock, decode_write
 

@@ -1,10 +1,17 @@
 """Where everything lies in the key-value store (docs/format/mvcc.md). Pure.
 
 A column is the first byte of a key. User keys are memcomparable-encoded ("encoded key" below), so that a version suffix
-cannot mix two user keys; timestamps descend, so that the newest version comes first.
+cannot mix two user keys; timestamps descend, so that the newest version comes first. The META column holds small JSON
+documents, each with the number of its format.
 """
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from storage.codec import decode_u64_desc, encode_u64_desc
+from storage.model.errors import CorruptError
 
 LOCK = b"l"
 WRITE = b"w"
@@ -50,3 +57,24 @@ def user_key(encoded: bytes) -> bytes:
 def column_range(column: bytes, lower: bytes, upper: bytes) -> tuple[bytes, bytes]:
     """Bounds in `column` of the encoded keys `[lower, upper)`; `upper == b""` means the end of the column."""
     return column + lower, column + upper if upper else bytes([column[0] + 1])
+
+
+def encode_document(known: int, **fields: Any) -> bytes:
+    """A document of the format `known`."""
+    return json.dumps({"format": known, **fields}).encode()
+
+
+@contextmanager
+def reading_document(data: bytes, known: int, what: str) -> Iterator[Any]:
+    """What `encode_document` wrote, for a block that takes it apart; `what` names it in errors.
+
+    Raises:
+        CorruptError: it is no such document, has another format, or lacks what the block looks for.
+    """
+    try:
+        document = json.loads(data)
+        if document["format"] != known:
+            raise CorruptError(f"{what} has format {document['format']}; this program knows {known}")
+        yield document
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise CorruptError(f"{what} is damaged: {err}; restore the store from a backup") from err

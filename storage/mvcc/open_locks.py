@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from storage.kv import Reader
-from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
+from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.layout import LOCK, column_range
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import decode_lock

@@ -12,9 +12,8 @@ Sources: the Percolator paper (Peng and Dabek, OSDI 2010); TiKV's semantics as i
 from collections.abc import Sequence
 
 from storage.codec import encode_bytes
-from storage.mvcc.change import COMMIT, Change
-from storage.mvcc.change import ROLLBACK as ROLLED_BACK
-from storage.mvcc.draft import Draft, Versions
+from storage.mvcc.draft import COMMIT, Change, Draft, Versions
+from storage.mvcc.draft import ROLLBACK as ROLLED_BACK
 from storage.mvcc.errors import CommittedError, CommitTsExpiredError, InvalidTxnError, TxnLockNotFoundError
 from storage.mvcc.layout import write_key
 from storage.mvcc.record import PESSIMISTIC, PUT, ROLLBACK, Lock, Write

@@ -20,7 +20,7 @@ from storage.mvcc.errors import (
     WriteConflictError,
 )
 from storage.mvcc.layout import LOCK, column_range
-from storage.mvcc.mutation import Assertion, Mutation
+from storage.mvcc.prewrite import Assertion, Mutation
 from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock, decode_lock
 
 

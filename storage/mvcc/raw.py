@@ -1,10 +1,11 @@
 """Raw keys: no versions, no locks, at most an end of life in seconds of the store's clock. Pure.
 
 A value lies in column RAW, its end of life, if it has one, in column EXPIRY (docs/format/mvcc.md). What is past its end
-reads as absent; `sweep` removes it for good.
+reads as absent; `sweep` removes it for good. Clients compare ranges by `range_sum`, TiKV's Crc64_Xor: the XOR of every
+pair's CRC-64/XZ (ECMA-182, reflected) over the key and then the value.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,6 +18,8 @@ from storage.mvcc.engine import STEP_KEYS, Unfinished
 from storage.mvcc.layout import EXPIRY, RAW, column_range
 
 _SECONDS = Struct(">Q")
+_POLYNOMIAL = 0xC96C5795D7870F42
+_ONES = (1 << 64) - 1
 
 
 class RawPair(NamedTuple):
@@ -124,3 +127,38 @@ def _seconds(data: bytes) -> int:
 
 def _is_over(end_s: int, now_s: int) -> bool:
     return 0 < end_s <= now_s
+
+
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_TABLE = [_entry(byte) for byte in range(256)]
+
+
+class RangeSum(NamedTuple):
+    """What a range amounts to; sums of disjoint ranges are combined by `xor` and addition."""
+
+    xor: int = 0
+    pairs: int = 0
+    size: int = 0
+
+
+def crc64(data: bytes) -> int:
+    """CRC-64/XZ of `data`."""
+    crc = _ONES
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ _ONES
+
+
+def range_sum(pairs: Iterable[tuple[bytes, bytes]]) -> RangeSum:
+    """The sum over key-value pairs."""
+    xor = count = size = 0
+    for key, value in pairs:
+        xor ^= crc64(key + value)
+        count += 1
+        size += len(key) + len(value)
+    return RangeSum(xor, count, size)

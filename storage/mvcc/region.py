@@ -1,19 +1,27 @@
-"""Regions: the key ranges a store serves, with epochs that tell a client its map is old. Pure.
+"""Regions: the key ranges a store serves, with epochs that tell a client its map is old; and where to split them. Pure.
 
 Bounds are memcomparable-encoded, as the coordinator's; `b""` is the end of the key space. Epochs as TiKV's: a split
 keeps the old id for the right-most part (`right-derive-when-split`) and raises the version of all parts by the number
 of new ones; a merge keeps the target's id, and its version is above both. So of two regions that hold a key, the one
 with the greater version is the newer.
+
+LevelDB knows the size of any key range from its table indexes. The place where half of a region lies is therefore found
+by bisection over the key space, and the split key is the next user key that exists there: all versions of a row stay in
+one region. No data is read but the keys to split at.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from storage.kv import KV
 from storage.model.errors import NotFoundError
-from storage.mvcc.document import encode_document, reading_document
+from storage.mvcc.layout import LOCK, RAW, VALUE, WRITE, column_range, encode_document, reading_document, split_version
 
 _FORMAT = 1
+_COLUMNS = (LOCK, WRITE, VALUE, RAW)
+_WIDTH = 48
+"""Bytes of a key that bisection looks at; keys that differ later only are not told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +147,46 @@ def decode_regions(data: bytes) -> RegionMap:
             Region(region, peer, bytes.fromhex(start), bytes.fromhex(end), conf_ver, version)
             for region, peer, start, end, conf_ver, version in document["regions"]
         )
+
+
+def range_bytes(kv: KV, lower: bytes, upper: bytes) -> int:
+    """About how much disk the encoded range `[lower, upper)` takes, raw keys included."""
+    return sum(kv.approximate_bytes(*column_range(column, lower, upper)) for column in _COLUMNS)
+
+
+def region_bytes(kv: KV, region: Region) -> int:
+    """About how much disk a region takes."""
+    return range_bytes(kv, region.start_key, region.end_key)
+
+
+def is_empty(kv: KV, region: Region) -> bool:
+    """Whether a region holds nothing at all: no version, no lock, no raw key."""
+    return all(_first(kv, column, region.start_key, region.end_key) is None for column in _COLUMNS)
+
+
+def split_keys(kv: KV, region: Region, part_bytes: int) -> list[bytes]:
+    """Encoded keys that cut a region into parts of about `part_bytes`; sorted, inside, each once. May be empty."""
+    whole = region_bytes(kv, region)
+    parts = round(whole / part_bytes) if part_bytes > 0 else 1
+    keys = (_key_near(kv, region, whole * at // parts) for at in range(1, parts))
+    return sorted({key for key in keys if key is not None and key > region.start_key})
+
+
+def _key_near(kv: KV, region: Region, offset_bytes: int) -> bytes | None:
+    """The first user key behind which all but `offset_bytes` of a region lie."""
+    low = int.from_bytes(region.start_key[:_WIDTH].ljust(_WIDTH, b"\x00"))
+    high = int.from_bytes((region.end_key or b"\xff" * _WIDTH)[:_WIDTH].ljust(_WIDTH, b"\x00"))
+    while low < high:
+        middle = (low + high) // 2
+        if range_bytes(kv, region.start_key, middle.to_bytes(_WIDTH)) < offset_bytes:
+            low = middle + 1
+        else:
+            high = middle
+    found = (_first(kv, column, low.to_bytes(_WIDTH), region.end_key) for column in _COLUMNS)
+    return min((key for key in found if key is not None), default=None)
+
+
+def _first(kv: KV, column: bytes, lower: bytes, upper: bytes) -> bytes | None:
+    for key, _ in kv.scan(*column_range(column, lower, upper)):
+        return split_version(key)[0] if column in (WRITE, VALUE) else key[1:]
+    return None

@@ -22,7 +22,7 @@ from server.store.region_check import RegionGate
 from storage.defect import request_error
 from storage.kv import Snapshot
 from storage.model.errors import ClosedError, CorruptError, InvalidError
-from storage.mvcc.change import Change
+from storage.mvcc.draft import Change
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.history import changes_since

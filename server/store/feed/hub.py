@@ -33,7 +33,7 @@ from server.store.feed.outbox import Failure, Outbox, Resolved, Rows
 from server.store.feed.subscription import Subscription, chunks
 from server.store.region_check import RegionGate
 from storage.model.errors import UnavailableError
-from storage.mvcc.change import Change
+from storage.mvcc.draft import Change
 from storage.mvcc.open_locks import OpenLocks
 from storage.mvcc.region import Region
 

@@ -16,7 +16,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.memory import FeedMemory
 from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
-from storage.mvcc.change import COMMITTED, PREWRITE, Change
+from storage.mvcc.draft import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
 
 _CONTROL_BYTES = 64

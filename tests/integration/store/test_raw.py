@@ -4,7 +4,7 @@ import asyncio
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from storage.mvcc.checksum import range_sum
+from storage.mvcc.raw import range_sum
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import stubs_of
 

@@ -21,9 +21,7 @@ from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
 from storage.mvcc import percolator
 from storage.mvcc.engine import Engine
-from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.snapshot import Snapshot
 from storage.pump.append import open_append
 from storage.vfs.fs import RealFS

@@ -25,8 +25,7 @@ from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.layout import LOCK, WRITE, column_range, lock_key, write_key
 from storage.mvcc.record import DELETE, PUT, Write
-from storage.mvcc.region import Region, RegionMap
-from storage.mvcc.region_size import region_bytes
+from storage.mvcc.region import Region, RegionMap, region_bytes
 from storage.mvcc.snapshot import Snapshot
 from storage.mvcc.version_counts import VersionCounts, stored_versions
 

@@ -11,7 +11,7 @@ from server.store.feed.memory import FeedMemory
 from server.store.feed.outbox import Failure, Outbox, Rows
 from server.store.feed.subscription import Subscription
 from server.store.region_check import RegionGate
-from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
+from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.open_locks import OpenLocks
 from storage.mvcc.record import DELETE, PUT
 from storage.mvcc.region import Region, RegionMap

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from storage.kv import MemoryKV
 from storage.mvcc import percolator
 from storage.mvcc.engine import Engine
-from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import Prewritten, prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 
 KEYS = st.sampled_from([b"", b"a", b"ab", b"abcdefgh", b"abcdefghi", b"b"])
 VALUES = st.sampled_from([None, b"", b"x", b"y" * 300])

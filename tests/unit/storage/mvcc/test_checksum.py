@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.mvcc.checksum import crc64, range_sum
+from storage.mvcc.raw import crc64, range_sum
 
 
 def test_the_check_value_is_that_of_crc_64_xz() -> None:

@@ -10,9 +10,7 @@ import pytest
 from storage.leveldb import LevelDB
 from storage.mvcc import percolator, raw
 from storage.mvcc.engine import Command, Engine
-from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.raw import RawPair
 
 State = dict[bytes, bytes]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.mvcc.document import encode_document, reading_document
+from storage.mvcc.layout import encode_document, reading_document
 
 
 @given(st.dictionaries(st.text(min_size=1).filter(lambda name: name not in {"format", "known"}), st.integers()))

@@ -13,9 +13,7 @@ from storage.model.errors import UnavailableError
 from storage.mvcc import percolator
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import KeyIsLockedError, MvccError
-from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.snapshot import Snapshot
 
 ACCOUNTS = [b"a", b"b", b"c", b"d"]

@@ -14,9 +14,7 @@ from storage.mvcc.draft import Versions
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.gc import RangeGC
 from storage.mvcc.history import key_history
-from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.record import PUT
 from storage.mvcc.snapshot import Snapshot
 from storage.mvcc.version_counts import VersionCounts

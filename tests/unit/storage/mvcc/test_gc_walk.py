@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.mvcc.gc_walk import GcWalk, decode_walk
+from storage.mvcc.gc import GcWalk, decode_walk
 
 BORDERS = [bytes([at]) for at in range(1, 6)]
 ENDS = [*BORDERS, b""]

@@ -10,8 +10,7 @@ import pytest
 
 from storage.kv import MemoryKV, WriteBatch
 from storage.model.errors import UnavailableError
-from storage.mvcc.change import PREWRITE, Change
-from storage.mvcc.draft import Draft
+from storage.mvcc.draft import PREWRITE, Change, Draft
 from storage.mvcc.engine import Engine
 from storage.mvcc.errors import InvalidTxnError, StoreStoppedError
 from storage.mvcc.group_commit import MAX_WAITING_COMMANDS, GroupCommit, StoreBusyError

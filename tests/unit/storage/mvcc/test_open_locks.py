@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.kv import MemoryKV
-from storage.mvcc.change import COMMIT, PREWRITE, ROLLBACK, Change
+from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.record import PUT
 from tests.unit.storage.mvcc.histories import TXNS, History, played

@@ -13,10 +13,8 @@ from storage.mvcc import errors, percolator, pessimistic
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import MvccError
-from storage.mvcc.mutation import Assertion, Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
-from storage.mvcc.prewrite import Prewritten, prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Assertion, Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot
 from tests.unit.storage.mvcc.percolator_model import Model
 

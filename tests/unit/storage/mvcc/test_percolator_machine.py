@@ -17,9 +17,7 @@ from storage.mvcc import percolator, status
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import KeyIsLockedError, MvccError
-from storage.mvcc.mutation import Mutation, Op
-from storage.mvcc.prewrite import Prewritten, prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.read_fence import Touch
 from storage.mvcc.record import ROLLBACK
 from storage.mvcc.snapshot import Snapshot

@@ -8,13 +8,10 @@ import pytest
 from storage.codec import encode_bytes
 from storage.kv import MemoryKV
 from storage.mvcc import errors, percolator, pessimistic, status
-from storage.mvcc.change import COMMITTED, PREWRITE
-from storage.mvcc.draft import Draft
+from storage.mvcc.draft import COMMITTED, PREWRITE, Draft
 from storage.mvcc.engine import Command, Engine
-from storage.mvcc.mutation import Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
-from storage.mvcc.prewrite import Prewritten, prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import Lock
 from storage.mvcc.snapshot import Snapshot

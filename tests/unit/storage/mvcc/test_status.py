@@ -13,10 +13,8 @@ from storage.model.ts import MAX_TS, compose
 from storage.mvcc import errors, percolator, pessimistic, status
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Engine
-from storage.mvcc.mutation import Mutation, Op
 from storage.mvcc.pessimistic import PessimisticLock
-from storage.mvcc.prewrite import Prewritten, prewrite
-from storage.mvcc.prewrite_check import Prewrite
+from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot, scan_locks
 from storage.mvcc.status import Action, StatusCheck
 
