@@ -8,13 +8,12 @@ from typing import Any
 from kvproto import debugpb_pb2 as debugpb
 from tidemarkpb.v1 import store_pb2
 
-from server.store.auto_gc import AutoGc
-from server.store.collector import CollectorParts
 from server.store.feed.hub import FeedHub
+from server.store.gc import AutoGc, CollectorParts
 from server.store.handover import Handover
 from server.store.identity import Identity, region_message
-from server.store.merge import Merger
 from server.store.online_config import OnlineConfig
+from server.store.split_merge import Merger
 from storage.mvcc.region import Region, region_bytes
 
 

@@ -1,11 +1,12 @@
 """The composition root of the store daemon."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 from kvproto import cdcpb_pb2 as cdcpb
@@ -18,30 +19,27 @@ from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
-from server.store import gc_metrics, metrics
+from server.store import metrics
 from server.store.admin_service import DebugService, StoreService
-from server.store.auto_gc import AutoGc
-from server.store.collector import Collector, CollectorParts
 from server.store.config import StoreConfig
-from server.store.database import Database
 from server.store.feed.connection import FeedBackend
 from server.store.feed.hub import FeedHub
-from server.store.feed.memory import FeedMemory
+from server.store.feed.outbox import FeedMemory
 from server.store.feed.service import ChangeDataService
+from server.store.gc import AutoGc, Collector, CollectorParts
 from server.store.handover import Handover
-from server.store.horizon import Horizon
 from server.store.identity import Identity, announce, load_identity, report_regions
-from server.store.limiter import ByteRate
-from server.store.merge import Merger
 from server.store.methods import METHODS
 from server.store.online_config import OnlineConfig
+from server.store.paced_scan import ByteRate
 from server.store.region_calls import RegionBackend
-from server.store.region_check import RegionGate
-from server.store.region_table import RegionTable
+from server.store.region_table import RegionGate, RegionTable
+from server.store.request_check import TimestampCheck
 from server.store.runner import Runner
 from server.store.service import TikvService
-from server.store.size_check import SizeCheck
-from server.store.split import Splitter
+from server.store.split_merge import Merger, SizeCheck, Splitter
+from storage.kv import WriteBatch
+from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
@@ -49,7 +47,21 @@ from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.version_counts import RegionVersions, stored_versions
 
+_REMEDY: Final = "Restore the store's data directory from a backup; keys outside of the damage can be read until then"
 _log = structlog.get_logger(__name__)
+
+
+class Database(LevelDB):
+    """`count` is set once the regions are known; before that nothing but identity is written."""
+
+    def __init__(self, directory: Path, write_buffer_bytes: int) -> None:
+        super().__init__(directory, write_buffer_bytes=write_buffer_bytes, remedy=_REMEDY)
+        self.count: Callable[[Mapping[bytes, bytes | None]], Mapping[bytes, bytes]] = lambda _: {}
+
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        """See `KV.write`; adds the new counts of the regions it writes to."""
+        batch.ops.update(self.count(batch.ops))
+        super().write(batch, sync=sync)
 
 
 @asynccontextmanager
@@ -158,7 +170,7 @@ class _Parts:
         self.hub = FeedHub(self.gate, locks)
         engine = Engine(kv, fence)
         self.group = GroupCommit(engine, threads.writer, self.hub.observe, metrics.observe_group)
-        self.runner = Runner(kv, self.gate, self.group, threads.readers, Horizon(pd.tso, fence.max_ts))
+        self.runner = Runner(kv, self.gate, self.group, threads.readers, TimestampCheck(pd.tso, fence.max_ts))
         table = RegionTable(pd, self.gate, self.group, versions, self.hub.replaced)
         self.splitter, self.merger = Splitter(pd, table), Merger(table)
         self.sizes = SizeCheck(kv, self.gate, self.splitter, self.merger, threads.scanners, config)
@@ -188,7 +200,7 @@ class _Parts:
         self, config: StoreConfig, kv: Database, versions: RegionVersions, threads: _Threads
     ) -> CollectorParts:
         rate = ByteRate(config.gc_max_write_bytes_per_sec)
-        gc_metrics.MAX_WRITE_BYTES.set_function(lambda: rate.bytes_per_s)
+        metrics.GC_MAX_WRITE_BYTES.set_function(lambda: rate.bytes_per_s)
         return CollectorParts(
             kv=kv,
             group=self.group,

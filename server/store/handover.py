@@ -26,7 +26,7 @@ from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.store import metrics
-from server.store.collector import Collector
+from server.store.gc import Collector
 from server.store.identity import region_message
 from server.store.region_table import RegionTable
 from storage.kv import KV, scan_prefix

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kvproto import errorpb_pb2 as errorpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.store import txn_metrics
+from server.store import metrics
 from server.store.key_error import key_error
 from server.store.methods import METHODS
 from server.store.runner import Call, Runner
@@ -115,12 +115,12 @@ class LockWaits:
             return answer
         cycle = self._queue.cycle(request.start_version, locked.lock_version, locked.key)
         if cycle:
-            txn_metrics.DEADLOCKS.inc()
+            metrics.DEADLOCKS.inc()
             refused = key_error(DeadlockError(cycle))
             return Response(errors=[refused], results=answer.results)
         wait = Wait(request.start_version, locked.key, request=request, deadline=deadline)
         self._queue.add(wait, locked.lock_version)
-        txn_metrics.LOCK_WAITS.inc()
+        metrics.LOCK_WAITS.inc()
         return wait
 
     def _unlocked(self, keys: Sequence[bytes]) -> None:

@@ -5,11 +5,10 @@ from typing import Any
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.store.auto_gc import AutoGc
-from server.store.collector import Collector
 from server.store.feed.hub import FeedHub
-from server.store.region_check import RegionGate
-from server.store.split import Splitter
+from server.store.gc import AutoGc, Collector
+from server.store.region_table import RegionGate
+from server.store.split_merge import Splitter
 from storage.codec import encode_bytes
 from storage.model.errors import InvalidError
 from storage.mvcc.region import Region

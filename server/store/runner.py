@@ -9,10 +9,9 @@ from google.protobuf.message import DecodeError
 from kvproto import errorpb_pb2 as errorpb
 
 from server.rpc.front import Answer, BatchHandler
-from server.store.horizon import Horizon
 from server.store.methods import Method
-from server.store.region_check import RegionGate
-from server.store.request_check import entry_fault, key_fault
+from server.store.region_table import RegionGate
+from server.store.request_check import TimestampCheck, entry_fault, key_fault
 from storage.defect import DefectError, request_error
 from storage.kv import KV, Reader
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
@@ -41,14 +40,14 @@ class Runner:
     """Answers calls of `server.store.methods`."""
 
     def __init__(
-        self, kv: KV, gate: RegionGate, group: GroupCommit, readers: Executor, horizon: Horizon | None = None
+        self, kv: KV, gate: RegionGate, group: GroupCommit, readers: Executor, timestamps: TimestampCheck | None = None
     ) -> None:
-        """Without a `horizon` all timestamps are believed."""
+        """Without `timestamps` the requests' timestamps are not checked."""
         self._kv = kv
         self._gate = gate
         self._group = group
         self._readers = readers
-        self._horizon = horizon
+        self._timestamps = timestamps
 
     def watch_unlocked(self, on_unlocked: Callable[[Sequence[bytes]], None]) -> None:
         """See `GroupCommit.watch_unlocked`."""
@@ -142,16 +141,16 @@ class Runner:
 
     async def _ahead(self, calls: Sequence[Call]) -> dict[int, Any]:
         """The answers to calls that name timestamps of the future, by place."""
-        if self._horizon is None:
+        if self._timestamps is None:
             return {}
         newest = [call.method.ahead(call.request) for call in calls]
-        faults = [place for place, ts in enumerate(newest) if self._horizon.fault(ts) is not None]
+        faults = [place for place, ts in enumerate(newest) if self._timestamps.fault(ts) is not None]
         for place in faults:
-            await self._horizon.reach(newest[place])
+            await self._timestamps.reach(newest[place])
         return {
             place: calls[place].method.respond(fault, calls[place].request)
             for place in faults
-            if (fault := self._horizon.fault(newest[place])) is not None
+            if (fault := self._timestamps.fault(newest[place])) is not None
         }
 
     def _checked(self, call: Call, size: int) -> Region | Any:

@@ -12,13 +12,11 @@ from kvproto import errorpb_pb2 as errorpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.store import metrics
-from server.store.cursor import cursor
 from server.store.feed.hub import FeedHub
-from server.store.feed.memory import FeedMemory
-from server.store.feed.outbox import Failure, Initialized, Outbox, Rows
+from server.store.feed.outbox import Failure, FeedMemory, Initialized, Outbox, Rows
 from server.store.feed.subscription import Subscription, chunks
-from server.store.limiter import ByteRate
-from server.store.region_check import RegionGate
+from server.store.paced_scan import ByteRate, cursor
+from server.store.region_table import RegionGate
 from storage.defect import request_error
 from storage.kv import Snapshot
 from storage.model.errors import ClosedError, CorruptError, InvalidError

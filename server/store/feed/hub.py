@@ -31,7 +31,7 @@ from server.rpc.pd import PdClient, PdRefusedError
 from server.store import metrics
 from server.store.feed.outbox import Failure, Outbox, Resolved, Rows
 from server.store.feed.subscription import Subscription, chunks
-from server.store.region_check import RegionGate
+from server.store.region_table import RegionGate
 from storage.model.errors import UnavailableError
 from storage.mvcc.draft import Change
 from storage.mvcc.open_locks import OpenLocks

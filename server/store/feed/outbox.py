@@ -1,10 +1,10 @@
 """What waits to be sent on one feed connection, in order and bounded in bytes.
 
-There are two limits, the connection's own and one for all connections of the store. Live changes are refused when one
-of them is reached (the subscription is then cut as congested); a scan waits until half of both is free; control events
-are small and always taken, but no request is read while they fill the connection's limit. What an empty outbox is
-offered is always taken, so that one connection's backlog slows the others down and never stops them. Rows are kept as
-the shared `Change` tuples and become messages only when they are sent.
+There are two limits, the connection's own and one for all connections of the store (`FeedMemory`). Live changes are
+refused when one of them is reached (the subscription is then cut as congested); a scan waits until half of both is
+free; control events are small and always taken, but no request is read while they fill the connection's limit. What an
+empty outbox is offered is always taken, so that one connection's backlog slows the others down and never stops them.
+Rows are kept as the shared `Change` tuples and become messages only when they are sent.
 """
 
 import asyncio
@@ -14,13 +14,34 @@ from dataclasses import dataclass
 
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.store.feed.memory import FeedMemory
+from server.store import metrics
 from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
 from storage.mvcc.draft import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
 
 _CONTROL_BYTES = 64
 _REGION_BYTES = 16
+
+
+class FeedMemory:
+    """What all outboxes of a store hold together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self.freed = asyncio.Event()
+
+    def add(self, size: int) -> None:
+        """Count `size` bytes more, or fewer when negative."""
+        self.used_bytes += size
+        metrics.FEED_QUEUED_BYTES.set(self.used_bytes)
+        if size < 0:
+            self.freed.set()
+
+    async def wait_freed(self) -> None:
+        """Until some outbox has got smaller."""
+        self.freed.clear()
+        await self.freed.wait()
 
 
 @dataclass(frozen=True, slots=True)

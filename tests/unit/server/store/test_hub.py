@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.hub import FeedHub
-from server.store.feed.memory import FeedMemory
-from server.store.feed.outbox import Failure, Outbox, Rows
+from server.store.feed.outbox import Failure, FeedMemory, Outbox, Rows
 from server.store.feed.subscription import Subscription
-from server.store.region_check import RegionGate
+from server.store.region_table import RegionGate
 from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.open_locks import OpenLocks
 from storage.mvcc.record import DELETE, PUT

@@ -11,9 +11,9 @@ from kvproto import metapb_pb2 as metapb
 
 from server.store.lock_wait import LockWaits
 from server.store.methods import METHODS
-from server.store.region_check import RegionGate
+from server.store.metrics import LOCK_WAITS
+from server.store.region_table import RegionGate
 from server.store.runner import Call, Runner
-from server.store.txn_metrics import LOCK_WAITS
 from storage.kv import MemoryKV
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit

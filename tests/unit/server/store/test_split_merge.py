@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.size_check import tiny_neighbours
+from server.store.split_merge import tiny_neighbours
 from storage.mvcc.region import Region
 
 

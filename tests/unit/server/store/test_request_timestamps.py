@@ -3,8 +3,7 @@
 import pytest
 from kvproto import errorpb_pb2 as errorpb
 
-from server.store.horizon import Horizon
-from server.store.request_check import MAX_ENTRY_BYTES, entry_fault, key_fault
+from server.store.request_check import MAX_ENTRY_BYTES, TimestampCheck, entry_fault, key_fault
 from storage.model.errors import UnavailableError
 from storage.model.ts import MAX_TS, compose
 
@@ -23,27 +22,27 @@ class Oracle:
 
 
 async def test_timestamps_up_to_a_minute_ahead_need_nobody() -> None:
-    horizon = Horizon(Oracle().tso, NOW)
+    check = TimestampCheck(Oracle().tso, NOW)
     for ts in (0, NOW, AHEAD, MAX_TS):
-        await horizon.reach(ts)
-        assert horizon.fault(ts) is None
+        await check.reach(ts)
+        assert check.fault(ts) is None
 
 
 async def test_a_later_one_is_taken_only_if_the_oracle_has_got_there() -> None:
     oracle = Oracle(NOW, AHEAD)
-    horizon = Horizon(oracle.tso, NOW)
-    await horizon.reach(AHEAD + 1)
-    assert horizon.fault(AHEAD + 1) is not None
-    await horizon.reach(AHEAD + 1)
-    assert horizon.fault(AHEAD + 1) is None
-    await horizon.reach(AHEAD + 1)
+    check = TimestampCheck(oracle.tso, NOW)
+    await check.reach(AHEAD + 1)
+    assert check.fault(AHEAD + 1) is not None
+    await check.reach(AHEAD + 1)
+    assert check.fault(AHEAD + 1) is None
+    await check.reach(AHEAD + 1)
     assert oracle.answers == []
 
 
 async def test_without_a_coordinator_nothing_of_the_future_is_believed() -> None:
-    horizon = Horizon(Oracle().tso, NOW)
+    check = TimestampCheck(Oracle().tso, NOW)
     with pytest.raises(UnavailableError):
-        await horizon.reach(AHEAD + 1)
+        await check.reach(AHEAD + 1)
 
 
 @pytest.mark.parametrize(

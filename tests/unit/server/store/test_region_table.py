@@ -6,7 +6,7 @@ from kvproto import errorpb_pb2 as errorpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 
-from server.store.region_check import RegionGate
+from server.store.region_table import RegionGate
 from storage.codec import encode_bytes
 from storage.mvcc.region import Region, RegionMap
 

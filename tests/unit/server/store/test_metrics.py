@@ -3,12 +3,12 @@
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from server.store import gc_metrics
+from server.store import metrics
 
 
 def test_samples_carry_tikvs_names_as_they_are() -> None:
-    gc_metrics.collected(5, 3)
-    gc_metrics.auto_state("working")
+    metrics.observe_gc(5, 3)
+    metrics.show_gc_state("working")
     lines = generate_latest(REGISTRY).decode().splitlines()
     assert any(line.startswith('tikv_gcworker_gc_keys{cf="write",tag="deleted"} ') for line in lines)
     assert 'tikv_gcworker_autogc_status{state="working"} 1.0' in lines
@@ -21,6 +21,6 @@ def test_a_failed_task_is_counted_as_such() -> None:
         return REGISTRY.get_sample_value("tikv_gcworker_gc_task_fail_vec", {"task": "gc"}) or 0.0
 
     before = failed()
-    with pytest.raises(ValueError, match="disk"), gc_metrics.task("gc"):
+    with pytest.raises(ValueError, match="disk"), metrics.gc_task("gc"):
         raise ValueError("disk")
     assert failed() == before + 1

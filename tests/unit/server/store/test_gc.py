@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from server.store.auto_gc import AutoGc
-from server.store.collector import Collector, CollectorParts
-from server.store.database import Database
-from server.store.limiter import ByteRate
-from server.store.region_check import RegionGate
+from server.store.app import Database
+from server.store.gc import AutoGc, Collector, CollectorParts
+from server.store.paced_scan import ByteRate
+from server.store.region_table import RegionGate
 from storage.codec import encode_bytes
 from storage.kv import WriteBatch
 from storage.mvcc.draft import Draft

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.limiter import ByteRate
+from server.store.paced_scan import ByteRate
 
 TAKES = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 50_000)), max_size=30)
 

@@ -1,20 +1,28 @@
-"""Removal of old versions from a range at a safepoint, at no more than the allowed rate; and of whole ranges."""
+"""GC of old versions in this store, at no more than the allowed rate of writes; and destruction of whole ranges.
+
+`Collector` does a range at a safepoint, in steps between the clients' writes. `AutoGc` makes GC distributed: the store
+follows the coordinator's safepoint by itself, and walks its regions in key order. The safepoint is looked up each
+minute, also during a walk: the regions that are left get the newer one, and at the end the walk comes back for the
+others (see `storage.mvcc.gc.GcWalk`). A crash costs at most the region that was being walked.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from server.store import gc_metrics
-from server.store.cursor import cursor
-from server.store.limiter import ByteRate
-from server.store.region_check import RegionGate
+import structlog
+
+from server.rpc.pd import PdClient, PdRefusedError
+from server.store import metrics
+from server.store.paced_scan import ByteRate, cursor
+from server.store.region_table import RegionGate
 from storage.defect import DefectError
 from storage.kv import KV, Snapshot, WriteBatch
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, UnavailableError
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command
 from storage.mvcc.gc import WALK_KEY, GcWalk, RangeGC, decode_walk
@@ -23,6 +31,7 @@ from storage.mvcc.layout import LOCK, META, VALUE, WRITE, column_range
 from storage.mvcc.region import Region
 from storage.mvcc.version_counts import RegionVersions, counts_key
 
+_log = structlog.get_logger(__name__)
 T = TypeVar("T")
 _DESTROYED_KEY = META + b"destroyed"
 _BUSY_S = 0.5
@@ -70,16 +79,16 @@ class Collector:
         async with self._one_walk:
             counts = self._parts.versions.get(region.region_id)
             if counts is not None and not counts.needs_gc(safe_point, self._parts.ratio_threshold):
-                gc_metrics.SKIPPED.inc()
+                metrics.GC_SKIPPED.inc()
                 return 0
             if safe_point > self._saved.begun_safe_point:
                 await self.save(self.walk.begun(safe_point))
-            with gc_metrics.task("gc"):
+            with metrics.gc_task("gc"):
                 return await self._collect(region, safe_point)
 
     async def destroy(self, lower: bytes, upper: bytes) -> None:
         """Delete all versions and locks of an encoded range; durable when it returns. Change feeds are not told."""
-        with gc_metrics.task("unsafe_destroy_range"):
+        with metrics.gc_task("unsafe_destroy_range"):
             # The locks are few, and forgotten at once: who asked may be gone before all is deleted, and a lock that is
             # deleted but remembered would hold the resolved_ts back for ever.
             deleted = [await self._destroy(*column_range(LOCK, lower, upper))]
@@ -105,7 +114,7 @@ class Collector:
             while (batch := await batches.next()) is not None:
                 await self._delete(batch)
         await self._write(partial(self._keep_counts, region=region, work=work))
-        gc_metrics.collected(work.left.versions + work.deleted_versions, work.deleted_versions)
+        metrics.observe_gc(work.left.versions + work.deleted_versions, work.deleted_versions)
         if work.deleted_versions >= max(_COMPACT_VERSIONS, work.left.versions * _COMPACT_SHARE):
             await asyncio.get_running_loop().run_in_executor(parts.scanners, self._compact, region)
         return work.deleted_versions
@@ -115,7 +124,7 @@ class Collector:
             return
         size = sum(len(key) for key in batch) + len(batch) * _DELETE_OVERHEAD_BYTES
         await self._parts.rate.throttle(size)
-        gc_metrics.WRITTEN_BYTES.inc(size)
+        metrics.GC_WRITTEN_BYTES.inc(size)
         await self._write(partial(_delete, keys=batch), size)
 
     async def _write(self, command: Command, size: int = 0) -> None:
@@ -148,7 +157,7 @@ class Collector:
         while True:
             count, first = await self._in_turn(self._parts.kv.delete_some, first, upper, _SLICE_KEYS)
             size = count * _DELETE_OVERHEAD_BYTES
-            gc_metrics.WRITTEN_BYTES.inc(size)
+            metrics.GC_WRITTEN_BYTES.inc(size)
             await self._parts.rate.throttle(size)
             slices += count > 0
             if count < _SLICE_KEYS:
@@ -185,3 +194,91 @@ def _delete(draft: Draft, keys: Sequence[bytes]) -> None:
 
 def _put_walk(draft: Draft, data: bytes) -> None:
     draft.put(WALK_KEY, data)
+
+
+@dataclass(slots=True)
+class AutoGc:
+    """The walker; `newest` is the coordinator's safepoint as last heard."""
+
+    pd: PdClient
+    gate: RegionGate
+    collector: Collector
+    poll_interval_s: float
+    newest: int = 0
+    processed_regions: int = 0
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Collect until cancelled."""
+        metrics.GC_SAFE_POINT.set(self.collector.walk.safe_point)
+        metrics.show_gc_state("idle")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll(), name="gc-safe-point")
+            tasks.create_task(self._follow(), name="gc-walk")
+
+    async def allowed(self) -> int:
+        """The coordinator's safepoint: nothing after it may be collected.
+
+        Raises:
+            PdUnavailableError: the coordinator is silent.
+        """
+        self._heard(await self.pd.gc_safe_point())
+        return self.newest
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                await self.allowed()
+            except (UnavailableError, PdRefusedError) as err:
+                _log.warning("gc safepoint is not known", error=err.message)
+            await asyncio.sleep(self.poll_interval_s)
+
+    def _heard(self, safe_point: int) -> None:
+        self.newest = max(self.newest, safe_point)
+        self._moved.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            if not self.collector.walk.finished or self.newest > self.collector.walk.safe_point:
+                await self._walk()
+
+    async def _walk(self) -> None:
+        metrics.show_gc_state("working")
+        self.processed_regions, deleted = 0, 0
+        _log.info("gc_worker: started auto gc", safe_point=max(self.newest, self.collector.walk.safe_point))
+        while self.newest > self.collector.walk.safe_point or not self.collector.walk.finished:
+            deleted += await self._next_region()
+        metrics.show_gc_state("idle")
+        _log.info(
+            "gc_worker: finished auto gc",
+            safe_point=self.collector.walk.safe_point,
+            processed_regions=self.processed_regions,
+            deleted_versions=deleted,
+        )
+
+    async def _next_region(self) -> int:
+        """One region; the safepoint changes only between two of them."""
+        walk = self.collector.walk
+        if self.newest > walk.safe_point:
+            walk = walk.switched(self.newest)
+            await self.collector.save(walk)
+            metrics.GC_SAFE_POINT.set(walk.safe_point)
+            if walk.rewind_key:
+                _log.info("gc_worker: auto gc rewinds", safe_point=walk.safe_point, regions=self.processed_regions)
+        region = self.gate.regions.after(walk.next_key)
+        deleted = await self._collect(region, walk.safe_point) if region else 0
+        await self.collector.save(self.collector.walk.passed(region.end_key if region else b""))
+        self.processed_regions += region is not None
+        for kind in ("scan", "gc"):
+            metrics.GC_REGIONS.labels(kind).set(self.processed_regions)
+        return deleted
+
+    async def _collect(self, region: Region, safe_point: int) -> int:
+        """Collect one region; one with a damaged file keeps its old versions, and the walk goes on."""
+        try:
+            return await self.collector.collect(region, safe_point)
+        except CorruptError as err:
+            _log.error("gc_worker: region is not collected", region_id=region.region_id, error=err.message)
+            return 0
