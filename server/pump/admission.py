@@ -10,8 +10,8 @@ from server.pump.disk import DiskWatch
 from server.pump.node import ONLINE, Node
 from server.rpc.errors import StatusError
 from storage.model.errors import UnavailableError
-from storage.pump.append import Append
 from storage.pump.binlog import Binlog, Kind, parse
+from storage.pump.storage import PumpStorage
 
 WAITING_BYTES_MAX = 256 << 20
 
@@ -27,7 +27,7 @@ class Admission:
 
     def __init__(
         self,
-        storage: Append,
+        storage: PumpStorage,
         cluster_id: int,
         node: Node,
         disk: DiskWatch,

@@ -31,8 +31,8 @@ from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.model.errors import InvalidError
-from storage.pump.append import Append, open_append
-from storage.pump.recovery import Recovery
+from storage.pump.indexer import Recovery
+from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.vfs.fs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
@@ -62,7 +62,7 @@ async def opened(
         PdClient.open(config.coordinator, security) as pd,
         metadata_at(config.coordinator, security) as meta,
         KvClient.open(pd, security) as kv,
-        open_append(fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log) as storage,
+        open_pump_storage(fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log) as storage,
     ):
         _check_cluster(config, pd)
         _report(storage.recovery)
@@ -98,7 +98,7 @@ async def opened(
 
 @asynccontextmanager
 async def _attended(
-    registry: Registry, storage: Append, loops: Iterable[Coroutine[Any, Any, None]]
+    registry: Registry, storage: PumpStorage, loops: Iterable[Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
     """Online for the block, with everything that runs by itself; paused and without readers after it."""
     await registry.announce(ONLINE)

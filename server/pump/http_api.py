@@ -18,7 +18,7 @@ from server.pump.upkeep import GarbageCollector
 from server.routes import Answer, Handler, Request, Route, answered, json_answer
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
-from storage.pump.append import Append
+from storage.pump.storage import PumpStorage
 
 _MAX_TS = (1 << 63) - 1
 _MAX_TS_DIGITS = len(str(_MAX_TS))
@@ -33,7 +33,7 @@ class TimestampInvalidError(InvalidError):
 class HttpApi:
     """Made on the event loop that the calls run on."""
 
-    def __init__(self, storage: Append, meta: Meta, steering: Steering, collector: GarbageCollector) -> None:
+    def __init__(self, storage: PumpStorage, meta: Meta, steering: Steering, collector: GarbageCollector) -> None:
         self._loop = asyncio.get_running_loop()
         self._storage = storage
         self._meta = meta

@@ -20,8 +20,8 @@ from server.rpc.lock_resolver import LockResolver
 from server.rpc.tikv import KvClient
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
-from storage.pump.append import Append
 from storage.pump.binlog import Binlog, outcome, parse
+from storage.pump.storage import PumpStorage
 from storage.tasks import together
 from storage.value_log import Pointer
 
@@ -62,7 +62,7 @@ def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
 class LonelyPrewrites:
     """Finds the outcomes of one storage's lonely prewrites."""
 
-    def __init__(self, storage: Append, clock: Clock, kv: KvClient, txn_timeout_seconds: float) -> None:
+    def __init__(self, storage: PumpStorage, clock: Clock, kv: KvClient, txn_timeout_seconds: float) -> None:
         self._storage = storage
         self._clock = clock
         self._kv = kv

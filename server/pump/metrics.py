@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from server.pump.disk import DiskWatch
 from storage.model.ts import MAX_TS, physical_ms
-from storage.pump.append import Append, Statistics
+from storage.pump.storage import PumpStorage, Statistics
 
 WRITTEN = Counter("tidemark_pump_written_binlogs_total", "Binlogs acknowledged.")
 WRITTEN_BYTES = Counter("tidemark_pump_written_bytes_total", "Payload bytes acknowledged.")
@@ -50,7 +50,7 @@ def count(binlogs: int, size: int, refused: int) -> None:
     REFUSED.inc(refused)
 
 
-def watch(storage: Append, disk: DiskWatch) -> None:
+def watch(storage: PumpStorage, disk: DiskWatch) -> None:
     """Let the gauges show this storage from now on."""
     for gauge, value in (
         (_MAX_COMMIT_TS, lambda: storage.max_commit_ts),

@@ -12,7 +12,7 @@ from server.pump.node import Node
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError, UnavailableError
-from storage.pump.append import Append
+from storage.pump.storage import PumpStorage
 
 PREFIX = b"/tidb-binlog/v1/pumps/"
 _WRITE_SECONDS = 3.0
@@ -29,7 +29,7 @@ class RegistryUnavailableError(UnavailableError):
 class Registry:
     """Writes the entry of one node."""
 
-    def __init__(self, node: Node, meta: Meta, pd: PdClient, storage: Append, interval_seconds: float) -> None:
+    def __init__(self, node: Node, meta: Meta, pd: PdClient, storage: PumpStorage, interval_seconds: float) -> None:
         self.node = node
         self._meta = meta
         self._pd = pd

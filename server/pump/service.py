@@ -16,8 +16,8 @@ from server.pump.admission import Admission
 from server.rpc.errors import StatusError
 from server.rpc.front import Answer
 from storage.model.errors import TidemarkError
-from storage.pump.append import Append
 from storage.pump.binlog import Binlog
+from storage.pump.storage import PumpStorage
 
 _OK = pump_pb2.WriteBinlogResp().SerializeToString()
 
@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 class PumpService:
     """The methods of `binlog.Pump` over one storage."""
 
-    def __init__(self, storage: Append, admission: Admission) -> None:
+    def __init__(self, storage: PumpStorage, admission: Admission) -> None:
         self._storage = storage
         self._admission = admission
 

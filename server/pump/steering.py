@@ -19,8 +19,8 @@ from server.pump.registry import Registry
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import ConflictError, InvalidError, NotFoundError, TidemarkError
-from storage.pump.append import Append
 from storage.pump.binlog import fake, parse
+from storage.pump.storage import PumpStorage
 
 _POLL_SECONDS = 0.5
 _STATES = {"pause": PAUSING, "close": CLOSING}
@@ -50,7 +50,7 @@ class Steering:
     """Takes `pause` and `close`, and ends the daemon."""
 
     def __init__(
-        self, node: Node, registry: Registry, storage: Append, pd: PdClient, meta: Meta, close_seconds: float
+        self, node: Node, registry: Registry, storage: PumpStorage, pd: PdClient, meta: Meta, close_seconds: float
     ) -> None:
         self._node = node
         self._registry = registry

@@ -9,8 +9,8 @@ from server.pump import metrics
 from server.pump.admission import Admission
 from server.pump.steering import Steering
 from storage.model.errors import TidemarkError
-from storage.pump.append import Append
 from storage.pump.binlog import Binlog
+from storage.pump.storage import PumpStorage
 
 _ACTIONS = {pb.ChangeStateRequest.PAUSE: "pause", pb.ChangeStateRequest.CLOSE: "close"}
 
@@ -18,7 +18,7 @@ _ACTIONS = {pb.ChangeStateRequest.PAUSE: "pause", pb.ChangeStateRequest.CLOSE: "
 class StreamService:
     """The service over one storage; streams share the groups of the value log with each other and with WriteBinlog."""
 
-    def __init__(self, storage: Append, admission: Admission, steering: Steering | None = None) -> None:
+    def __init__(self, storage: PumpStorage, admission: Admission, steering: Steering | None = None) -> None:
         self._storage = storage
         self._admission = admission
         self._steering = steering

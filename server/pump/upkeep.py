@@ -10,16 +10,16 @@ from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
-from storage.pump.append import Append
 from storage.pump.binlog import fake, parse
-from storage.pump.collector import Collected
+from storage.pump.gc import Collected
+from storage.pump.storage import PumpStorage
 
 _WATCH_SECONDS = 3.0
 
 _log = structlog.get_logger(__name__)
 
 
-async def write_heartbeats(storage: Append, pd: PdClient, interval_seconds: float) -> None:
+async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds: float) -> None:
     """Store a fake binlog whenever no binlog came for the interval, so that readers see time pass; until cancelled."""
     while True:
         written = storage.written
@@ -39,7 +39,9 @@ class GarbageCollector:
     GC back up to the forced age.
     """
 
-    def __init__(self, storage: Append, pd: PdClient, meta: Meta, retention_seconds: int, force_seconds: int) -> None:
+    def __init__(
+        self, storage: PumpStorage, pd: PdClient, meta: Meta, retention_seconds: int, force_seconds: int
+    ) -> None:
         self._storage = storage
         self._pd = pd
         self._meta = meta
@@ -80,7 +82,7 @@ class GarbageCollector:
         return done
 
 
-async def watch_index(storage: Append) -> None:
+async def watch_index(storage: PumpStorage) -> None:
     """Tell when the index falls behind the log, and when it has caught up; until cancelled."""
     was_behind = False
     while True:
@@ -94,7 +96,7 @@ async def watch_index(storage: Append) -> None:
         was_behind = statistics.index_behind
 
 
-async def rotate_segments(storage: Append, interval_seconds: float) -> None:
+async def rotate_segments(storage: PumpStorage, interval_seconds: float) -> None:
     """Finalise the current segment after each interval, until cancelled."""
     while True:
         await asyncio.sleep(interval_seconds)

@@ -1,4 +1,4 @@
-"""The few fields of a `binlog.Binlog` that the Pump looks at, read without protobuf stubs. Pure.
+"""The few fields of a `binlog.Binlog` that the Pump needs, read without protobuf stubs. Pure.
 
 Source: tipb binlog.proto (proto2, no packed fields): tp 1, start_ts 2, commit_ts 3, prewrite_key 4, prewrite_value 5,
 ddl_query 6, ddl_job_id 7, ddl_schema_state 8. As in any protobuf reader the last value of a field wins and unknown
@@ -91,9 +91,9 @@ def outcome(start_ts: int, commit_ts: int) -> bytes:
 
 def join(commit: bytes, prewrite: bytes) -> bytes:
     """A commit binlog with the prewrite_value and ddl fields of its prewrite, byte for byte as those stand there."""
-    kept = [commit[start:end] for number, _, start, end in _fields(commit) if not _from_prewrite(number)]
-    taken = [prewrite[start:end] for number, _, start, end in _fields(prewrite) if _from_prewrite(number)]
-    return b"".join(kept + taken)
+    from_commit = [commit[start:end] for number, _, start, end in _fields(commit) if not _from_prewrite(number)]
+    from_prewrite = [prewrite[start:end] for number, _, start, end in _fields(prewrite) if _from_prewrite(number)]
+    return b"".join(from_commit + from_prewrite)
 
 
 def _from_prewrite(number: int) -> bool:

@@ -1,7 +1,7 @@
-"""Group commit: whatever waits goes into the value log together, with one write and one fdatasync.
+"""Group commit: all binlogs that wait go into the value log together, with one write and one fdatasync.
 
-Order: log, then acknowledgement, then the feed of the index. There is no timer: while
-one group is on its way to the disk the next one gathers.
+`Committer` writes a group, acknowledges it, and passes it to the `IndexQueue`, in this order. There is no timer: while
+one group is on its way to the disk, the next one gathers.
 """
 
 import asyncio
@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from storage.model.errors import ClosedError, TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog
-from storage.pump.feed import Feed, Group
+from storage.pump.index import Entry
 from storage.value_log import Pointer, ValueLog
 
 GROUP_BYTES = 4 << 20
 WAITING_BYTES_MAX = 256 << 20
+GROUPS_MAX = 64
+SLOW_SECONDS = 3.0
 
 
 class PumpBusyError(UnavailableError):
@@ -31,7 +33,87 @@ class PumpClosedError(ClosedError):
     code = "ErrPumpClosed"
 
 
+class Group(NamedTuple):
+    """Binlogs that are in the log and wait for the index."""
+
+    entries: list[Entry]
+    pointers: list[Pointer]
+
+    @property
+    def end(self) -> Pointer:
+        """Just after its last record."""
+        last = self.pointers[-1]
+        return Pointer(last.fid, last.offset + last.length, 0)
+
+
+class IndexQueue:
+    """Groups on their way from the log to the index; one producer, one consumer, on one event loop.
+
+    The log never waits longer than `slow_seconds` for the index. After that the queue is *behind*: it is empty and only
+    knows where the log ends, and the consumer reads the log itself until it calls `resume`. Invariants:
+
+    1. The groups in the queue follow each other in the log; the last one ends at `end` unless the queue is behind.
+    2. After `resume` the queue begins exactly at the pointer that it returned.
+    """
+
+    def __init__(self, end: Pointer, *, slow_seconds: float | None = None) -> None:
+        self.end = end
+        self.behind = False
+        self.closed = False
+        self._slow_seconds = SLOW_SECONDS if slow_seconds is None else slow_seconds
+        self._groups: deque[Group] = deque()
+        self._changed = asyncio.Event()
+
+    async def put(self, group: Group) -> None:
+        """Add a group; waits for room at most `slow_seconds`, then falls behind."""
+        try:
+            async with asyncio.timeout(self._slow_seconds):
+                while len(self._groups) >= GROUPS_MAX and not self.behind:
+                    await self._wait_for_change()
+        except TimeoutError:
+            self.behind = True
+        self.end = group.end
+        if not self.behind:
+            self._groups.append(group)
+        self._notify()
+
+    async def get(self) -> Group | None:
+        """The next group; None when there is none in the queue, and it is behind or closed."""
+        while not (self._groups or self.behind or self.closed):
+            await self._wait_for_change()
+        if not self._groups:
+            return None
+        self._notify()
+        return self._groups.popleft()
+
+    def fall_behind(self) -> None:
+        """Empty the queue: the consumer will read from the log."""
+        self._groups.clear()
+        self.behind = True
+        self._notify()
+
+    def resume(self) -> Pointer:
+        """Take groups again; returns where they will begin: the consumer reads the log up to there."""
+        self.behind = False
+        return self.end
+
+    def close(self) -> None:
+        """No group will follow."""
+        self.closed = True
+        self._notify()
+
+    async def _wait_for_change(self) -> None:
+        changed = self._changed
+        await changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
 class _Write(NamedTuple):
+    """A call of `write` that waits."""
+
     binlogs: Sequence[Binlog]
     size: int
     done: "asyncio.Future[None]"
@@ -40,8 +122,8 @@ class _Write(NamedTuple):
 class Committer:
     """The queue in front of the value log and the loop that empties it."""
 
-    def __init__(self, log: ValueLog, thread: Executor, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, log: ValueLog, thread: Executor, index_queue: IndexQueue) -> None:
+        self._index_queue = index_queue
         self._log = log
         self._thread = thread
         self._waiting: deque[_Write] = deque()
@@ -54,8 +136,8 @@ class Committer:
 
         Raises:
             ValueLogWriteError: the disk refused them; none of them was stored.
-            PumpBusyError: too much is waiting already.
-            TidemarkError: writing has ended, see `refuse`.
+            PumpBusyError: `WAITING_BYTES_MAX` are waiting already.
+            TidemarkError: no more is accepted, see `refuse`.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -69,30 +151,30 @@ class Committer:
         await done
 
     def refuse(self, reason: TidemarkError) -> None:
-        """Accept no more; whoever waits gets the reason too."""
+        """Accept no more; writes that wait fail with the reason, too."""
         self._refusal = self._refusal or reason
         while self._waiting:
             self._answer([self._waiting.popleft()], reason)
         self._waiting_bytes = 0
 
     def close(self) -> None:
-        """Accept no more; `run` ends when what waits is stored."""
+        """Accept no more; `run` ends when the writes that wait are stored."""
         self._refusal = self._refusal or _stopping()
         self._wake.set()
 
     async def run(self) -> None:
-        """Store groups until closed; then close the feed."""
+        """Store groups until closed; then close the index queue."""
         try:
             while self._waiting or self._refusal is None:
                 await self._wake.wait()
                 self._wake.clear()
-                while writes := self._take():
+                while writes := self._take_group():
                     await self._store(writes)
         finally:
             self.refuse(_stopping())
-        self._feed.close()
+        self._index_queue.close()
 
-    def _take(self) -> list[_Write]:
+    def _take_group(self) -> list[_Write]:
         taken: list[_Write] = []
         size = 0
         while self._waiting and size < GROUP_BYTES:
@@ -116,7 +198,7 @@ class Committer:
         finally:
             self._answer(writes, failure)
         if pointers:
-            await self._feed.put(Group([binlog[:3] for binlog in binlogs], pointers))
+            await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))
 
     @staticmethod
     def _answer(writes: list[_Write], err: TidemarkError | None) -> None:

@@ -1,4 +1,4 @@
-"""The order of the binlogs in LevelDB: which commit stands where in the value log, and how far all of it is complete.
+"""The order of the binlogs in LevelDB: where each commit is in the value log, and up to which commit_ts all are known.
 
 Keys (docs/format/pump.md): `c` commit_ts start_ts -> pointer, `p` start_ts -> pointer, `m` fid -> largest commit_ts
 whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
@@ -26,7 +26,7 @@ from storage.value_log import Pointer
 COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX = b"c", b"p", b"m"
 START = Pointer(0, 0, 0)
 WAITING_BYTES = 512
-"""What a prewrite without an outcome takes in memory, rounded up: its place, not its rows."""
+"""What a prewrite without an outcome takes in memory, rounded up: its position, not its rows."""
 _STATE_KEY, _GC_KEY = b"s", b"g"
 _STATE_VERSION = 1
 _STATE = struct.Struct("<BIQIQQ")
@@ -68,7 +68,7 @@ class Index:
         self.reload()
 
     def reload(self) -> None:
-        """Load the state, as at a start: to be fed from `replay_from` on."""
+        """Load the state, as at a start; the log must be replayed from `replay_from` on."""
         self.handle, self.head, self.max_commit_ts = _load_state(self.kv)
         self.replay_from = self.handle
         self.gc_ts = int(_U64.unpack(self.kv.get(_GC_KEY) or bytes(8))[0])
@@ -123,26 +123,26 @@ class Index:
 
         Ends after `limit` commits, or with the one that takes their records beyond `limit_bytes`.
         """
-        found: list[Commit] = []
+        commits: list[Commit] = []
         size = 0
         for key, value in self.kv.scan(commit_key(*after) + b"\0", commit_key(upto_ts + 1, 0)):
             commit_ts, start_ts = _PAIR.unpack(key[1:])
             pointer = Pointer(*_POINTER.unpack(value))
             prewrite = self._pointer(prewrite_key(start_ts)) if start_ts != commit_ts else None
-            found.append(Commit(commit_ts, start_ts, pointer, prewrite))
+            commits.append(Commit(commit_ts, start_ts, pointer, prewrite))
             size += pointer.length + (prewrite.length if prewrite else 0)
-            if len(found) >= limit or size >= limit_bytes:
+            if len(commits) >= limit or size >= limit_bytes:
                 break
-        return found
+        return commits
 
     def find(self, ts: int) -> Pointer | None:
-        """Where the binlog filed under `ts` stands: a prewrite's start_ts, else a commit's commit_ts."""
+        """Where the commit with commit_ts `ts` is, else the prewrite with start_ts `ts`; None: neither is known."""
         for _, value in self.kv.scan(commit_key(ts, 0), commit_key(ts + 1, 0)):
             return Pointer(*_POINTER.unpack(value))
         return self._pointer(prewrite_key(ts))
 
     def advance_gc_ts(self, ts: int) -> bool:
-        """Give up everything up to `ts`, durably; False when it is not ahead, or not yet complete up to there."""
+        """Move gc_ts to `ts`, durably; False when it is not ahead, or not below max_commit_ts."""
         if not self.gc_ts < ts < self.max_commit_ts:
             return False
         batch = WriteBatch()
@@ -152,26 +152,26 @@ class Index:
         return True
 
     def droppable(self, segments: dict[int, int]) -> list[int]:
-        """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a restart can ask for.
+        """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a restart can need.
 
-        They go from the oldest on, so a hole in the numbers always means a lost file. Hence also a handle that a crash
-        moves back still finds its segment: max_commit_ts > gc_ts was durable together with that handle, so a record
-        later than gc_ts stands before it.
+        They are removed from the oldest on, so a hole in the numbers always means a lost file. Also a handle that a
+        crash moves back still finds its segment: max_commit_ts > gc_ts was durable together with that handle, so a
+        record later than gc_ts stands before it.
         """
         return list(takewhile(lambda fid: self._is_done(fid, segments[fid]), sorted(segments)))
 
     def _is_done(self, fid: int, max_ts: int) -> bool:
         return fid < self.handle.fid and max(max_ts, self._segment_ts.get(fid, 0)) <= self.gc_ts
 
-    def forget_segment(self, fid: int) -> None:
-        """Drop what is kept about a removed segment."""
+    def delete_segment(self, fid: int) -> None:
+        """Delete the entry of a removed segment."""
         if self._segment_ts.pop(fid, None) is not None:
             batch = WriteBatch()
             batch.delete(SEGMENT_PREFIX + _U32.pack(fid))
             self.kv.write(batch, sync=False)
 
     def reset(self, first_fid: int) -> None:
-        """Empty the index, to be rebuilt from segment `first_fid` on; gc_ts stays."""
+        """Empty the index, which is to be rebuilt from segment `first_fid` on; gc_ts stays."""
         for prefix in (COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX, _STATE_KEY):
             self.kv.delete_range(prefix, bytes([prefix[0] + 1]))
         self.handle = self.head = self.replay_from = Pointer(first_fid, 0, 0)
@@ -199,7 +199,7 @@ class Index:
         batch.put(key, _POINTER.pack(*pointer))
 
     def _keep_segment(self, batch: WriteBatch, fid: int, commit_ts: int) -> None:
-        """A segment lives as long as the commits whose prewrites stand in it."""
+        """Keep a segment as long as the commits whose prewrites are in it."""
         if commit_ts > self._segment_ts.get(fid, 0):
             self._segment_ts[fid] = commit_ts
             batch.put(SEGMENT_PREFIX + _U32.pack(fid), _U64.pack(commit_ts))

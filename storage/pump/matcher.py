@@ -5,8 +5,8 @@ stands before that prewrite in the log. So while a prewrite waits, everything up
 complete, and nothing later is. Invariants:
 
 1. max_commit_ts never goes back, and is the largest commit_ts before the oldest waiting prewrite (of all, if none).
-2. A commit or rollback may also come before its prewrite: the last `settled` outcomes are remembered.
-3. A waiting prewrite that never gets its answer holds max_commit_ts back (head-of-line wait) until it is resolved.
+2. A commit or rollback may also come before its prewrite: the last `settled` outcomes are kept.
+3. A waiting prewrite that never gets its outcome holds max_commit_ts back (head-of-line wait) until it is resolved.
 """
 
 from collections import OrderedDict
@@ -41,7 +41,7 @@ class Matcher(Generic[P]):
 
     @property
     def oldest(self) -> tuple[int, Waiting[P]] | None:
-        """start_ts and wait of the prewrite that holds the others back."""
+        """start_ts and entry of the prewrite that holds max_commit_ts back."""
         return next(iter(self._waiting.items())) if self._waiting else None
 
     @property
@@ -58,14 +58,14 @@ class Matcher(Generic[P]):
         return start_ts in self._waiting
 
     def prewrite(self, start_ts: int, position: P) -> int | None:
-        """Take a prewrite; None if it waits (a repeated one keeps its place), else its commit_ts, 0 if rolled back."""
+        """Add a prewrite; None if it waits (a repeated one keeps its place), else its commit_ts, 0 if rolled back."""
         outcome = self._settled.get(start_ts)
         if outcome is None:
             self._waiting.setdefault(start_ts, Waiting(position, self._seen_commit_ts))
         return outcome
 
     def settle(self, start_ts: int, commit_ts: int) -> Waiting[P] | None:
-        """Take a commit, or a rollback (commit_ts 0); returns the prewrite that waited for it, if one did."""
+        """Add a commit, or a rollback (commit_ts 0); returns the prewrite that waited for it, if one did."""
         self._seen_commit_ts = max(self._seen_commit_ts, commit_ts)
         self._settled[start_ts] = commit_ts
         if len(self._settled) > self._settled_limit:
@@ -73,5 +73,5 @@ class Matcher(Generic[P]):
         return self._waiting.pop(start_ts, None)
 
     def advance(self, ts: int) -> None:
-        """Take a heartbeat: whatever commits later does so after `ts`."""
+        """Add a heartbeat: every later commit has a commit_ts above `ts`."""
         self._seen_commit_ts = max(self._seen_commit_ts, ts)

@@ -1,10 +1,13 @@
-"""Reading committed binlogs in commit order: the commits of a stretch of the index, joined with their prewrites.
+"""Reading committed binlogs in commit order: chunks of commits from the index, joined with their prewrites.
 
-A commit whose prewrite is not known goes out as it is, without rows: readers that look for them stop there, and the
-original Drainer passes over it as over a transaction that changed nothing.
+A commit whose prewrite is not known goes out as it is, without rows (an orphan): readers that look for orphans stop
+there, and TiDB's Drainer passes over it as over a transaction that changed nothing.
+
+`Readers` holds how far each open pull is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from storage.model.errors import CorruptError, InvalidError
@@ -24,7 +27,7 @@ class BinlogPurgedError(InvalidError):
 
 
 class Cursor(NamedTuple):
-    """The last commit a reader has had; the next one comes after it."""
+    """The last commit that a reader has received; the next one comes after it."""
 
     commit_ts: int
     start_ts: int = MAX_TS
@@ -39,7 +42,7 @@ class Chunk(NamedTuple):
 
 
 def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chunk:
-    """The next binlogs after a cursor and up to `upto_ts`; the cursor stands at `upto_ts` when there are no more.
+    """The next binlogs after a cursor, up to `upto_ts`; the chunk's cursor is `upto_ts` when there are no more.
 
     Raises:
         BinlogPurgedError: GC has passed the cursor.
@@ -58,16 +61,51 @@ def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chun
 
 
 def check_not_purged(index: Index, last_ts: int) -> None:
-    """Refuse to read after `last_ts` when commits after it are gone.
+    """Check that GC has removed no commit after `last_ts`.
 
     Raises:
-        BinlogPurgedError: they are.
+        BinlogPurgedError: it has.
     """
     if last_ts < index.gc_ts:
         raise BinlogPurgedError(
             f"binlogs up to {index.gc_ts} were removed by GC, a reader at {last_ts} would lose rows; "
             "start it again from a new dump taken after that"
         )
+
+
+class ReaderPosition:
+    """A reader has received everything up to `commit_ts`: it has asked for more since."""
+
+    __slots__ = ("commit_ts",)
+
+    def __init__(self, commit_ts: int) -> None:
+        self.commit_ts = commit_ts
+
+
+class Readers:
+    """The open pulls of a storage; GC stays behind the slowest of them."""
+
+    def __init__(self) -> None:
+        self._positions: set[ReaderPosition] = set()
+
+    @contextmanager
+    def registered(self, commit_ts: int) -> Iterator[ReaderPosition]:
+        """Register a reader for the block, at `commit_ts`; the reader moves its position itself."""
+        position = ReaderPosition(commit_ts)
+        self._positions.add(position)
+        try:
+            yield position
+        finally:
+            self._positions.discard(position)
+
+    @property
+    def lowest_ts(self) -> int:
+        """The slowest reader's commit_ts; MAX_TS when nobody reads."""
+        return min((position.commit_ts for position in self._positions), default=MAX_TS)
+
+    def behind(self, ts: int) -> int:
+        """How many readers have not received everything up to `ts`."""
+        return sum(position.commit_ts < ts for position in self._positions)
 
 
 def _is_fake(commit: Commit) -> bool:
@@ -77,9 +115,9 @@ def _is_fake(commit: Commit) -> bool:
 def _payloads(log: ValueLog, commits: Sequence[Commit]) -> list[bytes]:
     """All records of the commits and of their prewrites in as few reads as the log allows, then joined."""
     prewrites = [commit.prewrite for commit in commits if commit.prewrite is not None]
-    found = iter(log.read_many([*(commit.pointer for commit in commits), *prewrites]))
-    own = [next(found) for _ in commits]
+    records = iter(log.read_many([*(commit.pointer for commit in commits), *prewrites]))
+    own = [next(records) for _ in commits]
     return [
-        payload if commit.prewrite is None else join(payload, next(found))
+        payload if commit.prewrite is None else join(payload, next(records))
         for commit, payload in zip(commits, own, strict=True)
     ]

@@ -22,8 +22,8 @@ import grpc.aio
 from tidemarkpb.v1 import pump_pb2 as stream_pb2
 from tipb import binlog_pb2, pump_pb2
 
-from storage.pump.append import Append, open_append
 from storage.pump.binlog import parse
+from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.vfs.fs import RealFS
 from tests.bench.http2 import Load
 from tests.bench.target import Target
@@ -128,7 +128,7 @@ async def pull(args: argparse.Namespace, pump: Target) -> dict[str, float]:
 async def append(args: argparse.Namespace, directory: Path) -> dict[str, float]:
     """`callers` writers of pairs to the storage itself."""
     cpu, began = time.process_time(), time.perf_counter()
-    async with open_append(RealFS(), directory) as storage:
+    async with open_pump_storage(RealFS(), directory) as storage:
         timestamps = count(FIRST_TS, 2)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(args.callers):
@@ -140,7 +140,7 @@ async def append(args: argparse.Namespace, directory: Path) -> dict[str, float]:
 
 async def gc(args: argparse.Namespace, directory: Path) -> dict[str, float]:
     """GC of `keys` index keys, and what writers feel of it: p99 of 16 of them before it and meanwhile."""
-    async with open_append(RealFS(), directory) as storage:
+    async with open_pump_storage(RealFS(), directory) as storage:
         await _fill(storage, args)
         timestamps = count(FIRST_TS + args.keys + 2, 2)
         before = await _latencies(storage, timestamps, args.seconds)
@@ -155,18 +155,18 @@ async def gc(args: argparse.Namespace, directory: Path) -> dict[str, float]:
 
 async def recovery(args: argparse.Namespace, directory: Path) -> dict[str, float]:
     """A start without an index: all of the log is read and indexed."""
-    async with open_append(RealFS(), directory) as storage:
+    async with open_pump_storage(RealFS(), directory) as storage:
         await _fill(storage, args)
         size = storage.statistics().log_bytes
     shutil.rmtree(directory / "kv")
     cpu, began = time.process_time(), time.perf_counter()
-    async with open_append(RealFS(), directory) as storage:
+    async with open_pump_storage(RealFS(), directory) as storage:
         seconds = time.perf_counter() - began
         found = figures(storage.recovery.replayed, seconds, time.process_time() - cpu)
     return found | {"mb_per_s": round(size / seconds / 1e6, 1), "log_mb": round(size / 1e6)}
 
 
-async def _fill(storage: Append, args: argparse.Namespace) -> None:
+async def _fill(storage: PumpStorage, args: argparse.Namespace) -> None:
     payloads = islice(binlogs(args.bytes), args.keys)
     while batch := [parse(payload) for payload in islice(payloads, 1024)]:
         await storage.write(batch)
@@ -174,7 +174,7 @@ async def _fill(storage: Append, args: argparse.Namespace) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _latencies(storage: Append, timestamps: Iterator[int], seconds: float) -> list[float]:
+async def _latencies(storage: PumpStorage, timestamps: Iterator[int], seconds: float) -> list[float]:
     taken: list[float] = []
     async with asyncio.TaskGroup() as tasks:
         for _ in range(16):
@@ -187,7 +187,7 @@ def _p99_ms(latencies: list[float]) -> float:
 
 
 async def _write(
-    storage: Append, timestamps: Iterator[int], until: float, rows: bytes, taken: list[float] | None = None
+    storage: PumpStorage, timestamps: Iterator[int], until: float, rows: bytes, taken: list[float] | None = None
 ) -> None:
     """Pairs until a moment; how long each binlog took goes to `taken`."""
     while (began := time.perf_counter()) < until:

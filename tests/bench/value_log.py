@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from storage.pump.append import Append, open_append
 from storage.pump.binlog import parse
+from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.value_log import ValueLog
 from storage.vfs.fs import RealFS
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--bytes", type=int, default=256, help="payload size")
     parser.add_argument("--group", type=int, default=64, help="payloads in a group (value_log)")
-    parser.add_argument("--writers", type=int, default=64, help="concurrent writers (append)")
+    parser.add_argument("--writers", type=int, default=64, help="concurrent writers (storage)")
     parser.add_argument("--no-sync", action="store_true", help="do not fdatasync")
     parser.add_argument("--dir", help="directory on the disk to measure; default: a temporary one")
     args = parser.parse_args()
@@ -67,24 +67,24 @@ def _write_pairs(directory: Path, args: argparse.Namespace) -> int:
 
 
 async def _write_for_a_while(directory: Path, args: argparse.Namespace) -> int:
-    async with open_append(RealFS(), directory, sync=not args.no_sync) as append:
+    async with open_pump_storage(RealFS(), directory, sync=not args.no_sync) as storage:
         end = time.perf_counter() + args.seconds
         async with asyncio.TaskGroup() as tasks:
             writers = [
-                tasks.create_task(_write_until(append, end, number, args.writers, bytes(args.bytes)))
+                tasks.create_task(_write_until(storage, end, number, args.writers, bytes(args.bytes)))
                 for number in range(args.writers)
             ]
         return sum(writer.result() for writer in writers)
 
 
-async def _write_until(append: Append, end: float, number: int, writers: int, value: bytes) -> int:
+async def _write_until(storage: PumpStorage, end: float, number: int, writers: int, value: bytes) -> int:
     ops, ts = 0, 2 * number + (1 << 58)
     while time.perf_counter() < end:
         ts += 2 * writers
         start_ts, commit_ts = _varint(ts), _varint(ts + 1)
         prewrite = b"\x08\x00\x10" + start_ts + b"\x18\x00\x2a" + _varint(len(value)) + value
-        await append.write([parse(prewrite)])
-        await append.write([parse(b"\x08\x01\x10" + start_ts + b"\x18" + commit_ts)])
+        await storage.write([parse(prewrite)])
+        await storage.write([parse(b"\x08\x01\x10" + start_ts + b"\x18" + commit_ts)])
         ops += 2
     return ops
 

@@ -14,8 +14,8 @@ from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 from server.pump.lonely import LonelyPrewrites
 from server.rpc.client import connect
 from server.rpc.tikv import KvClient
-from storage.pump.append import Append, open_append
 from storage.pump.binlog import fake, parse
+from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.vfs.fs import RealFS
 from tests.integration.pump.test_daemon import FAST, metrics_of, pump_argv, started
 from tests.integration.store.daemons import Cluster, running_cluster
@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 class Bench:
     """A storage, the cluster it belongs to, and what looks after it."""
 
-    storage: Append
+    storage: PumpStorage
     stubs: Stubs
     kv: KvClient
 
@@ -74,7 +74,7 @@ async def benched(cluster: Cluster, directory: Path) -> AsyncIterator[Bench]:
     async with (
         stubs_of(cluster) as stubs,
         KvClient.open(stubs.pd) as kv,
-        open_append(RealFS(), directory) as storage,
+        open_pump_storage(RealFS(), directory) as storage,
     ):
         yield Bench(storage, stubs, kv)
 

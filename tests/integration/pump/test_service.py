@@ -24,8 +24,8 @@ from server.pump.service import PumpService
 from server.pump.stream_service import StreamService
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
-from storage.pump.append import Append, open_append
 from storage.pump.binlog import fake
+from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.vfs.fs import RealFS
 
 CLUSTER_ID = 7710419005281151504
@@ -36,7 +36,7 @@ STREAMS = stream_pb2.DESCRIPTOR.services_by_name["PumpService"]
 
 @dataclass
 class Pump:
-    storage: Append
+    storage: PumpStorage
     node: Node
     disk: DiskWatch
     stub: "pump_pb2_grpc.PumpAsyncStub"
@@ -66,7 +66,7 @@ class Pump:
 
 @asynccontextmanager
 async def started(directory: Path, segment_bytes: int = 1 << 20) -> AsyncIterator[Pump]:
-    async with open_append(RealFS(), directory, segment_bytes=segment_bytes) as storage:
+    async with open_pump_storage(RealFS(), directory, segment_bytes=segment_bytes) as storage:
         node = Node("test", "127.0.0.1:0", ONLINE)
         disk = DiskWatch(RealFS(), directory, 0)
         admission = Admission(storage, CLUSTER_ID, node, disk)

@@ -23,7 +23,7 @@ from storage.mvcc import percolator
 from storage.mvcc.engine import Engine
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.snapshot import Snapshot
-from storage.pump.append import open_append
+from storage.pump.storage import open_pump_storage
 from storage.vfs.fs import RealFS
 from tests.unit.storage.pump import storages
 
@@ -296,12 +296,12 @@ async def test_a_pump_serves_whole_binlogs_or_names_the_damage(
 ) -> None:
     monkeypatch.setattr("storage.leveldb._WRITE_BUFFER_BYTES", 64 << 10)
     whole, fs = tmp_path / "whole", RealFS()
-    async with open_append(fs, whole, segment_bytes=20_000) as append:
+    async with open_pump_storage(fs, whole, segment_bytes=20_000) as storage:
         for ts in range(10, 1000, 10):
-            await append.write([storages.prewrite(ts, b"%d" % ts * 100), storages.commit(ts, ts + 5)])
-        await append.write([storages.heartbeat(2000)])
-        await storages.wait_max_commit_ts(append, 2000)
-        expected = await storages.pulled(append, 0, 2000)
+            await storage.write([storages.prewrite(ts, b"%d" % ts * 100), storages.commit(ts, ts + 5)])
+        await storage.write([storages.heartbeat(2000)])
+        await storages.wait_max_commit_ts(storage, 2000)
+        expected = await storages.pulled(storage, 0, 2000)
     if pattern == TABLE:
         database = LevelDB(whole / "kv")
         database.compact(b"", b"")
@@ -309,11 +309,11 @@ async def test_a_pump_serves_whole_binlogs_or_names_the_damage(
     named = 0
     for copy, _ in damaged_copies(whole, tmp_path, pattern):
         try:
-            async with open_append(fs, copy, segment_bytes=20_000) as append:
-                if append.recovery.skipped:
+            async with open_pump_storage(fs, copy, segment_bytes=20_000) as storage:
+                if storage.recovery.skipped:
                     named += 1
                 else:
-                    assert await storages.pulled(append, 0, 2000) == expected
+                    assert await storages.pulled(storage, 0, 2000) == expected
         except* CorruptError:
             named += 1
     assert named > FLIPS // 4

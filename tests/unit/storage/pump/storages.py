@@ -8,8 +8,8 @@ from typing import Any
 from tipb import binlog_pb2
 
 from storage.kv import KV, MemoryKV
-from storage.pump.append import Append, open_append
 from storage.pump.binlog import Binlog, fake, parse
+from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.vfs.fs import FS
 
 DIRECTORY = Path("/pump")
@@ -36,15 +36,15 @@ def heartbeat(ts: int) -> Binlog:
 
 
 @asynccontextmanager
-async def opened(fs: FS, kv: KV | None = None, segment_bytes: int = 1 << 20, **more: Any) -> AsyncIterator[Append]:
-    async with open_append(fs, DIRECTORY, kv=kv or MemoryKV(), segment_bytes=segment_bytes, **more) as append:
-        yield append
+async def opened(fs: FS, kv: KV | None = None, segment_bytes: int = 1 << 20, **more: Any) -> AsyncIterator[PumpStorage]:
+    async with open_pump_storage(fs, DIRECTORY, kv=kv or MemoryKV(), segment_bytes=segment_bytes, **more) as storage:
+        yield storage
 
 
-async def pulled(append: Append, last_ts: int, until_ts: int) -> list[Row]:
+async def pulled(storage: PumpStorage, last_ts: int, until_ts: int) -> list[Row]:
     """What a reader after `last_ts` gets up to the binlog with commit_ts `until_ts`."""
     found: list[Row] = []
-    async for chunk in append.pull(last_ts):
+    async for chunk in storage.pull(last_ts):
         for payload in chunk.payloads:
             message = binlog_pb2.Binlog.FromString(payload)
             found.append((message.commit_ts, message.start_ts, message.prewrite_value))
@@ -53,6 +53,6 @@ async def pulled(append: Append, last_ts: int, until_ts: int) -> list[Row]:
     raise AssertionError("a pull ends only by closing")
 
 
-async def wait_max_commit_ts(append: Append, ts: int) -> None:
-    async for _ in append.pull(ts - 1):
+async def wait_max_commit_ts(storage: PumpStorage, ts: int) -> None:
+    async for _ in storage.pull(ts - 1):
         return

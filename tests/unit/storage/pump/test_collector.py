@@ -8,19 +8,19 @@ import pytest
 
 from storage.kv import MemoryKV
 from storage.leveldb import LevelDB
-from storage.pump.append import Append
-from storage.pump.collector import Collected, Throttle
+from storage.pump.gc import Collected, Throttle
 from storage.pump.pull import BinlogPurgedError, Chunk
+from storage.pump.storage import PumpStorage
 from storage.vfs.memory import MemFS
 from tests.unit.storage.pump.storages import DIRECTORY, commit, heartbeat, opened, prewrite, wait_max_commit_ts
 
 
-async def fill(append: Append) -> None:
+async def fill(storage: PumpStorage) -> None:
     """Commits at 12, 22, …, 92, and a heartbeat at 100; one segment each if the segments are small."""
     for ts in range(10, 100, 10):
-        await append.write([prewrite(ts), commit(ts, ts + 2)])
-    await append.write([heartbeat(100)])
-    await wait_max_commit_ts(append, 100)
+        await storage.write([prewrite(ts), commit(ts, ts + 2)])
+    await storage.write([heartbeat(100)])
+    await wait_max_commit_ts(storage, 100)
 
 
 async def next_chunk(reader: AsyncIterator[Chunk]) -> Chunk:
@@ -28,40 +28,40 @@ async def next_chunk(reader: AsyncIterator[Chunk]) -> Chunk:
 
 
 async def test_gc_stays_behind_the_slowest_reader() -> None:
-    async with opened(MemFS()) as append:
-        await fill(append)
-        slow, fast = append.pull(32), append.pull(52)
+    async with opened(MemFS()) as storage:
+        await fill(storage)
+        slow, fast = storage.pull(32), storage.pull(52)
         await anext(slow)
         await anext(fast)
-        assert append.readers.lowest_ts == 32
-        assert await append.gc(80) == Collected(gc_ts=32, keys=6)
+        assert storage.readers.lowest_ts == 32
+        assert await storage.gc(80) == Collected(gc_ts=32, keys=6)
         await slow.aclose()
-        assert await append.gc(80) == Collected(gc_ts=52, keys=4)
+        assert await storage.gc(80) == Collected(gc_ts=52, keys=4)
         await fast.aclose()
-        assert (await append.gc(80)).gc_ts == 80
+        assert (await storage.gc(80)).gc_ts == 80
 
 
 async def test_a_reader_counts_as_having_what_it_was_given_when_it_asks_for_more() -> None:
-    async with opened(MemFS()) as append:
-        await fill(append)
-        reader = append.pull(32)
+    async with opened(MemFS()) as storage:
+        await fill(storage)
+        reader = storage.pull(32)
         await anext(reader)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             more = tasks.create_task(next_chunk(reader))
-            while append.readers.lowest_ts != 100:  # noqa: ASYNC110 - positions have no event
+            while storage.readers.lowest_ts != 100:  # noqa: ASYNC110 - positions have no event
                 await asyncio.sleep(0)
-            assert (await append.gc(80)).gc_ts == 80
-            await append.write([heartbeat(110)])
+            assert (await storage.gc(80)).gc_ts == 80
+            await storage.write([heartbeat(110)])
             assert len((await more).payloads) == 1
 
 
 async def test_the_retention_age_overtakes_a_reader_and_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.pump.pull.CHUNK_COMMITS", 1)
-    async with opened(MemFS()) as append:
-        await fill(append)
-        slow = append.pull(32)
+    async with opened(MemFS()) as storage:
+        await fill(storage)
+        slow = storage.pull(32)
         await anext(slow)
-        assert await append.gc(80, force_ts=60) == Collected(gc_ts=60, keys=10, overtaken=1)
+        assert await storage.gc(80, force_ts=60) == Collected(gc_ts=60, keys=10, overtaken=1)
         with pytest.raises(BinlogPurgedError, match="would lose rows"):
             await anext(slow)
 
@@ -79,11 +79,11 @@ class BusyKV(MemoryKV):
 
 async def test_gc_pauses_while_leveldb_has_many_level_0_files() -> None:
     kv = BusyKV([3, 8, 9, 7, 8])
-    async with opened(MemFS(), kv, throttle=Throttle(8, 0.0)) as append:
-        await fill(append)
-        assert await append.gc(80) == Collected(gc_ts=80, keys=14)
+    async with opened(MemFS(), kv, throttle=Throttle(8, 0.0)) as storage:
+        await fill(storage)
+        assert await storage.gc(80) == Collected(gc_ts=80, keys=14)
         kv.files = [8, 9, 7]
-        assert await append.gc(95) == Collected(gc_ts=95, keys=4, pauses=2)
+        assert await storage.gc(95) == Collected(gc_ts=95, keys=4, pauses=2)
 
 
 def test_leveldb_tells_how_many_level_0_files_it_has(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def test_leveldb_tells_how_many_level_0_files_it_has(tmp_path: Path) -> None:
 
 async def test_the_current_segment_gives_its_space_back_after_it_was_rotated_by_age() -> None:
     fs = MemFS()
-    async with opened(fs) as append:
-        await fill(append)
-        assert (await append.gc(80)).segments == 0
-        await append.rotate()
-        await append.rotate()  # nothing was written since: nothing to finalise
-        await append.write([prewrite(200), commit(200, 201), heartbeat(202)])
-        await wait_max_commit_ts(append, 202)
-        assert (await append.gc(150)).segments == 1
+    async with opened(fs) as storage:
+        await fill(storage)
+        assert (await storage.gc(80)).segments == 0
+        await storage.rotate()
+        await storage.rotate()  # nothing was written since: nothing to finalise
+        await storage.write([prewrite(200), commit(200, 201), heartbeat(202)])
+        await wait_max_commit_ts(storage, 202)
+        assert (await storage.gc(150)).segments == 1
         assert fs.names(DIRECTORY / "value") == ["000001.vlog"]

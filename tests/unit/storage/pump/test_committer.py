@@ -8,8 +8,7 @@ import pytest
 from storage.model.errors import UnavailableError
 from storage.pump import committer as module
 from storage.pump.binlog import Binlog, fake, parse
-from storage.pump.committer import Committer, PumpBusyError, PumpClosedError
-from storage.pump.feed import Feed
+from storage.pump.committer import Committer, IndexQueue, PumpBusyError, PumpClosedError
 from storage.value_log import ValueLog
 from storage.vfs.hooked import HookedFS
 from storage.vfs.memory import MemFS
@@ -22,7 +21,7 @@ class Disk:
         self.released = threading.Event()
         self.syncs = 0
         self.log = ValueLog(HookedFS(MemFS(), self._hook), Path("/log"), ts_of=lambda _: 0)
-        self.feed = Feed(self.log.end)
+        self.index_queue = IndexQueue(self.log.end)
 
     def _hook(self, call: str, path: Path) -> None:
         if call == "sync":
@@ -37,7 +36,7 @@ def binlog(ts: int) -> Binlog:
 async def test_what_waits_while_the_disk_works_is_one_group() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.feed)
+        committer = Committer(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(committer.run())
             writers = [tasks.create_task(committer.write([binlog(ts)])) for ts in range(1, 101)]
@@ -47,16 +46,16 @@ async def test_what_waits_while_the_disk_works_is_one_group() -> None:
             committer.close()
     assert disk.syncs <= 2
     entries = []
-    while group := await disk.feed.get():
+    while group := await disk.index_queue.get():
         entries += group.entries
-    assert disk.feed.closed
+    assert disk.index_queue.closed
     assert entries == [(2, ts, ts) for ts in range(1, 101)]
 
 
 async def test_nothing_is_acknowledged_before_the_disk_has_it() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.feed)
+        committer = Committer(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(committer.run())
             writer = tasks.create_task(committer.write([binlog(1)]))
@@ -71,7 +70,7 @@ async def test_a_queue_beyond_its_bound_refuses(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 50)
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.feed)
+        committer = Committer(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(committer.write([binlog(1 << 60)])) for _ in range(2)]
             await asyncio.sleep(0)
@@ -86,7 +85,7 @@ async def test_a_queue_beyond_its_bound_refuses(monkeypatch: pytest.MonkeyPatch)
 async def test_refusing_answers_those_who_wait() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.feed)
+        committer = Committer(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(_refusal(committer))
             await asyncio.sleep(0)
@@ -100,7 +99,7 @@ async def test_a_closed_committer_stores_what_waits_and_refuses_the_rest() -> No
     disk = Disk()
     disk.released.set()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.feed)
+        committer = Committer(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(committer.write([binlog(1)]))
             await asyncio.sleep(0)

@@ -11,9 +11,9 @@ import pytest
 from storage.kv import MemoryKV, WriteBatch
 from storage.leveldb import CorruptDatabaseError, LevelDB
 from storage.model.errors import TidemarkError
-from storage.pump.append import Append
 from storage.pump.binlog import Binlog
 from storage.pump.index import IndexVersionError
+from storage.pump.storage import PumpStorage
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
 from storage.vfs.hooked import HookedFS
@@ -49,23 +49,23 @@ class Crash:
             clones = self.disk.crash_clone(), self.disk.crash_clone(torn_bytes=30)
             self.moments.append((call, *clones, self.kv.snapshot(), list(self.acknowledged)))
 
-    async def write(self, append: Append, *binlogs: Binlog) -> None:
-        await append.write(binlogs)
+    async def write(self, storage: PumpStorage, *binlogs: Binlog) -> None:
+        await storage.write(binlogs)
         self.acknowledged += binlogs
 
 
 async def worked(crash: Crash) -> None:
     """Groups, rotations, a rollback, a lonely prewrite, GC: each of the calls that storage makes."""
-    async with opened(HookedFS(crash.disk, crash.hook), crash.kv, SEGMENT_BYTES) as append:
+    async with opened(HookedFS(crash.disk, crash.hook), crash.kv, SEGMENT_BYTES) as storage:
         for ts in range(10, 100, 10):
-            await crash.write(append, prewrite(ts, b"%d" % ts))
-            await crash.write(append, commit(ts, ts + 5), prewrite(ts + 1), rollback(ts + 1))
-        await crash.write(append, heartbeat(200))
-        await wait_max_commit_ts(append, 200)
-        await append.gc(40)
-        await append.rotate()
-        await crash.write(append, prewrite(210, b"210"))
-        await crash.write(append, commit(210, 215))
+            await crash.write(storage, prewrite(ts, b"%d" % ts))
+            await crash.write(storage, commit(ts, ts + 5), prewrite(ts + 1), rollback(ts + 1))
+        await crash.write(storage, heartbeat(200))
+        await wait_max_commit_ts(storage, 200)
+        await storage.gc(40)
+        await storage.rotate()
+        await crash.write(storage, prewrite(210, b"210"))
+        await crash.write(storage, commit(210, 215))
 
 
 def expected(acknowledged: list[Binlog], gc_ts: int) -> list[Row]:
@@ -82,10 +82,10 @@ def only_synced(kv: MemoryKV) -> MemoryKV:
 
 async def served(disk: MemFS, kv: MemoryKV) -> tuple[list[Row], int]:
     """What a restart serves; whatever still waits for its outcome is rolled back first."""
-    async with opened(disk, kv, SEGMENT_BYTES) as append:
-        waiting = await append.oldest_waiting(100)
-        await append.write([*(rollback(start_ts) for start_ts, _ in waiting), heartbeat(END_TS)])
-        return (await pulled(append, 0, END_TS))[:-1], append.gc_ts
+    async with opened(disk, kv, SEGMENT_BYTES) as storage:
+        waiting = await storage.oldest_waiting(100)
+        await storage.write([*(rollback(start_ts) for start_ts, _ in waiting), heartbeat(END_TS)])
+        return (await pulled(storage, 0, END_TS))[:-1], storage.gc_ts
 
 
 async def test_a_crash_before_any_change_to_the_disk_loses_nothing_acknowledged_and_invents_nothing() -> None:
@@ -105,10 +105,10 @@ async def test_a_crash_before_any_change_to_the_disk_loses_nothing_acknowledged_
 
 async def filled(disk: MemFS, kv: MemoryKV | None = None) -> list[str]:
     """Four segments with a footer, and one without; their names."""
-    async with opened(disk, kv or MemoryKV(), 1) as append:
+    async with opened(disk, kv or MemoryKV(), 1) as storage:
         for binlog in (prewrite(1, b"one"), prewrite(2, b"two"), commit(2, 3), commit(1, 4)):
-            await append.write([binlog])
-        await wait_max_commit_ts(append, 4)
+            await storage.write([binlog])
+        await wait_max_commit_ts(storage, 4)
     return disk.names(DIRECTORY / "value")
 
 
@@ -118,9 +118,9 @@ async def test_a_flipped_bit_in_a_record_costs_that_record_and_is_told(place: st
     disk = MemFS()
     await filled(disk)
     disk.open(DIRECTORY / "value" / "000001.vlog").content[offset] ^= 4
-    async with opened(disk, segment_bytes=1) as append:
-        assert append.recovery.skipped[0].fid == 1
-        chunk = await anext(append.pull(0))
+    async with opened(disk, segment_bytes=1) as storage:
+        assert storage.recovery.skipped[0].fid == 1
+        chunk = await anext(storage.pull(0))
         assert (len(chunk.payloads), chunk.orphans) == (2, [2])
 
 
@@ -129,18 +129,18 @@ async def test_a_flipped_bit_in_a_footer_costs_nothing(back: int) -> None:
     disk = MemFS()
     for name in await filled(disk):
         disk.open(DIRECTORY / "value" / name).content[-back] ^= 4
-    async with opened(disk, segment_bytes=1) as append:
-        assert await pulled(append, 0, 4) == [(3, 2, b"two"), (4, 1, b"one")]
+    async with opened(disk, segment_bytes=1) as storage:
+        assert await pulled(storage, 0, 4) == [(3, 2, b"two"), (4, 1, b"one")]
 
 
 async def test_a_flipped_bit_found_while_reading_ends_the_reader_with_the_place() -> None:
     disk = MemFS()
-    async with opened(disk) as append:
-        await append.write([prewrite(1), commit(1, 5)])
-        await wait_max_commit_ts(append, 5)
+    async with opened(disk) as storage:
+        await storage.write([prewrite(1), commit(1, 5)])
+        await wait_max_commit_ts(storage, 5)
         disk.open(DIRECTORY / "value" / "000000.vlog").content[20] ^= 4
         with pytest.raises(TidemarkError, match=r"no good record of \d+ bytes at offset 0") as caught:
-            await anext(append.pull(0))
+            await anext(storage.pull(0))
         assert caught.value.code == "ErrRecordCorrupt"
 
 
@@ -161,14 +161,14 @@ async def test_a_flipped_bit_in_the_state_of_the_index_stops_the_start() -> None
 async def test_a_lost_segment_is_named_when_a_reader_needs_it(number: int) -> None:
     disk, kv = MemFS(), MemoryKV()
     lost = (await filled(disk, kv))[number]
-    async with opened(disk, kv, 1) as append:
-        await append.write([heartbeat(6)])
-        await wait_max_commit_ts(append, 6)
+    async with opened(disk, kv, 1) as storage:
+        await storage.write([heartbeat(6)])
+        await wait_max_commit_ts(storage, 6)
     disk.remove(DIRECTORY / "value" / lost)
-    async with opened(disk, kv, 1) as append:
+    async with opened(disk, kv, 1) as storage:
         with pytest.raises(SegmentMissingError, match=f"{lost} is missing; it was removed by GC, or lost"):
-            await pulled(append, 0, 6)
-        await append.write([heartbeat(7)])
+            await pulled(storage, 0, 6)
+        await storage.write([heartbeat(7)])
 
 
 async def test_a_start_without_the_last_segment_is_refused() -> None:
@@ -201,15 +201,15 @@ def full(allowed: int) -> tuple[Callable[[str, Path], int | None], list[int]]:
 async def test_a_disk_that_fills_up_at_any_write_refuses_whole_groups_and_recovers(allowed: int) -> None:
     hook, left = full(allowed)
     disk, kv, acknowledged = MemFS(), MemoryKV(), list[Binlog]()
-    async with opened(HookedFS(disk, hook), kv, SEGMENT_BYTES) as append:
+    async with opened(HookedFS(disk, hook), kv, SEGMENT_BYTES) as storage:
         for ts in range(10, 100, 10):
             group = [prewrite(ts, b"%d" % ts), commit(ts, ts + 5)]
             with contextlib.suppress(ValueLogWriteError):
-                await append.write(group)
+                await storage.write(group)
                 acknowledged += group
         left[0] = 100
-        await append.write([heartbeat(300)])
-        assert await pulled(append, 0, 300) == [*expected(acknowledged, 0), (300, 300, b"")]
+        await storage.write([heartbeat(300)])
+        assert await pulled(storage, 0, 300) == [*expected(acknowledged, 0), (300, 300, b"")]
     rows, _ = await served(disk.crash_clone(), kv)
     assert rows == [*expected(acknowledged, 0), (300, 300, b"")]
 

@@ -1,9 +1,10 @@
-"""Pump storage as a whole: the way of a binlog from a writer to the readers.
+"""The storage of a Pump as a whole: the way of a binlog from a writer to the readers.
 
-    write -> Committer -> value log (fdatasync) -> acknowledged -> Index (LevelDB, matcher) -> pull
+    write -> Committer -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB, Matcher) -> pull
 
-Three kinds of threads do the waiting (`threads`); GC runs on the index's, between two groups. Recovery replays the log
-from the index's handle before anything is served.
+What blocks runs in three kinds of threads (`threads`); GC runs in the index's, between two groups. At the start,
+`indexer.recover` replays the log from the index's handle before anything is served. Source: tidb-binlog's
+pump/storage, whose `Append` this is.
 """
 
 import asyncio
@@ -17,14 +18,11 @@ from storage.kv import KV
 from storage.leveldb import LevelDB
 from storage.model.errors import CorruptError, NotFoundError
 from storage.pump.binlog import Binlog, parse
-from storage.pump.collector import Collected, Collector, Throttle
-from storage.pump.committer import Committer, PumpClosedError
-from storage.pump.feed import Feed
+from storage.pump.committer import Committer, IndexQueue, PumpClosedError
+from storage.pump.gc import Collected, Collector, Throttle
 from storage.pump.index import Index
-from storage.pump.indexer import Indexer
-from storage.pump.pull import Chunk, Cursor, check_not_purged, read_chunk
-from storage.pump.readers import Readers
-from storage.pump.recovery import Recovery, recover
+from storage.pump.indexer import Indexer, Recovery, recover
+from storage.pump.pull import Chunk, Cursor, Readers, check_not_purged, read_chunk
 from storage.pump.threads import Threads
 from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
 from storage.vfs.fs import FS
@@ -41,7 +39,7 @@ class BinlogNotFoundError(NotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A moment of the storage; timestamps are TSOs, 0 when there is none."""
+    """The state of the storage at one moment; timestamps are TSOs, 0 when there is none."""
 
     max_commit_ts: int
     gc_ts: int
@@ -54,8 +52,8 @@ class Statistics:
     segments: int
 
 
-class Append:
-    """The storage of one Pump; made by `open_append`."""
+class PumpStorage:
+    """The storage of one Pump; `open_pump_storage` makes it."""
 
     def __init__(self, log: ValueLog, index: Index, recovery: Recovery, threads: Threads, throttle: Throttle) -> None:
         self.recovery = recovery
@@ -64,11 +62,11 @@ class Append:
         self._log = log
         self._index = index
         self._threads = threads
-        self._feed = Feed(log.end)
-        self._committer = Committer(log, threads.log, self._feed)
-        self.indexer = Indexer(log, index, self._feed, threads, self._notify)
+        self._index_queue = IndexQueue(log.end)
+        self._committer = Committer(log, threads.log, self._index_queue)
+        self.indexer = Indexer(log, index, self._index_queue, threads, self._notify)
         self._collector = Collector(log, index, self.readers, threads, throttle)
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
         self._pulling = True
 
     @property
@@ -78,7 +76,7 @@ class Append:
 
     @property
     def gc_ts(self) -> int:
-        """Commits up to here were given up."""
+        """Commits up to here may be removed."""
         return self._index.gc_ts
 
     @property
@@ -92,7 +90,7 @@ class Append:
         return self._index.waiting_bytes
 
     def statistics(self) -> Statistics:
-        """The state of now."""
+        """The present state."""
         index, segments = self._index, self._log.segments()
         return Statistics(
             max_commit_ts=index.max_commit_ts,
@@ -100,7 +98,7 @@ class Append:
             waiting_prewrites=index.waiting,
             oldest_waiting_ts=index.oldest_waiting_ts,
             late_commits=index.late_commits,
-            index_behind=self._feed.behind,
+            index_behind=self._index_queue.behind,
             index_failures=self.indexer.failures,
             log_bytes=self._log.size_bytes(),
             segments=len(segments),
@@ -161,19 +159,19 @@ class Append:
                     position.commit_ts = cursor.commit_ts
 
     def end_pulls(self) -> None:
-        """Let every `pull` end."""
+        """End every `pull`."""
         self._pulling = False
         self._notify()
 
     async def gc(self, ts: int, *, force_ts: int = 0) -> Collected:
-        """Remove commits up to `ts` that every reader has had, up to `force_ts` in any case, and their segments.
+        """Remove commits up to `ts` that every reader has received, up to `force_ts` in any case, and their segments.
 
         Nothing happens when that is not ahead of gc_ts or not behind max_commit_ts.
         """
         return await self._collector.collect(ts, force_ts)
 
     async def rotate(self) -> None:
-        """Finalise the current segment, so that GC can give its space back too."""
+        """Finalise the current segment, so that GC can free its space, too."""
         await self._threads.write(self._log.rotate)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -188,19 +186,19 @@ class Append:
 
     async def _wait_beyond(self, ts: int) -> int:
         while self._pulling:
-            moved = self._moved
+            changed = self._changed
             if self.max_commit_ts > ts:
                 return self.max_commit_ts
-            await moved.wait()
+            await changed.wait()
         raise PumpClosedError("the pump is stopping; pull again later")
 
     def _notify(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 @asynccontextmanager
-async def open_append(
+async def open_pump_storage(
     fs: FS,
     directory: Path,
     *,
@@ -208,8 +206,8 @@ async def open_append(
     segment_bytes: int = SEGMENT_BYTES,
     sync: bool = True,
     throttle: Throttle = THROTTLE,
-) -> AsyncIterator[Append]:
-    """Open or create a Pump's storage for the block: `value/` and `kv/` in `directory`; drains on the way out.
+) -> AsyncIterator[PumpStorage]:
+    """Open or create a Pump's storage for the block: `value/` and `kv/` in `directory`; at its end all writes are done.
 
     Raises:
         ValueLogOpenError: the directory or disk cannot be used.
@@ -221,13 +219,13 @@ async def open_append(
     open_kv = partial(LevelDB, directory / "kv", remedy=_REMEDY) if kv is None else lambda: kv
     with ExitStack() as stack:
         log, index, recovery = await asyncio.to_thread(recover, open_log, open_kv, stack)
-        append = Append(log, index, recovery, Threads(stack), throttle)
+        storage = PumpStorage(log, index, recovery, Threads(stack), throttle)
         async with asyncio.TaskGroup() as tasks:
-            append.start(tasks)
+            storage.start(tasks)
             try:
-                yield append
+                yield storage
             finally:
-                append.close()
+                storage.close()
 
 
 def _ts_of(payload: bytes) -> int:
