@@ -1,30 +1,81 @@
-"""`Meta` over the etcd API, whoever answers it: a real etcd, a coordinator, or the embedded server in this process."""
+"""`Meta` over the etcd API: a real etcd, a coordinator, or the embedded server in this process.
+
+`EtcdApi` is the calls that each of them answers. `EtcdMeta` makes `Meta` of these: typed values instead of messages,
+watches that reconnect without missing a change, elections (`campaign`), and leases that renew themselves.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import grpc.aio
-from etcdpb import rpc_pb2
+from etcdpb import kv_pb2, rpc_pb2
 
 from storage.codec import prefix_end
 from storage.jitter import jittered
-from storage.meta.api import EtcdApi
-from storage.meta.convert import compare_message, event_of, op_message, pair_of, parts
 from storage.meta.errors import (
     CompactedError,
     EtcdError,
+    LeaseNotFoundError,
     MetaUnavailableError,
     MetaUrlError,
     TooManyOpsError,
     error_of,
 )
-from storage.meta.lease import KeptLease
 from storage.meta.meta import Compare, Delete, Get, KeyValue, Lease, Op, Put, TxnResult, WatchEvent
 from storage.meta.remote import RemoteEtcd
-from storage.meta.store.request import MAX_TXN_OPS
+from storage.meta.store.request import MAX_REQUEST_BYTES, MAX_TXN_OPS
 
 _BACKOFF_SECONDS = (0.05, 2.0)
+_REVOKE_SECONDS = 2.0
+_PART_BYTES = MAX_REQUEST_BYTES * 2 // 3
+
+_RESULT: dict[str, Any] = {
+    "==": rpc_pb2.Compare.EQUAL,
+    "!=": rpc_pb2.Compare.NOT_EQUAL,
+    ">": rpc_pb2.Compare.GREATER,
+    "<": rpc_pb2.Compare.LESS,
+}
+_TARGET: dict[str, Any] = {
+    "version": rpc_pb2.Compare.VERSION,
+    "create_revision": rpc_pb2.Compare.CREATE,
+    "mod_revision": rpc_pb2.Compare.MOD,
+    "value": rpc_pb2.Compare.VALUE,
+    "lease": rpc_pb2.Compare.LEASE,
+}
+
+
+class EtcdApi(Protocol):
+    """The calls of the etcd v3 API that `EtcdMeta` makes. Errors are those of `storage.meta.errors`."""
+
+    async def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+        """Read a key or range."""
+        ...
+
+    async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+        """Compare and write; a transaction without compares may be sent again after a failure."""
+        ...
+
+    async def lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
+        """Create a lease."""
+        ...
+
+    async def lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
+        """End a lease and delete its keys."""
+        ...
+
+    async def keep_alive(self, lease: int, within_s: float) -> int:
+        """Renew a lease; returns its TTL in seconds, 0 if it has expired.
+
+        A server that does not answer within `within_s` is given up for another one.
+        """
+        ...
+
+    def watch(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+        """One watch, until the connection breaks (`MetaUnavailableError`) or the server cancels it."""
+        ...
 
 
 @asynccontextmanager
@@ -43,7 +94,7 @@ async def open_meta(url: str, channel: Callable[[str], grpc.aio.Channel]) -> Asy
 
 
 class EtcdMeta:
-    """See `storage.meta.meta.Meta`."""
+    """Implements `storage.meta.meta.Meta`."""
 
     def __init__(self, api: EtcdApi) -> None:
         self._api = api
@@ -51,12 +102,12 @@ class EtcdMeta:
     async def get(self, key: bytes) -> KeyValue | None:
         """See `Meta.get`."""
         answer = await self._api.read(rpc_pb2.RangeRequest(key=key))
-        return pair_of(answer.kvs[0]) if answer.kvs else None
+        return _pair_of(answer.kvs[0]) if answer.kvs else None
 
     async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
         """See `Meta.get_prefix`."""
         answer = await self._api.read(rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=_end(prefix)))
-        return [pair_of(pair) for pair in answer.kvs]
+        return [_pair_of(pair) for pair in answer.kvs]
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
         """See `Meta.put`."""
@@ -74,19 +125,19 @@ class EtcdMeta:
     async def write_all(self, ops: Iterable[Op]) -> int:
         """See `Meta.write_all`."""
         revision = 0
-        for part in parts(map(op_message, ops)):
+        for part in _split(map(_op_message, ops)):
             revision = (await self._api.txn(rpc_pb2.TxnRequest(success=part))).header.revision
         return revision
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
         """See `Meta.txn`."""
-        asked = _request(compares, success, failure)
+        request = _request(compares, success, failure)
         if max(len(compares), len(success), len(failure)) > MAX_TXN_OPS:
             raise TooManyOpsError
-        answer = await self._api.txn(asked)
+        answer = await self._api.txn(request)
         ran = success if answer.succeeded else failure
         pairs = [
-            [pair_of(pair) for pair in response.response_range.kvs]
+            [_pair_of(pair) for pair in response.response_range.kvs]
             for op, response in zip(ran, answer.responses, strict=True)
             if isinstance(op, Get)
         ]
@@ -94,47 +145,47 @@ class EtcdMeta:
 
     async def grant_lease(self, ttl_s: int) -> Lease:
         """See `Meta.grant_lease`."""
-        asked_at = asyncio.get_running_loop().time()
+        sent_at = asyncio.get_running_loop().time()
         granted = await self._api.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
-        return KeptLease(self._api, granted.ID, granted.TTL, asked_at)
+        return KeepAliveLease(self._api, granted.ID, granted.TTL, sent_at)
 
     async def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncGenerator[list[WatchEvent], None]:
         """See `Meta.watch`."""
-        asked = rpc_pb2.WatchCreateRequest(
+        request = rpc_pb2.WatchCreateRequest(
             key=prefix or b"\0",
             range_end=_end(prefix),
             start_revision=start_revision,
             progress_notify=True,
             fragment=True,
         )
-        pause, most = _BACKOFF_SECONDS
+        pause, max_pause = _BACKOFF_SECONDS
         while True:
             try:
-                async with aclosing(self._watch_once(asked)) as shown:
-                    async for events in shown:
+                async with aclosing(self._watch_once(request)) as changes:
+                    async for events in changes:
                         pause, _ = _BACKOFF_SECONDS
                         yield events
             except MetaUnavailableError:
-                pass  # the server is away: watch again, from the next revision
+                pass  # watch again, from the next revision
             await asyncio.sleep(jittered(pause))
-            pause = min(pause * 2, most)
+            pause = min(pause * 2, max_pause)
 
-    async def _watch_once(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[list[WatchEvent], None]:
-        """One watch until it breaks; moves `asked.start_revision` behind all that was shown, or told as progress."""
-        pieces: list[WatchEvent] = []
-        async with aclosing(self._api.watch(asked)) as responses:
+    async def _watch_once(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[list[WatchEvent], None]:
+        """One watch until it breaks; moves `request.start_revision` behind all events and progress that it received."""
+        received: list[WatchEvent] = []
+        async with aclosing(self._api.watch(request)) as responses:
             async for response in responses:
                 if response.canceled:
                     raise _cancelled(response)
-                pieces += map(event_of, response.events)
+                received += map(_event_of, response.events)
                 if response.fragment:
                     continue
-                if pieces:
-                    asked.start_revision = pieces[-1].pair.mod_revision + 1
-                    yield pieces
-                    pieces = []
-                elif not response.created or not asked.start_revision:
-                    asked.start_revision = response.header.revision + 1
+                if received:
+                    request.start_revision = received[-1].pair.mod_revision + 1
+                    yield received
+                    received = []
+                elif not response.created or not request.start_revision:
+                    request.start_revision = response.header.revision + 1
 
     async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
         """See `Meta.campaign`."""
@@ -149,12 +200,108 @@ class EtcdMeta:
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
         try:
-            async with aclosing(self.watch(key, start_revision)) as shown:
-                async for events in shown:
+            async with aclosing(self.watch(key, start_revision)) as changes:
+                async for events in changes:
                     if any(event.deleted and event.pair.key == key for event in events):
                         return
         except CompactedError:
             return
+
+
+class KeepAliveLease:
+    """A lease that renews itself every third of its TTL, and sets `lost` when that fails for a whole TTL.
+
+    Implements `storage.meta.meta.Lease`. A server that is silent for a third of the TTL is given up for another one:
+    there is time for two more attempts.
+    """
+
+    def __init__(self, api: EtcdApi, lease: int, ttl_s: int, granted_at: float) -> None:
+        """`granted_at` is the loop time before the request for the lease was sent."""
+        self.id = lease
+        self.ttl_s = ttl_s
+        self.lost = asyncio.Event()
+        self._api = api
+        self.deadline = granted_at + ttl_s
+        self._tasks = asyncio.TaskGroup()
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start renewing."""
+        await self._tasks.__aenter__()
+        self._renewing = self._tasks.create_task(self._renew(), name=f"lease-{self.id:x}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop renewing, and revoke so that nobody waits for the TTL."""
+        assert self._renewing is not None
+        self._renewing.cancel()
+        try:
+            if not self.lost.is_set():
+                async with asyncio.timeout(_REVOKE_SECONDS):
+                    await self._api.lease_revoke(rpc_pb2.LeaseRevokeRequest(ID=self.id))
+        except (TimeoutError, MetaUnavailableError, LeaseNotFoundError):
+            pass  # it expires by itself
+        finally:
+            await self._tasks.__aexit__(None, None, None)  # its one task is cancelled: nothing to report
+
+    async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while loop.time() < self.deadline:
+                sent_at = loop.time()
+                try:
+                    async with asyncio.timeout_at(self.deadline):
+                        ttl_s = await self._api.keep_alive(self.id, self.ttl_s / 3)
+                except (TimeoutError, MetaUnavailableError):
+                    await asyncio.sleep(min(0.2, max(0.0, self.deadline - loop.time())))
+                    continue
+                if ttl_s <= 0:
+                    break
+                self.deadline = sent_at + ttl_s
+                await asyncio.sleep(ttl_s / 3)
+        finally:
+            self.lost.set()  # however this ended, the lease is renewed no more
+
+
+def _pair_of(pair: kv_pb2.KeyValue) -> KeyValue:
+    """Our value for etcd's pair."""
+    return KeyValue(pair.key, pair.value, pair.create_revision, pair.mod_revision, pair.version, pair.lease)
+
+
+def _event_of(event: kv_pb2.Event) -> WatchEvent:
+    """Our value for etcd's event."""
+    return WatchEvent(event.type == kv_pb2.Event.DELETE, _pair_of(event.kv))
+
+
+def _compare_message(compare: Compare) -> rpc_pb2.Compare:
+    """The message for our condition."""
+    operand: dict[str, Any] = {compare.target: compare.operand}
+    return rpc_pb2.Compare(key=compare.key, result=_RESULT[compare.result], target=_TARGET[compare.target], **operand)
+
+
+def _op_message(op: Op) -> rpc_pb2.RequestOp:
+    """The message for our operation."""
+    if isinstance(op, Put):
+        return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=op.key, value=op.value, lease=op.lease))
+    if isinstance(op, Delete):
+        return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=op.key, range_end=op.range_end))
+    return rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=op.key, range_end=op.range_end))
+
+
+def _split(ops: Iterable[rpc_pb2.RequestOp]) -> Iterator[list[rpc_pb2.RequestOp]]:
+    """The operations in order, in parts that fit one transaction each, by number and, where possible, by bytes."""
+    part: list[rpc_pb2.RequestOp] = []
+    size = 0
+    for op in ops:
+        if part and (len(part) == MAX_TXN_OPS or size + op.ByteSize() > _PART_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(op)
+        size += op.ByteSize()
+    if part:
+        yield part
 
 
 def _cancelled(response: rpc_pb2.WatchResponse) -> EtcdError:
@@ -165,9 +312,9 @@ def _cancelled(response: rpc_pb2.WatchResponse) -> EtcdError:
 
 def _request(compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> rpc_pb2.TxnRequest:
     return rpc_pb2.TxnRequest(
-        compare=[compare_message(compare) for compare in compares],
-        success=[op_message(op) for op in success],
-        failure=[op_message(op) for op in failure],
+        compare=[_compare_message(compare) for compare in compares],
+        success=[_op_message(op) for op in success],
+        failure=[_op_message(op) for op in failure],
     )
 
 

@@ -1,7 +1,7 @@
-"""The embedded metadata server: the pure state behind one queue, LevelDB below it.
+"""The embedded metadata server: the pure state of `storage.meta.store` behind one queue, with LevelDB below it.
 
-Requests are group-committed (`storage.meta.store.commit`): nobody ever sees what a crash could take back. History is
-forgotten by itself (`storage.meta.store.history`), and its space is given back to the disk behind the writes.
+Requests are group-committed (`storage.meta.store.commit`): nobody ever sees what a crash could undo. History is
+compacted automatically (`storage.meta.store.history`), and its space on disk is freed in the background.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from google.protobuf.message import Message
 from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
 from storage.meta.errors import LeaseNotFoundError, NoSpaceError, TooManyRequestsError
-from storage.meta.store import record, request
+from storage.meta.store import record
 from storage.meta.store.commit import GroupCommit
 from storage.meta.store.history import History, Retention
-from storage.meta.store.interest import Interest
 from storage.meta.store.leases import Leases
-from storage.meta.store.watchers import Watchers
+from storage.meta.store.request import txn_writes
+from storage.meta.store.watchers import Subscriptions, Watchers
 
 R = TypeVar("R")
 _EXPIRY_SECONDS = 0.25
-_DEAF_SECONDS = 1.0
+_STALL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What an embedded server holds; bytes are those of the messages."""
+    """The sizes of an embedded server; bytes are those of the messages."""
 
     revision: int
     compact_revision: int
@@ -47,7 +47,7 @@ class Statistics:
 
 
 class EmbeddedEtcd:
-    """One directory's metadata server; made by `open`. Its calls are those of `storage.meta.api.EtcdApi`, and more."""
+    """The metadata server of one directory; made by `open`. Implements `storage.meta.client.EtcdApi` and more."""
 
     def __init__(self, kv: KV, clock: Callable[[], float] = time.monotonic, retention: Retention | None = None) -> None:
         self._kv = kv
@@ -56,19 +56,19 @@ class EmbeddedEtcd:
         self._history = History(self._retention)
         self._state, ttls = record.load(kv)
         self._leases = Leases(ttls.items(), clock())
-        self._commit = GroupCommit(kv, self._save, self._show)
+        self._commit = GroupCommit(kv, self._save, self._publish)
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="metadata-sweep")
         self._sweep = asyncio.Event()
-        self._swept = -1  # what an earlier run left to be removed, goes first
+        self._swept = -1  # the first sweep removes what an earlier run left
         self._saved = self._state.revision
-        self._interest = Interest()
-        self._fresh: list[tuple[int, list[kv_pb2.Event]]] = []
+        self._subscriptions = Subscriptions()
+        self._unpublished: list[tuple[int, list[kv_pb2.Event]]] = []
         self._watching = 0
         self.alarms = record.load_alarms(kv)
         """The raised alarms, by etcd's numbers."""
         self.revision = 0
         """The last durable revision."""
-        self._show()
+        self._publish()
 
     @classmethod
     @asynccontextmanager
@@ -94,7 +94,7 @@ class EmbeddedEtcd:
             kv.close()
 
     def close(self) -> None:
-        """Wait for a write under way, and refuse what is still queued."""
+        """Wait for the write under way, and refuse what is still queued."""
         self._commit.close()
         self._sweeper.shutdown(wait=True)
 
@@ -103,79 +103,79 @@ class EmbeddedEtcd:
         await self._commit.run()
 
     async def run_expiry(self) -> None:
-        """Revoke leases that are over, until cancelled."""
-        heard_at = self._clock()
+        """Revoke expired leases until cancelled."""
+        checked_at = self._clock()
         while True:
             await asyncio.sleep(_EXPIRY_SECONDS)
-            deaf_s = self._clock() - heard_at - _EXPIRY_SECONDS
-            if deaf_s > _DEAF_SECONDS:  # stopped or starved: renewals may be waiting to be read
-                self._leases.postpone(deaf_s)
-            if over := self._leases.over(self._clock()):
-                with suppress(TooManyRequestsError):  # they are still over the next time
-                    await self._commit.submit(partial(self._expire, over))
-            heard_at = self._clock()
+            stalled_s = self._clock() - checked_at - _EXPIRY_SECONDS
+            if stalled_s > _STALL_SECONDS:  # the process was stopped or starved: renewals may wait to be read
+                self._leases.postpone(stalled_s)
+            if expired := self._leases.expired(self._clock()):
+                with suppress(TooManyRequestsError):  # they are returned again the next time
+                    await self._commit.submit(partial(self._expire, expired))
+            checked_at = self._clock()
 
     async def run_sweep(self) -> None:
-        """Remove forgotten history from the disk, until cancelled."""
+        """Remove compacted history from the disk until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._sweep.wait()
             self._sweep.clear()
             await loop.run_in_executor(self._sweeper, self._kv.delete_range, *record.events_before(self._swept))
 
-    async def read(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+    async def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """See `State.read`."""
-        return await self._commit.submit(lambda _: self._state.read(asked))
+        return await self._commit.submit(lambda _: self._state.read(request))
 
-    async def put(self, asked: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
+    async def put(self, request: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
         """See `State.put`; raises NoSpaceError beyond the quota."""
-        return await self._write(asked, partial(self._state.put, asked))
+        return await self._write(request, partial(self._state.put, request))
 
-    async def delete_range(self, asked: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
+    async def delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
         """See `State.delete_range`."""
-        return await self._commit.submit(lambda _: self._state.delete_range(asked))
+        return await self._commit.submit(lambda _: self._state.delete_range(request))
 
-    async def txn(self, asked: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+    async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         """See `State.txn`; one that puts raises NoSpaceError beyond the quota."""
-        if request.txn_writes(asked):
-            return await self._write(asked, partial(self._state.txn, asked))
-        return await self._commit.submit(lambda _: self._state.txn(asked))
+        if txn_writes(request):
+            return await self._write(request, partial(self._state.txn, request))
+        return await self._commit.submit(lambda _: self._state.txn(request))
 
-    async def compact(self, asked: rpc_pb2.CompactionRequest) -> rpc_pb2.CompactionResponse:
+    async def compact(self, request: rpc_pb2.CompactionRequest) -> rpc_pb2.CompactionResponse:
         """See `State.compact`."""
-        await self._commit.submit(partial(self._compact, asked.revision))
+        await self._commit.submit(partial(self._compact, request.revision))
         return rpc_pb2.CompactionResponse(header=self._header())
 
-    async def lease_grant(self, asked: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
+    async def lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
         """Create a lease; id 0 asks for a free one. Raises as `Leases.check_grant`."""
-        return await self._commit.submit(partial(self._grant, asked.ID, asked.TTL))
+        return await self._commit.submit(partial(self._grant, request.ID, request.TTL))
 
-    async def lease_revoke(self, asked: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
+    async def lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
         """End a lease and delete its keys; raises LeaseNotFoundError."""
-        await self._commit.submit(partial(self._revoke, asked.ID))
+        await self._commit.submit(partial(self._revoke, request.ID))
         return rpc_pb2.LeaseRevokeResponse(header=self._header())
 
-    async def lease_time_to_live(self, asked: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
-        """What is left of a lease; TTL -1 if there is none."""
-        left, granted = self._leases.left(asked.ID, self._clock())
-        keys = sorted(self._state.leases.get(asked.ID, ())) if asked.keys else ()
+    async def lease_time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
+        """The time left of a lease; TTL -1 if there is none."""
+        left, granted = self._leases.time_left(request.ID, self._clock())
+        keys = sorted(self._state.leases.get(request.ID, ())) if request.keys else ()
         return rpc_pb2.LeaseTimeToLiveResponse(
-            header=self._header(), ID=asked.ID, TTL=left, grantedTTL=granted, keys=keys
+            header=self._header(), ID=request.ID, TTL=left, grantedTTL=granted, keys=keys
         )
 
-    async def lease_leases(self, _asked: rpc_pb2.LeaseLeasesRequest) -> rpc_pb2.LeaseLeasesResponse:
+    async def lease_leases(self, _request: rpc_pb2.LeaseLeasesRequest) -> rpc_pb2.LeaseLeasesResponse:
         """All leases."""
         leases = [rpc_pb2.LeaseStatus(ID=lease) for lease in self._leases.all()]
         return rpc_pb2.LeaseLeasesResponse(header=self._header(), leases=leases)
 
     async def keep_alive(self, lease: int, within_s: float = 0.0) -> int:  # noqa: ARG002 - memory is never silent
-        """Renew a lease in memory; returns its TTL in seconds, 0 if it is over."""
+        """Renew a lease in memory; returns its TTL in seconds, 0 if it has expired."""
         return self._leases.renew(lease, self._clock())
 
-    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    async def watch(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """One watch inside this process."""
         with self.watching() as (watchers, woken):
-            watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.revision)
+            watchers.handle(rpc_pb2.WatchRequest(create_request=request), self.revision)
             while True:
                 woken.clear()
                 for response in watchers.responses(lambda: self.revision):
@@ -184,9 +184,9 @@ class EmbeddedEtcd:
 
     @contextmanager
     def watching(self) -> Iterator[tuple[Watchers, asyncio.Event]]:
-        """The watches of a new client stream, and the event that is set when there may be something for them."""
+        """The watches of a new client stream, and an event that is set when there may be something to send."""
         woken = asyncio.Event()
-        watchers = Watchers(self._state, self._interest, woken.set)
+        watchers = Watchers(self._state, self._subscriptions, woken.set)
         self._watching += 1
         try:
             yield watchers, woken
@@ -195,7 +195,7 @@ class EmbeddedEtcd:
             watchers.close()
 
     async def set_alarms(self, alarms: set[int]) -> None:
-        """Raise or take back alarms, durably."""
+        """Set which alarms are raised, durably."""
 
         def change(batch: WriteBatch) -> None:
             self.alarms = alarms
@@ -208,7 +208,7 @@ class EmbeddedEtcd:
         return await self._commit.submit(lambda _: self._state.hash_kv(revision))
 
     async def defragment(self) -> None:
-        """Give the space of overwritten and forgotten records back to the disk."""
+        """Free the space of overwritten and deleted records on disk."""
         await asyncio.get_running_loop().run_in_executor(self._sweeper, self._kv.compact, b"", b"")
 
     def disk_bytes(self) -> int:
@@ -216,7 +216,7 @@ class EmbeddedEtcd:
         return self._kv.approximate_bytes(b"", b"\xff")
 
     def statistics(self) -> Statistics:
-        """A picture of now."""
+        """The present sizes."""
         state = self._state
         return Statistics(
             self.revision,
@@ -228,8 +228,8 @@ class EmbeddedEtcd:
             self._commit.waiting,
         )
 
-    async def _write(self, asked: Message, apply: Callable[[], R]) -> R:
-        size = asked.ByteSize()
+    async def _write(self, request: Message, apply: Callable[[], R]) -> R:
+        size = request.ByteSize()
 
         def change(batch: WriteBatch) -> R:
             if self._state.live_bytes + size > self._retention.quota_bytes:
@@ -242,23 +242,23 @@ class EmbeddedEtcd:
         return await self._commit.submit(change, size)
 
     def _save(self, batch: WriteBatch) -> None:
-        """Write the revisions that are new; before any of them can be forgotten."""
+        """Write the revisions that are new, before any of them can be compacted."""
         if self._state.revision > self._saved:
-            fresh = range(self._saved + 1, self._state.revision + 1)
-            record.save_revisions(batch, self._state, fresh)
-            self._fresh += [(revision, self._state.events(revision)) for revision in fresh]
+            revisions = range(self._saved + 1, self._state.revision + 1)
+            record.save_revisions(batch, self._state, revisions)
+            self._unpublished += [(revision, self._state.events(revision)) for revision in revisions]
             self._saved = self._state.revision
             if floor := self._history.due(self._state, self._clock()):
                 self._compact(floor, batch)
 
-    def _show(self) -> None:
+    def _publish(self) -> None:
         self.revision = self._state.revision
         if self._state.compact_revision > self._swept:
             self._swept = self._state.compact_revision
             self._sweep.set()
-        for revision, events in self._fresh:
-            self._interest.tell(revision, events)
-        self._fresh.clear()
+        for revision, events in self._unpublished:
+            self._subscriptions.notify(revision, events)
+        self._unpublished.clear()
 
     def _compact(self, revision: int, batch: WriteBatch) -> None:
         self._save(batch)
@@ -278,14 +278,14 @@ class EmbeddedEtcd:
     def _revoke(self, lease: int, batch: WriteBatch) -> None:
         self._state.revoke(lease)
         self._leases.remove(lease)
-        record.forget_lease(batch, lease)
+        record.delete_lease(batch, lease)
 
     def _expire(self, leases: list[int], batch: WriteBatch) -> None:
         for lease in leases:
             try:
                 self._revoke(lease, batch)
             except LeaseNotFoundError:
-                continue  # its owner revoked it while this waited
+                continue  # its owner revoked it in the meantime
 
     def _header(self) -> rpc_pb2.ResponseHeader:
         return rpc_pb2.ResponseHeader(revision=self._state.revision)

@@ -1,14 +1,14 @@
 """The etcd API over the network: several endpoints, users, timeouts, and etcd's statuses as our errors.
 
-A call that fails for lack of a server moves on to the next endpoint. What was not sent for lack of a connection, reads,
-and writes that leave the same state when they happen twice, are sent again with back-off; a transaction with conditions
-that was sent is not: its caller must read and decide.
+A call that fails for lack of a server moves on to the next endpoint. Calls are repeated with back-off when they were
+not sent, when they read, and when they write the same state however often they run. A transaction with conditions that
+was sent is not repeated: its caller must read and decide.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -16,8 +16,7 @@ import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
 from storage.jitter import jittered
-from storage.meta.calls import OpenCalls, cancellations
-from storage.meta.endpoints import Endpoints
+from storage.meta.calls import KeepAlives, OpenCalls, cancellations
 from storage.meta.errors import (
     EtcdError,
     InvalidTokenError,
@@ -27,35 +26,79 @@ from storage.meta.errors import (
     UserNeededError,
     error_of,
 )
-from storage.meta.keep_alive import KeepAlives
 from storage.meta.user import Metadata, Token, User
 
 R = TypeVar("R")
 NEEDS_LEADER: Metadata = (("hasleader", "true"),)
-"""Sent with streams: a member that is cut off from the others then ends them instead of staying silent."""
+"""Sent with streams: a member that is cut off from the others then ends them, and does not stay silent."""
+_CONNECT_SECONDS = 2.0
 _CALL_SECONDS = 10.0
 _ATTEMPT_SECONDS = 5.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 
 
+class Endpoints:
+    """Channels to the members of a metadata cluster; one of them is used until it fails. Made by `open`."""
+
+    def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.aio.Channel]) -> None:
+        self._addresses = addresses
+        self._channels = channels
+        self._current = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, addresses: Sequence[str], channel: Callable[[str], grpc.aio.Channel]
+    ) -> AsyncIterator["Endpoints"]:
+        """Channels to all addresses for the block; they connect when used."""
+        async with AsyncExitStack() as stack:
+            yield cls(addresses, [await stack.enter_async_context(channel(address)) for address in addresses])
+
+    @property
+    def current(self) -> str:
+        """The address in use."""
+        return self._addresses[self._current]
+
+    def leave(self, address: str) -> None:
+        """Use the next endpoint from now on, unless another caller has already left `address`."""
+        if self.current == address:
+            self._current = (self._current + 1) % len(self._channels)
+
+    async def connected(self) -> grpc.aio.Channel:
+        """The channel in use, once it is connected, or the next one that connects.
+
+        Raises:
+            MetaUnavailableError: none of them connects; nothing was sent.
+        """
+        for _ in self._channels:
+            address, channel = self.current, self._channels[self._current]
+            if await _connects(channel):
+                return channel
+            self.leave(address)
+        raise MetaUnavailableError(
+            f"no metadata server can be reached at {', '.join(self._addresses)}; is it running, "
+            "and do the addresses and certificates fit?"
+        )
+
+
 class RemoteEtcd:
-    """See `storage.meta.api.EtcdApi`; made by `open`."""
+    """Implements `storage.meta.client.EtcdApi`; made by `open`."""
 
     def __init__(self, endpoints: Endpoints, user: User | None = None) -> None:
         self._endpoints = endpoints
         self._token = Token(user)
         self._keep_alives = KeepAlives(self._open_keep_alive)
         self.calls = OpenCalls()
-        """Those that end when their server falls silent."""
+        """Calls that end when their server falls silent."""
 
     @classmethod
     @asynccontextmanager
     async def open(
         cls, endpoints: Sequence[str], channel: Callable[[str], grpc.aio.Channel], user: User | None = None
     ) -> AsyncIterator["RemoteEtcd"]:
-        """Channels to all endpoints for the block; without a `user` the environment may name one (`meta.user`)."""
-        async with Endpoints.open(endpoints, channel) as opened:
-            remote = cls(opened, user or User.from_environment(os.environ))
+        """Channels to all endpoints for the block; without a `user`, that of the environment (`meta.user`), if any."""
+        async with Endpoints.open(endpoints, channel) as members:
+            remote = cls(members, user or User.from_environment(os.environ))
             try:
                 yield remote
             finally:
@@ -67,7 +110,7 @@ class RemoteEtcd:
         return self._endpoints.current
 
     async def connected(self) -> tuple[grpc.aio.Channel, Metadata]:
-        """A connected channel and what a call on it has to carry.
+        """A connected channel and the metadata that a call on it needs.
 
         Raises:
             MetaUnavailableError: no endpoint can be reached.
@@ -77,37 +120,43 @@ class RemoteEtcd:
         return channel, await self._token.metadata(channel)
 
     def failed(self, err: TimeoutError | grpc.aio.AioRpcError, address: str) -> EtcdError:
-        """`err` as our error, once the endpoint or the token that it speaks of is no longer used."""
+        """Our error for `err`; an endpoint that failed, or a token that is no longer valid, is not used again."""
         if isinstance(err, TimeoutError):
             self._endpoints.leave(address)
-            self.calls.give_up(address)
+            self.calls.cancel_all(address)
             return MetaUnavailableError(f"the metadata server at {address} did not answer in time; is it running?")
         failure = error_of(err.code().name, err.details() or "")
-        if isinstance(failure, InvalidTokenError | UserNeededError) and self._token.forget():
+        if isinstance(failure, InvalidTokenError | UserNeededError) and self._token.invalidate():
             return InvalidTokenError()
         if type(failure) is MetaUnavailableError:
             self._endpoints.leave(address)
             return MetaUnavailableError(f"the metadata server at {address} is away: {failure.text}; is it running?")
         return failure
 
-    async def read(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+    async def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """See `EtcdApi.read`."""
-        return await self._call(lambda channel, has: rpc_pb2_grpc.KVStub(channel).Range(asked, metadata=has))
-
-    async def txn(self, asked: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
-        """See `EtcdApi.txn`."""
         return await self._call(
-            lambda channel, has: rpc_pb2_grpc.KVStub(channel).Txn(asked, metadata=has), repeat=not asked.compare
+            lambda channel, metadata: rpc_pb2_grpc.KVStub(channel).Range(request, metadata=metadata)
         )
 
-    async def lease_grant(self, asked: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
-        """See `EtcdApi.lease_grant`."""
-        return await self._call(lambda channel, has: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(asked, metadata=has))
+    async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+        """See `EtcdApi.txn`."""
+        return await self._call(
+            lambda channel, metadata: rpc_pb2_grpc.KVStub(channel).Txn(request, metadata=metadata),
+            repeat=not request.compare,
+        )
 
-    async def lease_revoke(self, asked: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
+    async def lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
+        """See `EtcdApi.lease_grant`."""
+        return await self._call(
+            lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(request, metadata=metadata)
+        )
+
+    async def lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
         """See `EtcdApi.lease_revoke`."""
         return await self._call(
-            lambda channel, has: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(asked, metadata=has), repeat=False
+            lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(request, metadata=metadata),
+            repeat=False,
         )
 
     async def keep_alive(self, lease: int, within_s: float) -> int:
@@ -119,17 +168,17 @@ class RemoteEtcd:
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
 
-    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    async def watch(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """See `EtcdApi.watch`."""
         address = self._endpoints.current
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
-                channel, has = await self.connected()
+                channel, metadata = await self.connected()
             address = self._endpoints.current
-            call = rpc_pb2_grpc.WatchStub(channel).Watch(None, metadata=has + NEEDS_LEADER)
+            call = rpc_pb2_grpc.WatchStub(channel).Watch(None, metadata=metadata + NEEDS_LEADER)
             with self.calls.reading(call, address):
                 async with asyncio.timeout(_ATTEMPT_SECONDS):
-                    await call.write(rpc_pb2.WatchRequest(create_request=asked))
+                    await call.write(rpc_pb2.WatchRequest(create_request=request))
                     response: Any = await call.read()
                 while isinstance(response, rpc_pb2.WatchResponse):
                     yield response
@@ -140,49 +189,62 @@ class RemoteEtcd:
             raise self.failed(err, address) from err
 
     async def _open_keep_alive(self) -> Any:
-        channel, has = await self.connected()
-        return rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(None, metadata=has + NEEDS_LEADER)
+        channel, metadata = await self.connected()
+        return rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(None, metadata=metadata + NEEDS_LEADER)
 
     async def _call(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]], *, repeat: bool = True) -> R:
-        pause, most = _BACKOFF_SECONDS
+        pause, max_pause = _BACKOFF_SECONDS
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CALL_SECONDS
         while True:
             try:
                 return await self._attempt(attempt)
             except _NotSentError as err:
-                failure, again = err.reason, True
+                failure, retry = err.reason, True
             except MetaUnavailableError as err:
                 failure = err
-                again = isinstance(err, TooManyRequestsError | InvalidTokenError)
-                again = again or (repeat and not isinstance(err, NoSpaceError))
-            if not again or loop.time() + pause >= deadline:
+                retry = isinstance(err, TooManyRequestsError | InvalidTokenError)
+                retry = retry or (repeat and not isinstance(err, NoSpaceError))
+            if not retry or loop.time() + pause >= deadline:
                 raise failure
             await asyncio.sleep(jittered(pause))
-            pause = min(pause * 2, most)
+            pause = min(pause * 2, max_pause)
 
     async def _attempt(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]]) -> R:
         try:
-            channel, has = await self.connected()
+            channel, metadata = await self.connected()
         except MetaUnavailableError as err:
             raise _NotSentError(err) from err
         except grpc.aio.AioRpcError as err:
             raise self.failed(err, self._endpoints.current) from err
         address, before = self._endpoints.current, cancellations()
         try:
-            call = attempt(channel, has)
+            call = attempt(channel, metadata)
             async with asyncio.timeout(_ATTEMPT_SECONDS):
                 with self.calls.reading(call, address):
                     return await call
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             if cancellations() > before:
-                raise asyncio.CancelledError from err  # gRPC answers with the failure if both come at once
+                # gRPC raises the failure when it comes together with a cancellation.
+                raise asyncio.CancelledError from err
             raise self.failed(err, address) from err
 
 
 class _NotSentError(Exception):
-    """A call that never left, so that it may be made again whatever it does."""
+    """A call that was not sent, so that it may be repeated whatever it does."""
 
     def __init__(self, reason: MetaUnavailableError) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+async def _connects(channel: grpc.aio.Channel) -> bool:
+    state = channel.get_state(try_to_connect=True)
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        return False
+    return state == grpc.ChannelConnectivity.READY

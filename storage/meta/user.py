@@ -1,4 +1,4 @@
-"""Who we are to an etcd that demands a user: name and password from the environment or a file, and their token."""
+"""The user for an etcd that demands one: name and password from the environment or a file, and the token for them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -44,35 +44,35 @@ class User:
 
 
 class Token:
-    """The token of a user, asked for when it is needed; without a user there is none."""
+    """The token of a user, requested when it is first needed; without a user there is none."""
 
     def __init__(self, user: User | None) -> None:
         self._user = user
         self._metadata: Metadata | None = None
-        self._asking = asyncio.Lock()
+        self._authenticating = asyncio.Lock()
 
     async def metadata(self, channel: grpc.aio.Channel) -> Metadata:
-        """What a call on `channel` has to carry; nothing, too, while the server has authentication switched off.
+        """The metadata for a call on `channel`; empty, too, while the server has authentication switched off.
 
         Raises:
             grpc.aio.AioRpcError: as the call would.
         """
         if self._user is None:
             return ()
-        async with self._asking:
+        async with self._authenticating:
             if self._metadata is None:
                 self._metadata = await self._authenticate(self._user, channel)
             return self._metadata
 
-    def forget(self) -> bool:
-        """Ask for a new token next time; returns whether there is a user to ask for."""
+    def invalidate(self) -> bool:
+        """Request a new token next time; returns whether there is a user."""
         self._metadata = None
         return self._user is not None
 
     async def _authenticate(self, user: User, channel: grpc.aio.Channel) -> Metadata:
-        asked = rpc_pb2.AuthenticateRequest(name=user.name, password=user.password)
+        request = rpc_pb2.AuthenticateRequest(name=user.name, password=user.password)
         try:
-            return (("token", (await rpc_pb2_grpc.AuthStub(channel).Authenticate(asked)).token),)
+            return (("token", (await rpc_pb2_grpc.AuthStub(channel).Authenticate(request)).token),)
         except grpc.aio.AioRpcError as err:
             if AuthNotEnabledError.text in (err.details() or ""):
                 return ()

@@ -1,6 +1,6 @@
-"""Group commit: what has gathered is applied in memory, written with one synced batch, and only then answered.
+"""Group commit: requests that have gathered are applied in memory, written with one synced batch, and then answered.
 
-Every request, reads too, takes its turn in one queue, so nobody ever sees what a crash could take back. When the disk
+Every request, reads too, waits for its turn in one queue, so nobody ever sees what a crash could undo. When the disk
 fails, memory is ahead of it, so `run` raises instead of going on.
 """
 
@@ -33,7 +33,10 @@ class _Request:
 
 
 class GroupCommit:
-    """One queue before one store; `applied` completes a group's batch, `durable` shows it once it is on disk."""
+    """One queue in front of one store.
+
+    `applied` completes a group's batch; `durable` is called once the batch is on disk.
+    """
 
     def __init__(self, kv: KV, applied: Callable[[WriteBatch], None], durable: Callable[[], None]) -> None:
         self._kv = kv
@@ -72,15 +75,15 @@ class GroupCommit:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                await self._commit(self._take())
+                await self._commit(self._take_group())
 
     def close(self) -> None:
-        """Wait for a write under way, and refuse what is still queued."""
+        """Wait for the write under way, and refuse what is still queued."""
         self._disk.shutdown(wait=True)
         _refuse(self._waiting, "the metadata server is stopping; try again")
         self._waiting.clear()
 
-    def _take(self) -> list[_Request]:
+    def _take_group(self) -> list[_Request]:
         group: list[_Request] = []
         size = 0
         while self._waiting and len(group) < _GROUP and size < _GROUP_BYTES:
@@ -121,7 +124,8 @@ def _attempt(change: Change, batch: WriteBatch) -> Any:
         return err
     except Exception as err:
         if len(batch) != size:
-            raise  # half of the change is in memory: only reading it all again from disk is safe
+            # Half of the change is in memory: only reading everything again from disk is safe.
+            raise
         return request_error(err, "metadata request")
 
 

@@ -1,7 +1,7 @@
 """How much history the embedded server keeps: by count, by age and, always, by bytes (pure: the clock is an argument).
 
-The kept changes are what reads of the past and watches that fell behind live on; whoever needs older ones gets etcd's
-"compacted" and reads the present state.
+Reads of the past and watches that fell behind need the kept changes; a client that needs older ones gets etcd's
+"compacted" error and reads the present state.
 """
 
 from collections import deque
@@ -23,24 +23,24 @@ class Retention:
     log_bytes: int = 64 << 20
     """Bytes of kept changes."""
     quota_bytes: int = 256 << 20
-    """Bytes of the pairs of now; beyond it puts are refused, as etcd does at --quota-backend-bytes."""
+    """Bytes of the present pairs; beyond it puts are refused, as etcd does at --quota-backend-bytes."""
 
 
 class History:
-    """When which revision was the newest, and up to where the history is to be forgotten."""
+    """Decides at which revision to compact."""
 
     def __init__(self, retention: Retention) -> None:
         self._retention = retention
-        self._newest: deque[tuple[float, int]] = deque()
+        self._newest: deque[tuple[float, int]] = deque()  # (time, newest revision then)
 
     def due(self, state: State, now: float) -> int:
         """The revision to compact at; 0 when there is nothing to do. A tenth of slack keeps compactions few."""
-        kept = self._retention
+        retention = self._retention
         floor = self._floor_by_age(state, now)
-        if kept.revisions and state.revision - state.compact_revision > kept.revisions * 11 // 10:
-            floor = max(floor, state.revision - kept.revisions)
-        if state.log_bytes > kept.log_bytes:
-            floor = max(floor, state.revision_within(kept.log_bytes * 9 // 10))
+        if retention.revisions and state.revision - state.compact_revision > retention.revisions * 11 // 10:
+            floor = max(floor, state.revision - retention.revisions)
+        if state.log_bytes > retention.log_bytes:
+            floor = max(floor, state.revision_within(retention.log_bytes * 9 // 10))
         return floor if floor > state.compact_revision else 0
 
     def _floor_by_age(self, state: State, now: float) -> int:

@@ -1,7 +1,7 @@
 """When leases end (pure: the clock is an argument, in monotonic seconds).
 
-Invariants: a lease lives at least its TTL after its last renewal; one that is over is never renewed again; deadlines
-are not kept on disk, so every lease gets its whole TTL anew after a restart, as in etcd.
+Invariants: a lease lives at least its TTL after its last renewal; one that has expired is never renewed again;
+deadlines are not kept on disk, so every lease gets its whole TTL again after a restart, as in etcd.
 """
 
 import heapq
@@ -21,11 +21,11 @@ class _Lease:
 
 
 class Leases:
-    """TTL and deadline of each lease, and which are over."""
+    """TTL and deadline of each lease, and which have expired."""
 
     def __init__(self, ttls: Iterable[tuple[int, int]] = (), now: float = 0.0) -> None:
         self._leases = {lease: _Lease(ttl_s, now + ttl_s) for lease, ttl_s in ttls}
-        self._heap = [(known.deadline, lease) for lease, known in self._leases.items()]
+        self._heap = [(entry.deadline, lease) for lease, entry in self._leases.items()]
         heapq.heapify(self._heap)
 
     def __contains__(self, lease: int) -> bool:
@@ -51,43 +51,43 @@ class Leases:
         heapq.heappush(self._heap, (now + ttl_s, lease))
 
     def renew(self, lease: int, now: float) -> int:
-        """Start the lease's TTL anew; returns it, or 0 if the lease is over or unknown."""
-        known = self._leases.get(lease)
-        if known is None or known.deadline <= now:
+        """Restart the lease's TTL; returns it, or 0 if the lease has expired or is unknown."""
+        entry = self._leases.get(lease)
+        if entry is None or entry.deadline <= now:
             return 0
-        known.deadline = now + known.ttl_s
-        return known.ttl_s
+        entry.deadline = now + entry.ttl_s
+        return entry.ttl_s
 
     def postpone(self, seconds: float) -> None:
-        """Move every deadline: the time in which this process could not hear renewals does not count."""
-        for known in self._leases.values():
-            known.deadline += seconds
+        """Move every deadline: the time in which this process could not receive renewals does not count."""
+        for entry in self._leases.values():
+            entry.deadline += seconds
 
     def all(self) -> list[int]:
-        """The ids of all leases, the longest known first."""
+        """The ids of all leases, the oldest first."""
         return list(self._leases)
 
-    def left(self, lease: int, now: float) -> tuple[int, int]:
+    def time_left(self, lease: int, now: float) -> tuple[int, int]:
         """Whole seconds left and the granted TTL; (-1, 0) if the lease is unknown."""
-        known = self._leases.get(lease)
-        return (max(0, int(known.deadline - now)), known.ttl_s) if known else (-1, 0)
+        entry = self._leases.get(lease)
+        return (max(0, int(entry.deadline - now)), entry.ttl_s) if entry else (-1, 0)
 
     def remove(self, lease: int) -> None:
-        """Forget a lease, if it is known."""
+        """Remove a lease, if it exists."""
         self._leases.pop(lease, None)
 
-    def over(self, now: float) -> list[int]:
-        """Leases past their deadline; each is named until it is removed."""
-        found: set[int] = set()  # an id that was granted anew is in the heap twice
+    def expired(self, now: float) -> list[int]:
+        """Leases past their deadline; each is returned again until it is removed."""
+        expired: set[int] = set()  # an id that was granted again is in the heap twice
         while self._heap and self._heap[0][0] <= now:
             _, lease = heapq.heappop(self._heap)
-            known = self._leases.get(lease)
-            if known is None:
+            entry = self._leases.get(lease)
+            if entry is None:
                 continue
-            if known.deadline <= now:
-                found.add(lease)
+            if entry.deadline <= now:
+                expired.add(lease)
             else:
-                heapq.heappush(self._heap, (known.deadline, lease))
-        for lease in found:
+                heapq.heappush(self._heap, (entry.deadline, lease))
+        for lease in expired:
             heapq.heappush(self._heap, (now, lease))
-        return sorted(found)
+        return sorted(expired)

@@ -76,7 +76,7 @@ def save_lease(batch: WriteBatch, lease: int, ttl_s: int) -> None:
     batch.put(_LEASE + _NUMBER.pack(lease), _NUMBER.pack(ttl_s))
 
 
-def forget_lease(batch: WriteBatch, lease: int) -> None:
+def delete_lease(batch: WriteBatch, lease: int) -> None:
     """Remove a lease."""
     batch.delete(_LEASE + _NUMBER.pack(lease))
 
@@ -92,7 +92,7 @@ def save_alarms(batch: WriteBatch, alarms: Iterable[int]) -> None:
 
 
 def events_before(revision: int) -> tuple[bytes, bytes]:
-    """The keys `[lower, upper)` of the changes that a compaction at `revision` forgets."""
+    """The keys `[lower, upper)` of the changes that a compaction at `revision` drops."""
     return _EVENTS, _EVENTS + _NUMBER.pack(revision)
 
 

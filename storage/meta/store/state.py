@@ -5,10 +5,10 @@ Invariants, as in etcd:
 2. A pair's `version` counts its puts since it was created; `create_revision <= mod_revision <= revision`.
 3. A request is checked before anything changes: it is applied whole, or raises and changes nothing.
 4. `events(r)` for `compact_revision <= r <= revision` are all changes of revision r in order, each with the pair
-   before it, so any kept past state can be had back by undoing.
+   before it, so any past state that is kept can be computed by undoing.
 5. A key is attached to exactly the lease its pair names, and that lease exists.
-6. The conditions of a transaction, those of transactions inside it too, are judged on the state before it.
-7. `live_bytes` and `log_bytes` are the sizes of the pairs of now and of the kept changes.
+6. The conditions of a transaction, and of transactions inside it, are evaluated on the state before it.
+7. `live_bytes` and `log_bytes` are the sizes of the present pairs and of the kept changes.
 """
 
 import bisect
@@ -24,8 +24,7 @@ from storage.meta.errors import (
     LeaseNotFoundError,
     MetaRequestError,
 )
-from storage.meta.store import compare, request
-from storage.meta.store.ranges import in_range, select
+from storage.meta.store.request import check_put, check_range, check_txn, compare_holds, in_range, select
 
 Event = kv_pb2.Event
 KeyValue = kv_pb2.KeyValue
@@ -33,7 +32,7 @@ _Outcomes = Iterator[bool]
 
 
 class State:
-    """All pairs of now, the leases' keys, and the changes since `compact_revision`."""
+    """The present pairs, the leases' keys, and the changes since `compact_revision`."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -47,7 +46,7 @@ class State:
         self._open: list[Event] = []
 
     def restore(self, revision: int, compact_revision: int, leases: Iterable[int], pairs: Iterable[KeyValue]) -> None:
-        """Take over a saved state; the log follows through `restore_events`."""
+        """Load a saved state; the log follows with `restore_events`."""
         self.revision, self.compact_revision = revision, compact_revision
         self.leases = {lease: set() for lease in leases}
         for pair in pairs:
@@ -55,7 +54,7 @@ class State:
         self._keys = sorted(self._pairs)
 
     def restore_events(self, revision: int, events: list[Event]) -> None:
-        """Take over the saved changes of one revision."""
+        """Load the saved changes of one revision."""
         self._log[revision] = events
         self.log_bytes += _size(events)
 
@@ -63,56 +62,56 @@ class State:
         """The changes of one kept revision, in order; see invariant 4."""
         return self._log.get(revision, [])
 
-    def read(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+    def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """Answer a read.
 
         Raises:
             MetaRequestError: malformed.
-            CompactedError, FutureRevisionError: `asked.revision` is not kept, or not there yet.
+            CompactedError, FutureRevisionError: `request.revision` is not kept, or does not exist yet.
         """
-        request.check_range(asked)
-        self._check_revision(asked.revision)
-        return self._range(asked)
+        check_range(request)
+        self._check_revision(request.revision)
+        return self._range(request)
 
-    def txn(self, asked: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+    def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         """Compare, then apply one of the branches; all its changes get one revision.
 
         Raises:
             MetaRequestError, LeaseNotFoundError, CompactedError, FutureRevisionError: nothing was changed.
         """
-        request.check_txn(asked)
-        outcomes = list(self._judge(asked))
-        taken = list(_taken(asked, iter(outcomes)))
-        for op in taken:
+        check_txn(request)
+        outcomes = list(self._evaluate(request))
+        operations = list(_operations(request, iter(outcomes)))
+        for op in operations:
             if op.HasField("request_put"):
                 self._check_put(op.request_put)
-        for op in taken:
+        for op in operations:
             if op.HasField("request_range"):
                 self._check_revision(op.request_range.revision)
-        response = self._txn(asked, iter(outcomes))
+        response = self._txn(request, iter(outcomes))
         self._commit()
         response.header.revision = self.revision
         return response
 
-    def put(self, asked: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
+    def put(self, request: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
         """Set one key; raises as `txn`."""
-        request.check_put(asked)
-        self._check_lease(asked.lease)
-        done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=asked)]))
+        check_put(request)
+        self._check_lease(request.lease)
+        done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=request)]))
         return done.responses[0].response_put
 
-    def delete_range(self, asked: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
+    def delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
         """Delete a key or range; raises as `txn`."""
-        done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=asked)]))
+        done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=request)]))
         return done.responses[0].response_delete_range
 
     def hash_kv(self, revision: int) -> rpc_pb2.HashKVResponse:
         """A checksum of the pairs at `revision` (0: now); equal states have equal ones. Raises as `read`."""
-        found = self.read(rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0", revision=revision))
+        present = self.read(rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0", revision=revision))
         checksum = 0
-        for pair in found.kvs:
+        for pair in present.kvs:
             checksum = zlib.crc32(pair.SerializeToString(deterministic=True), checksum)
-        return rpc_pb2.HashKVResponse(header=found.header, hash=checksum, compact_revision=self.compact_revision)
+        return rpc_pb2.HashKVResponse(header=present.header, hash=checksum, compact_revision=self.compact_revision)
 
     def grant(self, lease: int) -> None:
         """Add a lease without keys.
@@ -138,10 +137,10 @@ class State:
         self._commit()
 
     def compact(self, revision: int) -> None:
-        """Forget the changes before `revision`.
+        """Drop the changes before `revision`.
 
         Raises:
-            CompactedError, FutureRevisionError: it was compacted already, or is not there yet.
+            CompactedError, FutureRevisionError: it was compacted already, or does not exist yet.
         """
         if revision <= self.compact_revision:
             raise CompactedError(self.compact_revision)
@@ -160,18 +159,18 @@ class State:
             excess -= _size(events)
         return self.revision
 
-    def _judge(self, asked: rpc_pb2.TxnRequest) -> _Outcomes:
+    def _evaluate(self, request: rpc_pb2.TxnRequest) -> _Outcomes:
         """Whether the conditions of a transaction hold, then those of the ones in the taken branch, depth first."""
-        succeeded = all(compare.holds(test, self._matching(test.key, test.range_end)) for test in asked.compare)
+        succeeded = all(compare_holds(test, self._matching(test.key, test.range_end)) for test in request.compare)
         yield succeeded
-        for op in asked.success if succeeded else asked.failure:
+        for op in request.success if succeeded else request.failure:
             if op.HasField("request_txn"):
-                yield from self._judge(op.request_txn)
+                yield from self._evaluate(op.request_txn)
 
-    def _txn(self, asked: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> rpc_pb2.TxnResponse:
+    def _txn(self, request: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> rpc_pb2.TxnResponse:
         succeeded = next(outcomes)
         response = rpc_pb2.TxnResponse(succeeded=succeeded)
-        for op in asked.success if succeeded else asked.failure:
+        for op in request.success if succeeded else request.failure:
             response.responses.append(self._apply(op, outcomes))
         return response
 
@@ -185,40 +184,40 @@ class State:
             return rpc_pb2.ResponseOp(response_txn=self._txn(op.request_txn, outcomes))
         return rpc_pb2.ResponseOp(response_range=self._range(op.request_range))
 
-    def _range(self, asked: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+    def _range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         now = self.revision + bool(self._open)
-        is_past = 0 < asked.revision < now
-        pairs = self._past(asked, asked.revision) if is_past else self._matching(asked.key, asked.range_end)
-        response = select(asked, pairs)
+        is_past = 0 < request.revision < now
+        pairs = self._past(request, request.revision) if is_past else self._matching(request.key, request.range_end)
+        response = select(request, pairs)
         response.header.revision = now
         return response
 
-    def _put(self, asked: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
-        before = self._pairs.get(asked.key)
+    def _put(self, request: rpc_pb2.PutRequest) -> rpc_pb2.PutResponse:
+        before = self._pairs.get(request.key)
         revision = self.revision + 1
         pair = KeyValue(
-            key=asked.key,
-            value=before.value if before and asked.ignore_value else asked.value,
-            lease=before.lease if before and asked.ignore_lease else asked.lease,
+            key=request.key,
+            value=before.value if before and request.ignore_value else request.value,
+            lease=before.lease if before and request.ignore_lease else request.lease,
             create_revision=before.create_revision if before else revision,
             mod_revision=revision,
             version=before.version + 1 if before else 1,
         )
         if before is None:
-            bisect.insort(self._keys, asked.key)
+            bisect.insort(self._keys, request.key)
         else:
             self._drop(before)
         self._set(pair)
         self._open.append(Event(type=Event.PUT, kv=pair, prev_kv=before))
-        response = rpc_pb2.PutResponse(prev_kv=before if asked.prev_kv else None)
+        response = rpc_pb2.PutResponse(prev_kv=before if request.prev_kv else None)
         response.header.revision = revision
         return response
 
-    def _delete_range(self, asked: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
-        doomed = self._matching(asked.key, asked.range_end)
-        for pair in doomed:
+    def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
+        pairs = self._matching(request.key, request.range_end)
+        for pair in pairs:
             self._delete(pair.key)
-        response = rpc_pb2.DeleteRangeResponse(deleted=len(doomed), prev_kvs=doomed if asked.prev_kv else ())
+        response = rpc_pb2.DeleteRangeResponse(deleted=len(pairs), prev_kvs=pairs if request.prev_kv else ())
         response.header.revision = self.revision + bool(self._open)
         return response
 
@@ -252,12 +251,12 @@ class State:
             return [self._pairs[key]] if key in self._pairs else []
         start = bisect.bisect_left(self._keys, key)
         stop = len(self._keys) if range_end == b"\0" else bisect.bisect_left(self._keys, range_end)
-        return [self._pairs[found] for found in self._keys[start:stop]]
+        return [self._pairs[match] for match in self._keys[start:stop]]
 
-    def _past(self, asked: rpc_pb2.RangeRequest, revision: int) -> list[KeyValue]:
-        pairs = {pair.key: pair for pair in self._matching(asked.key, asked.range_end)}
+    def _past(self, request: rpc_pb2.RangeRequest, revision: int) -> list[KeyValue]:
+        pairs = {pair.key: pair for pair in self._matching(request.key, request.range_end)}
         for event in self._newest_first(revision):
-            if not in_range(event.kv.key, asked.key, asked.range_end):
+            if not in_range(event.kv.key, request.key, request.range_end):
                 continue
             if event.prev_kv.version:
                 pairs[event.kv.key] = event.prev_kv
@@ -276,21 +275,21 @@ class State:
         if 0 < revision < self.compact_revision:
             raise CompactedError(self.compact_revision)
 
-    def _check_put(self, asked: rpc_pb2.PutRequest) -> None:
-        if (asked.ignore_value or asked.ignore_lease) and asked.key not in self._pairs:
+    def _check_put(self, request: rpc_pb2.PutRequest) -> None:
+        if (request.ignore_value or request.ignore_lease) and request.key not in self._pairs:
             raise MetaRequestError("etcdserver: key not found")
-        self._check_lease(asked.lease)
+        self._check_lease(request.lease)
 
     def _check_lease(self, lease: int) -> None:
         if lease and lease not in self.leases:
             raise LeaseNotFoundError
 
 
-def _taken(asked: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> Iterator[rpc_pb2.RequestOp]:
+def _operations(request: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> Iterator[rpc_pb2.RequestOp]:
     """The operations that will run, those of inner transactions in their places."""
-    for op in asked.success if next(outcomes) else asked.failure:
+    for op in request.success if next(outcomes) else request.failure:
         if op.HasField("request_txn"):
-            yield from _taken(op.request_txn, outcomes)
+            yield from _operations(op.request_txn, outcomes)
         else:
             yield op
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from etcdpb import rpc_pb2
 
+from storage.meta.calls import KeepAlives
 from storage.meta.errors import MetaUnavailableError
-from storage.meta.keep_alive import KeepAlives
 
 
 class Call:

@@ -7,9 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from storage.meta.store.interest import Interest
 from storage.meta.store.state import State
-from storage.meta.store.watchers import Watchers
+from storage.meta.store.watchers import Subscriptions, Watchers
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 ENDS = st.sampled_from([b"", b"", b"c", b"\0"])
@@ -17,11 +16,11 @@ ENDS = st.sampled_from([b"", b"", b"c", b"\0"])
 
 def test_a_watch_from_before_it_was_asked_for_skips_nothing() -> None:
     """Its start is just behind what the stream was shown last, but it did not listen then."""
-    state, interest = State(), Interest()
-    watchers = Watchers(state, interest)
+    state, subscriptions = State(), Subscriptions()
+    watchers = Watchers(state, subscriptions)
     assert not list(watchers.responses(lambda: state.revision))
     state.put(rpc_pb2.PutRequest(key=b"a"))
-    interest.tell(2, state.events(2))
+    subscriptions.notify(2, state.events(2))
     watchers.handle(rpc_pb2.WatchRequest(create_request={"key": b"a", "start_revision": 2}), 2)
     created, shown = watchers.responses(lambda: state.revision)
     assert created.created
@@ -29,14 +28,14 @@ def test_a_watch_from_before_it_was_asked_for_skips_nothing() -> None:
 
 
 class Streams(RuleBasedStateMachine):
-    """Two equal client streams: one with an interest, which is asked only when it was woken, and one without."""
+    """Two equal client streams: one with an subscriptions, which is asked only when it was woken, and one without."""
 
     @initialize()
     def start(self) -> None:
-        self.state, self.interest = State(), Interest()
+        self.state, self.subscriptions = State(), Subscriptions()
         self.durable = self.told = self.state.revision
         self.woken = True
-        self.quick = Watchers(self.state, self.interest, self.wake)
+        self.quick = Watchers(self.state, self.subscriptions, self.wake)
         self.plain = Watchers(self.state)
 
     def wake(self) -> None:
@@ -65,7 +64,7 @@ class Streams(RuleBasedStateMachine):
     def become_durable(self) -> None:
         self.durable = self.state.revision
         for revision in range(self.told + 1, self.durable + 1):
-            self.interest.tell(revision, self.state.events(revision))
+            self.subscriptions.notify(revision, self.state.events(revision))
         self.told = self.durable
 
     @rule(back=st.integers(0, 3))
@@ -93,8 +92,8 @@ class Streams(RuleBasedStateMachine):
     @invariant()
     def nobody_listens_for_watches_that_are_gone(self) -> None:
         if not self.quick._watches:
-            assert not self.interest._keys
-            assert not self.interest._ranges
+            assert not self.subscriptions._keys
+            assert not self.subscriptions._ranges
 
 
 TestStreams = Streams.TestCase

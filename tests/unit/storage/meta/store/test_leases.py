@@ -13,7 +13,7 @@ def test_a_lease_is_over_exactly_when_its_ttl_passed_since_the_last_renewal(step
     leases, deadlines, now = Leases(), dict[int, int](), 0
     for lease, wait in steps:
         now += wait
-        over = set(leases.over(now))
+        over = set(leases.expired(now))
         assert over == {known for known, deadline in deadlines.items() if deadline <= now}
         for gone in over:
             leases.remove(gone)
@@ -29,12 +29,12 @@ def test_a_lease_past_its_deadline_is_not_renewed() -> None:
     leases = Leases()
     leases.grant(1, 5, 100.0)
     assert leases.renew(1, 105.0) == 0
-    assert leases.left(1, 105.0) == (0, 5)
-    assert leases.left(2, 105.0) == (-1, 0)
+    assert leases.time_left(1, 105.0) == (0, 5)
+    assert leases.time_left(2, 105.0) == (-1, 0)
 
 
 def test_a_lease_has_its_whole_ttl_after_a_restart() -> None:
-    assert Leases([(1, 5)], now=1000.0).left(1, 1000.0) == (5, 5)
+    assert Leases([(1, 5)], now=1000.0).time_left(1, 1000.0) == (5, 5)
 
 
 def test_impossible_leases_are_refused() -> None:
@@ -54,11 +54,11 @@ def test_an_id_that_was_granted_anew_is_over_once() -> None:
     leases.grant(1, 5, 0.0)
     leases.remove(1)
     leases.grant(1, 3, 1.0)
-    assert leases.over(10.0) == [1]
+    assert leases.expired(10.0) == [1]
 
 
 def test_a_postponed_deadline_is_later() -> None:
     leases = Leases([(1, 5)], now=0.0)
     leases.postpone(10.0)
-    assert leases.over(14.0) == []
-    assert leases.over(15.0) == [1]
+    assert leases.expired(14.0) == []
+    assert leases.expired(15.0) == [1]

@@ -83,7 +83,7 @@ class StateMachine(RuleBasedStateMachine):
             self.past[self.revision + 1] = dict(self.rows)
         self.saved(first)
         batch = WriteBatch()
-        record.forget_lease(batch, lease)
+        record.delete_lease(batch, lease)
         self.kv.write(batch, sync=True)
 
     @rule(key=KEYS, value=VALUES, lease=LEASES)
