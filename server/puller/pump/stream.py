@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from tipb import binlog_pb2, pump_pb2
 from tipb.pump_pb2_grpc import PumpStub
 
+from server.puller.beginning import Beginning, StreamSilentError
 from server.puller.pump.errors import (
     BinlogInvalidError,
     BinlogPurgedError,
@@ -40,6 +41,7 @@ class PumpStream:
         self._security = security
         self._last_ts = last_ts
         self._failures = 0
+        self._beginning = Beginning()
 
     async def run(self) -> AsyncIterator[Transaction]:
         """Committed transactions in commit order, without end; waits while the pump is away.
@@ -59,14 +61,19 @@ class PumpStream:
                 _raise_if_final(self.name, self._last_ts, err)
                 if self._failures % 10 == 0:
                     _log.warning("pump does not answer", pump=self.name, host=self.host, error=err.details())
+            except StreamSilentError as err:
+                _log.warning("pump sends nothing", pump=self.name, host=self.host, error=err.message)
             await asyncio.sleep(delay_s(self._failures, _JITTER, base_s=_BASE_S, cap_s=_CAP_S))
             self._failures += 1
 
     async def _read(self, channel: grpc.aio.Channel) -> AsyncIterator[Transaction]:
         start = pump_pb2.Pos(offset=self._last_ts)
         request = pump_pb2.PullBinlogReq(clusterID=self._cluster_id, startFrom=start)
-        async for answer in PumpStub(channel).PullBinlogs(request):
+        call = PumpStub(channel).PullBinlogs(request)
+        answer = await self._beginning.first(call)
+        while isinstance(answer, pump_pb2.PullBinlogResp):
             yield transaction_of(self.name, self._last_ts, answer.entity.payload)
+            answer = await call.read()
 
 
 def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:

@@ -5,6 +5,7 @@ the events that came before; the pullers subscribe again, which opens the next f
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto.cdcpb_pb2_grpc import ChangeDataStub
 
 from server.puller import metrics
+from server.puller.beginning import Beginning, StreamSilentError
 from server.puller.tikv.fault import Fault, FeedRefusedError
 from server.puller.tikv.subscription import Subscription
 from server.rpc.client import connect
@@ -22,6 +24,7 @@ from server.rpc.credentials import SecurityConfig
 
 _MULTIPLEXING = (("features", "stream-multiplexing"),)
 _BROKEN = Fault("stream_broken", wait_ms=100)
+_SILENT = Fault("stream_silent", wait_ms=100)
 _RESOLVED_BYTES = 16
 
 _log = structlog.get_logger(__name__)
@@ -30,9 +33,10 @@ _log = structlog.get_logger(__name__)
 class EventFeed:
     """One store's stream and the subscriptions on it."""
 
-    def __init__(self, address: str, cluster_id: int) -> None:
+    def __init__(self, address: str, cluster_id: int, beginning: Beginning) -> None:
         self.address = address
         self._cluster_id = cluster_id
+        self._beginning = beginning
         self._subscriptions: dict[int, Subscription] = {}
         # holds at most two requests a subscription, so the number of regions bounds it
         self._requests: asyncio.Queue[cdcpb.ChangeDataRequest] = asyncio.Queue()
@@ -52,13 +56,18 @@ class EventFeed:
         fault = _BROKEN
         try:
             async with connect(self.address, security) as channel:
-                stub = ChangeDataStub(channel)
-                async for message in stub.EventFeedV2(self._outgoing(), metadata=_MULTIPLEXING):
+                call = ChangeDataStub(channel).EventFeedV2(self._outgoing(), metadata=_MULTIPLEXING)
+                message = await self._beginning.first(call)
+                while isinstance(message, cdcpb.ChangeDataEvent):
                     await self._deliver(message)
+                    message = await call.read()
             _log.info("event feed closed by the store", store=self.address)
         except grpc.aio.AioRpcError as err:
             _log.warning("event feed broke", store=self.address, status=err.code().name, details=err.details())
             fault = _fault_of_status(self.address, err)
+        except StreamSilentError as err:
+            _log.warning("event feed does not begin", store=self.address, error=err.message)
+            fault = _SILENT
         finally:
             for subscription in self._subscriptions.values():
                 subscription.inbox.put_now((subscription, fault))
@@ -91,6 +100,7 @@ class EventFeeds:
         self._cluster_id = cluster_id
         self._security = security
         self._feeds: dict[str, EventFeed] = {}
+        self._beginnings: defaultdict[str, Beginning] = defaultdict(Beginning)
         self._running: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -109,7 +119,8 @@ class EventFeeds:
         """Start `subscription` on its store's feed."""
         feed = self._feeds.get(subscription.address)
         if feed is None:
-            feed = self._feeds[subscription.address] = EventFeed(subscription.address, self._cluster_id)
+            address = subscription.address
+            feed = self._feeds[address] = EventFeed(address, self._cluster_id, self._beginnings[address])
             task = self._tasks.create_task(self._run(feed), name=f"event feed {feed.address}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
