@@ -1,6 +1,6 @@
 """Acknowledgements: what the target has committed moves the checkpoints, frees memory, and lets the sorter clean.
 
-An acknowledgement of all tables visits those only that have something, or have ended; the others share one floor.
+An acknowledgement of all tables visits those only that have something, or have ended; the others share one checkpoint.
 """
 
 import contextlib

@@ -6,26 +6,26 @@ Invariant: no row above `start_ts` and at or below `checkpoint_ts` is unacknowle
 from typing import NamedTuple
 
 
-class Standing(NamedTuple):
+class CheckpointPosition(NamedTuple):
     """A checkpoint_ts, and where it stood before its last move: the range between can be asked for again."""
 
     previous_ts: int
     checkpoint_ts: int
 
 
-class Floor:
+class SharedCheckpoint:
     """What was acknowledged of all tables of a changefeed at once: one object that they share."""
 
-    __slots__ = ("standing",)
+    __slots__ = ("position",)
 
     def __init__(self) -> None:
-        self.standing = Standing(0, 0)
+        self.position = CheckpointPosition(0, 0)
 
     def move(self, ts: int) -> bool:
         """All up to `ts` is acknowledged; returns whether that is news."""
-        before_ts = self.standing.checkpoint_ts
+        before_ts = self.position.checkpoint_ts
         if ts > before_ts:
-            self.standing = Standing(before_ts, ts)
+            self.position = CheckpointPosition(before_ts, ts)
         return ts > before_ts
 
 
@@ -53,15 +53,15 @@ class Checkpoint:
             self._ahead = ahead or None
         return self.checkpoint_ts
 
-    def with_floor(self, floor: Standing) -> Standing:
-        """Where the table stands if all up to `floor` was acknowledged, too, in its two steps."""
-        if floor.checkpoint_ts <= self.checkpoint_ts:
-            return Standing(self.previous_ts, self.checkpoint_ts)
-        return Standing(max(self.checkpoint_ts, floor.previous_ts), floor.checkpoint_ts)
+    def with_shared(self, shared: CheckpointPosition) -> CheckpointPosition:
+        """Where the table stands if all up to `shared` was acknowledged, too, in its two steps."""
+        if shared.checkpoint_ts <= self.checkpoint_ts:
+            return CheckpointPosition(self.previous_ts, self.checkpoint_ts)
+        return CheckpointPosition(max(self.checkpoint_ts, shared.previous_ts), shared.checkpoint_ts)
 
-    def raise_to(self, floor: Standing) -> None:
-        """All up to `floor` was acknowledged, in its two steps."""
-        for ts in floor:
+    def raise_to(self, shared: CheckpointPosition) -> None:
+        """All up to `shared` was acknowledged, in its two steps."""
+        for ts in shared:
             self.ack(self.checkpoint_ts, ts)
 
     def _merge(self, start_ts: int, end_ts: int) -> dict[int, int]:

@@ -17,18 +17,17 @@ import pyarrow as pa
 from sink import metrics
 from sink.acks import Acks
 from sink.before import WithBefore
-from sink.cut import Bounds
+from sink.cut import Bounds, Slice
 from sink.dispatcher import Dispatcher
 from sink.errors import TableDamagedError, TableNotFoundError
 from sink.holds import Holds
+from sink.metrics import SinkStats
 from sink.mounted import Mount
 from sink.mounter import Mounter
 from sink.mounts import Mounting, Mounts
 from sink.quota import MemQuota
 from sink.ranges import Ranges
 from sink.selected import whole_mounter
-from sink.slices import Slice
-from sink.stats import SinkStats
 from sink.table_sink import TableSink
 from sink.tables import TableSinks
 from sink.versions import Version
@@ -81,7 +80,7 @@ class SinkManager:
         mounts = Mounts(span.table_id, start_ts, mount if isinstance(mount, Mounting) else Mounting(mount))
         life = next(self._lives)
         with self._changed:
-            table = TableSink(span, life, start_ts, mounts, self._quota, self._tables.floor, born=born)
+            table = TableSink(span, life, start_ts, mounts, self._quota, self._tables.shared, born=born)
             self._tables.add(table)
             self._quota.add_table(span)
             self._dispatcher.add_table(table)

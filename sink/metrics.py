@@ -1,12 +1,17 @@
-"""The sink manager's metrics, summed over all changefeeds of the process; the meaning is that of TiCDC's."""
+"""The sink manager's metrics, summed over all changefeeds of the process, and what one sink manager tells of itself.
+
+The metrics' meaning is that of TiCDC's.
+"""
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from storage.model.span import Span
 from storage.model.ts import physical_ms
 
 ROWS_READ = Counter("tidemark_sink_rows_read_total", "Rows handed to readers", ["source"])  # source: staged, sorter
@@ -15,7 +20,6 @@ ACKS = Counter("tidemark_sink_acks_total", "Acknowledgements that moved a checkp
 TABLES = Gauge("tidemark_sink_tables", "Tables of the sink managers")
 FAILED_TABLES = Gauge("tidemark_sink_failed_tables", "Tables whose staging failed, and which are read from the sorter")
 ROWS_LOST = Counter("tidemark_sink_rows_lost_total", "Tables stopped because rows were lost on the way to the reader")
-
 QUOTA_BYTES = Gauge("tidemark_sink_quota_bytes", "Memory that may be taken")
 MEMORY_BYTES = Gauge("tidemark_sink_memory_bytes", "Memory taken from the quota")
 ACQUIRED = Counter("tidemark_sink_acquisitions_total", "Requests of running tasks for more memory", ["mode"])
@@ -25,9 +29,27 @@ TASKS = Counter(
 BATCH_ROWS = Histogram(
     "tidemark_sink_batch_rows", "Rows of the batches that are staged", buckets=tuple(4**power for power in range(11))
 )
+AGE = Gauge("tidemark_sink_slowest_table_age_seconds", "Age of the slowest table's timestamp", ["timestamp"])
 
 
-class Standing(Protocol):
+@dataclass(frozen=True, slots=True)
+class SinkStats:
+    """State of the moment, and totals since the start."""
+
+    tables: int
+    resolved_ts: int
+    checkpoint_ts: int
+    barrier_ts: int | None
+    quota_bytes: int
+    used_bytes: int
+    reads_staged: int
+    reads_sorter: int
+    sorted_ts: int = 0  # how far all tables are sorted, whether it may be read or not
+    slowest: Span | None = None  # the table with the least checkpoint_ts
+    failures: Mapping[Span, str] = field(default_factory=dict)  # why tables are not staged, but read from the sorter
+
+
+class SlowestTable(Protocol):
     """Whose slowest tables are told."""
 
     def slowest(self) -> tuple[int, int]:
@@ -35,20 +57,19 @@ class Standing(Protocol):
         ...
 
 
-_AGES: weakref.WeakSet[Standing] = weakref.WeakSet()
-AGE = Gauge("tidemark_sink_slowest_table_age_seconds", "Age of the slowest table's timestamp", ["timestamp"])
+_AGES: weakref.WeakSet[SlowestTable] = weakref.WeakSet()
 AGE.labels("resolved").set_function(lambda: _age_s(0))
 AGE.labels("checkpoint").set_function(lambda: _age_s(1))
 
 
-def watch(standing: Standing) -> None:
+def watch(sink: SlowestTable) -> None:
     """Tell the ages of its slowest tables until `forget`."""
-    _AGES.add(standing)
+    _AGES.add(sink)
 
 
-def forget(standing: Standing) -> None:
+def forget(sink: SlowestTable) -> None:
     """Tell them no more."""
-    _AGES.discard(standing)
+    _AGES.discard(sink)
 
 
 def _age_s(which: int) -> float:
@@ -57,6 +78,6 @@ def _age_s(which: int) -> float:
 
 
 def _timestamps(which: int) -> Iterator[int]:
-    for standing in list(_AGES):
-        if ts := standing.slowest()[which]:
+    for sink in list(_AGES):
+        if ts := sink.slowest()[which]:
             yield ts

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sink.change_columns import META_FIELDS, check_dates, meta_columns, told_rows
-from sink.defaults import plain, with_column_id, with_default
+from sink.columns import META_FIELDS, check_dates, meta_columns, plain, row_values, with_column_id, with_default
 from sink.key_change import split_key_changes
 from storage.model.errors import InvalidError
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
@@ -70,7 +69,7 @@ class Mounter:
             KeyValueError: a key that a reader cannot tell from others.
         """
         raw = self.split(raw)
-        block = RowBlock(told_rows(raw))
+        block = RowBlock(row_values(raw))
         keys = HandleCells(self.table, raw["key"])
         columns = [self._column(column, block, keys) for column in self._columns]
         self._check_keys(block, keys, columns)

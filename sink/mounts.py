@@ -1,11 +1,64 @@
-"""How the rows of one span are mounted: a table's mounts, each in force above the DDL that gave it. Pure."""
+"""How the rows of one span are mounted: a table's mounts, each in force above the DDL that gave it. Pure.
+
+Every batch that comes out of a mounter must have the rows that went in: `CheckedMount` counts them. The sorter compares
+what comes out of it with what went in (`sorter.checksum_log`); what is staged is counted by `sink.staging`.
+"""
 
 from dataclasses import dataclass
 
-from sink.errors import RangeCrossesDdlError
-from sink.ledger import CheckedMount
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sink.errors import RangeCrossesDdlError, SinkRowsLostError
 from sink.mounted import Mount
+from storage.model.event import UPDATE
 from storage.model.ts import MAX_TS
+
+
+class CheckedMount:
+    """A table's mount, whose every batch must have the rows it was given; an update may become delete and insert."""
+
+    __slots__ = ("_mount", "_table_id")
+
+    def __init__(self, table_id: int, mount: Mount) -> None:
+        self._table_id = table_id
+        self._mount = mount
+
+    def __call__(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Mount a batch of at least one row.
+
+        Raises:
+            SinkRowsLostError: rows are missing, or there are too many.
+        """
+        mounted = self._mount(raw)
+        least, most = _expected_rows(raw, mounted)
+        if not least <= mounted.num_rows <= most or _borders(raw) != _borders(mounted):
+            first_ts, last_ts = _borders(raw)
+            raise SinkRowsLostError(
+                f"table {self._table_id}, commit_ts {first_ts} to {last_ts}: of {raw.num_rows} rows that were read, "
+                f"{mounted.num_rows} came out of the mounter; this is a defect of the mounter, stop the changefeed",
+                self._table_id,
+                first_ts,
+                last_ts,
+            )
+        return mounted
+
+
+def _expected_rows(raw: pa.RecordBatch, mounted: pa.RecordBatch) -> tuple[int, int]:
+    updates = int(np.count_nonzero(raw.column("op").to_numpy() == UPDATE))
+    if not updates or "_op" not in mounted.schema.names:
+        return raw.num_rows, raw.num_rows + updates
+    kept: int = pc.sum(pc.equal(mounted.column("_op"), "update")).as_py() or 0
+    return raw.num_rows + updates - kept, raw.num_rows + updates - kept
+
+
+def _borders(batch: pa.RecordBatch) -> tuple[int, int]:
+    """The first and the last commit_ts; raw and mounted batches call it differently."""
+    if not batch.num_rows:
+        return 0, 0
+    column = batch.column("_commit_ts" if "_commit_ts" in batch.schema.names else "commit_ts")
+    return column[0].as_py(), column[batch.num_rows - 1].as_py()
 
 
 @dataclass(frozen=True, slots=True)

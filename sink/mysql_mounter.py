@@ -13,8 +13,16 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sink.change_columns import META_FIELDS, check_dates, inexact, meta_columns, told_rows
-from sink.defaults import Plain, with_column_id, with_default
+from sink.columns import (
+    META_FIELDS,
+    Plain,
+    check_dates,
+    inexact,
+    meta_columns,
+    row_values,
+    with_column_id,
+    with_default,
+)
 from storage.mysql.arrow import arrow_columns, arrow_type, has_odd_values, inexact_key
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import DATES, Type
@@ -56,7 +64,7 @@ class MysqlMounter:
             CorruptError: a row is not one of this table in this version.
             KeyValueError: a key that a reader cannot tell from others.
         """
-        rows = told_rows(raw)
+        rows = row_values(raw)
         columns = arrow_columns(self.table, rows)
         self._check_keys(rows, columns)
         return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from sink import metrics
-from sink.cut import Bounds, find_cut
+from sink.cut import Bounds, Slice, find_cut, sliced, whole
 from sink.errors import NotResolvedError
 from sink.mounted import coalesce
-from sink.slices import Slice, sliced, whole
 from sink.table_sink import READ_BYTES, TableSink
 from sink.tables import TableSinks
 from sorter import Extent, Sorter

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
-from sink.change_columns import META_FIELDS
+from sink.columns import META_FIELDS
 from sink.mounted import TableMounter
 
 

@@ -3,6 +3,10 @@
 Invariant: of the rows with `covered_from` < commit_ts <= `covered_to` every one is staged, so a range within is served
 from here, and its rows are counted; any other range is read from the sorter. What is appended is not served before
 `advance` says it is complete.
+
+Rows are counted whole batches at a time (`RowCounts`). A staged range that ends between two counted places splits the
+interval, so rows that are missing are noticed at the latest when its end is handed out, and a range handed out again
+must have as many rows as before.
 """
 
 import bisect
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sink import mounted
-from sink.ledger import RowLedger
+from sink.errors import SinkRowsLostError
 from sink.resolved import ResolvedTs
 
 
@@ -24,10 +28,10 @@ class _Staged:
 class Staging:
     """Contiguous rows above the checkpoint; the caller serialises the calls."""
 
-    __slots__ = ("_appended", "_ledger", "_staged", "covered_from", "covered_to")
+    __slots__ = ("_appended", "_counts", "_staged", "covered_from", "covered_to")
 
     def __init__(self, table_id: int, start_ts: int) -> None:
-        self._ledger = RowLedger(table_id, start_ts)
+        self._counts = RowCounts(table_id, start_ts)
         self.covered_from = start_ts
         self.covered_to = start_ts
         self._appended: list[tuple[pa.RecordBatch, int]] = []
@@ -35,7 +39,7 @@ class Staging:
 
     def append(self, batch: pa.RecordBatch, size: int) -> None:
         """Take the next rows, at least one; their memory (`size` bytes) has been acquired."""
-        self._ledger.read(batch.num_rows)
+        self._counts.read(batch.num_rows)
         self._appended.append((batch, size))
 
     def advance(self, resolved: ResolvedTs) -> int:
@@ -54,14 +58,14 @@ class Staging:
             self._appended.clear()
         self.covered_to = max(self.covered_to, resolved.mark)
         if not self._appended and not resolved.is_batch:
-            self._ledger.complete(resolved.ts)
+            self._counts.complete(resolved.ts)
         return moved
 
     def drop_up_to(self, checkpoint_ts: int) -> bool:
         """Forget what is acknowledged; returns whether there was something."""
         gone = bisect.bisect_right(self._staged, ResolvedTs(checkpoint_ts), key=lambda staged: staged.resolved)
         del self._staged[:gone]
-        self._ledger.drop_up_to(checkpoint_ts)
+        self._counts.drop_up_to(checkpoint_ts)
         self.covered_from = max(self.covered_from, checkpoint_ts)
         self.covered_to = max(self.covered_to, checkpoint_ts)
         return gone > 0
@@ -81,5 +85,63 @@ class Staging:
         parts = [
             mounted.clip(staged.batch, start_ts, end_ts) for staged in self._staged if staged.resolved.ts > start_ts
         ]
-        self._ledger.hand_out(start_ts, end_ts, sum(part.num_rows for part in parts))
+        self._counts.hand_out(start_ts, end_ts, sum(part.num_rows for part in parts))
         return [part for part in parts if part.num_rows]
+
+
+class RowCounts:
+    """How many rows of a table were staged up to which commit_ts; the caller serialises the calls."""
+
+    __slots__ = ("_read", "_rows", "_table_id", "_ts")
+
+    def __init__(self, table_id: int, start_ts: int) -> None:
+        """Begin a table whose rows are staged above `start_ts`."""
+        self._table_id = table_id
+        self._ts = [start_ts]  # places where the count is known, ascending
+        self._rows = [0]
+        self._read = 0
+
+    def read(self, rows: int) -> None:
+        """So many more rows were read."""
+        self._read += rows
+
+    def complete(self, ts: int) -> None:
+        """All rows read so far have a commit_ts <= `ts`, and no others have."""
+        if ts > self._ts[-1]:
+            self._ts.append(ts)
+            self._rows.append(self._read)
+
+    def drop_up_to(self, ts: int) -> None:
+        """No range below `ts` is handed out any more."""
+        floor = bisect.bisect_right(self._ts, ts) - 1
+        if floor > 0:
+            del self._ts[:floor], self._rows[:floor]
+
+    def hand_out(self, start_ts: int, end_ts: int, rows: int) -> None:
+        """`rows` rows are about to be handed out for `(start_ts, end_ts]`, which is staged.
+
+        Raises:
+            SinkRowsLostError: rows are missing, or there are too many.
+        """
+        (start_least, start_most), (end_least, end_most) = self._between(start_ts), self._between(end_ts)
+        if not end_least - start_most <= rows <= end_most - start_least:
+            raise SinkRowsLostError(
+                f"table {self._table_id}, commit_ts {start_ts + 1} to {end_ts}: {rows} rows are staged, but "
+                f"{max(end_least - start_most, 0)} to {end_most - start_least} were read from the sorter; this is a "
+                "defect of the sink: restart the capture, which pulls the table again from its checkpoint",
+                self._table_id,
+                start_ts + 1,
+                end_ts,
+            )
+        if start_least == start_most and end_least != end_most:
+            at = bisect.bisect_right(self._ts, end_ts)
+            self._ts.insert(at, end_ts)
+            self._rows.insert(at, start_least + rows)
+
+    def _between(self, ts: int) -> tuple[int, int]:
+        """The least and the most rows there may be up to `ts`."""
+        floor = bisect.bisect_right(self._ts, ts) - 1
+        least = self._rows[max(floor, 0)]
+        if floor >= 0 and self._ts[floor] == ts:
+            return least, least
+        return least, self._rows[floor + 1] if floor + 1 < len(self._rows) else self._read

@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 
 from sink import metrics, mounted
-from sink.checkpoint import Checkpoint, Floor, Standing
+from sink.checkpoint import Checkpoint, CheckpointPosition, SharedCheckpoint
 from sink.errors import (
     NotResolvedError,
     RangeCleanedError,
@@ -43,10 +43,10 @@ class TableSink:
 
     __slots__ = (
         "_checkpoint",
-        "_floor",
         "_lock",
         "_quota",
         "_removed",
+        "_shared",
         "_staged_from",
         "_staging",
         "_unborn_ts",
@@ -61,9 +61,17 @@ class TableSink:
     )
 
     def __init__(
-        self, span: Span, version: int, start_ts: int, mounts: Mounts, quota: MemQuota, floor: Floor, *, born: bool
+        self,
+        span: Span,
+        version: int,
+        start_ts: int,
+        mounts: Mounts,
+        quota: MemQuota,
+        shared: SharedCheckpoint,
+        *,
+        born: bool,
     ) -> None:
-        """`floor` is what was acknowledged of all tables; a table that is `born` has no rows at or below `start_ts`."""
+        """`shared` is what was acknowledged of all tables; one that is `born` has no rows at or below `start_ts`."""
         self.span = span
         self.version = version
         self.start_ts = start_ts
@@ -74,7 +82,7 @@ class TableSink:
         self.lost: TableDamagedError | None = None
         self._unborn_ts = start_ts if born else 0
         self._quota = quota
-        self._floor = floor
+        self._shared = shared
         self._lock = threading.Lock()
         self._checkpoint = Checkpoint(start_ts)
         self._staging: Staging | None = None  # made when there is something to stage
@@ -84,12 +92,12 @@ class TableSink:
     @property
     def checkpoint_ts(self) -> int:
         """Everything up to it is committed at the target."""
-        return max(self._checkpoint.checkpoint_ts, self._floor.standing.checkpoint_ts)
+        return max(self._checkpoint.checkpoint_ts, self._shared.position.checkpoint_ts)
 
     @property
     def cleaned_ts(self) -> int:
         """Everything above it can be read: the checkpoint before its last move."""
-        cleaned_ts = self._checkpoint.with_floor(self._floor.standing).previous_ts
+        cleaned_ts = self._checkpoint.with_shared(self._shared.position).previous_ts
         return cleaned_ts if cleaned_ts > self._unborn_ts else 0
 
     @property
@@ -110,7 +118,7 @@ class TableSink:
         """A table that had ended has rows again, above `ts`; there are none between."""
         with self._lock:
             if self.checkpoint_ts >= self.end_ts:
-                self._checkpoint.raise_to(Standing(ts, ts))
+                self._checkpoint.raise_to(CheckpointPosition(ts, ts))
             self.end_ts = MAX_TS
 
     def append(self, batch: pa.RecordBatch, size: int) -> None:
@@ -143,7 +151,7 @@ class TableSink:
         """
         with self._lock:
             self._check_whole()
-            self._checkpoint.raise_to(self._floor.standing)
+            self._checkpoint.raise_to(self._shared.position)
             before = self.checkpoint_ts
             moved = self._checkpoint.ack(before if start_ts is None else start_ts, end_ts) > before
             if moved:
@@ -154,7 +162,7 @@ class TableSink:
     def settle(self) -> None:
         """Note what was acknowledged of all tables as acknowledged of this one."""
         with self._lock:
-            self._checkpoint.raise_to(self._floor.standing)
+            self._checkpoint.raise_to(self._shared.position)
 
     def remove(self) -> None:
         """Give all memory back, now and later."""

@@ -21,9 +21,9 @@ from server.capture.runner import note_job
 from server.capture.waiting import READ_WAIT_S, Waiting
 from server.changefeed.info import State
 from sink.before import schema_of
+from sink.cut import Slice as SinkSlice
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Report, Slice, TableDescription, TableNotExistsError
-from sink.slices import Slice as SinkSlice
 from sink.versions import Version, Versions
 from storage.model.errors import TidemarkError
 from storage.model.span import Span

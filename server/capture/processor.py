@@ -15,7 +15,7 @@ from tidemarkpb.v1 import capture_pb2 as pb
 from server.capture.catalog.catalog import FeedCatalog
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
-from sink.slices import Slice
+from sink.cut import Slice
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 

@@ -11,7 +11,7 @@ from pyspark_tidemark.names import check_distinct as check_told_apart
 from pyspark_tidemark.names import check_names as check_held
 from pyspark_tidemark.names import renaming
 
-from sink.change_columns import META_FIELDS
+from sink.columns import META_FIELDS
 from sink.mounted import TableMounter
 from sink.selected import SelectedMounter
 from storage.model.errors import InvalidError

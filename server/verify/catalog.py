@@ -16,7 +16,7 @@ from server.changefeed.table import SourceTable
 from server.puller.tidb.table import tidb_table
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError
 from server.verify.spans import KeySpans
-from sink.change_columns import META_FIELDS
+from sink.columns import META_FIELDS
 from storage.meta.meta import Meta
 
 MYSQL: Final = "mysql"

@@ -12,14 +12,29 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
+from prometheus_client import Counter, Histogram
 
-from sink.flight import metrics
-from sink.flight.answer import Answer, described, planned
+from sink.flight.documents import (
+    Ack,
+    Answer,
+    Describe,
+    FlightRequestError,
+    JobReport,
+    Latest,
+    Plan,
+    Ticket,
+    described,
+    planned,
+)
 from sink.flight.feeds import Feeds
-from sink.flight.request import Ack, Describe, FlightRequestError, JobReport, Latest, Plan, Ticket
 from sink.flight.token import TokenGuard
 from storage.defect import request_error
 from storage.model.errors import Kind, UnavailableError
+
+_ROWS_SENT = Counter("tidemark_flight_rows_total", "mounted rows handed to readers")
+_BYTES_SENT = Counter("tidemark_flight_sent_bytes_total", "Arrow buffers handed to readers")
+_CALL_SECONDS = Histogram("tidemark_flight_call_seconds", "time of one call, with its waiting", ["call"])
+
 
 _UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
@@ -81,7 +96,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:  # noqa: ARG002 - the base class's signature
         """One JSON document in, one out."""
-        with _errors_cross_the_wire("action"), metrics.SECONDS.labels(_known(action.type)).time():
+        with _errors_cross_the_wire("action"), _CALL_SECONDS.labels(_known(action.type)).time():
             if action.type not in self._actions:
                 raise FlightRequestError(f"no action {action.type!r}; there are {', '.join(self._actions)}")
             answer = self._actions[action.type](action.body.to_pybytes())
@@ -147,10 +162,10 @@ def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     started = time.monotonic()
     with _errors_cross_the_wire("get"):
         for batch in batches:
-            metrics.ROWS.inc(batch.num_rows)
-            metrics.BYTES.inc(batch.nbytes)
+            _ROWS_SENT.inc(batch.num_rows)
+            _BYTES_SENT.inc(batch.nbytes)
             yield batch
-    metrics.SECONDS.labels("get").observe(time.monotonic() - started)
+    _CALL_SECONDS.labels("get").observe(time.monotonic() - started)
 
 
 @contextmanager

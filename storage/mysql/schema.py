@@ -33,7 +33,7 @@ class Column:
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
     held: str | int | float | None = field(default=None, compare=False)
-    """What rows hold that are older than the column, as JSON (`sink.defaults`); None: null, or not known."""
+    """What rows hold that are older than the column, as JSON (`sink.columns`); None: null, or not known."""
     id: int = field(default=0, compare=False)
     """Its identity within the table: it stays through renames and changes of type, and is never given out again."""
     generated: str = field(default="", compare=False)

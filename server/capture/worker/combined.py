@@ -13,9 +13,8 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from server.capture.cut import CutPart, combined_cut
-from sink.cut import Bounds
+from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError, TableNotFoundError
-from sink.slices import Slice
 from storage.model.span import Span
 
 T = TypeVar("T")

@@ -27,9 +27,8 @@ from server.capture.worker.pool import Worker
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
 from server.rpc.client import connect
-from sink.cut import Bounds
-from sink.flight.request import Ticket
-from sink.slices import Slice
+from sink.cut import Bounds, Slice
+from sink.flight.documents import Ticket
 from storage.model.span import Span
 
 T = TypeVar("T")

@@ -13,8 +13,7 @@ from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import Source, TableChange
-from sink.cut import Bounds
-from sink.slices import Slice
+from sink.cut import Bounds, Slice
 from storage.model.errors import CorruptError
 from storage.model.span import Span
 from storage.tidb.document import read_document

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
-from sink.defaults import COLUMN_ID
+from sink.columns import COLUMN_ID
 from sink.mounter import Mounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sink.defaults import COLUMN_ID, DEFAULT
+from sink.columns import COLUMN_ID, DEFAULT
 from sink.manager import SinkManager
 from sink.mounter import Mounter
 from sink.mounts import Mounting

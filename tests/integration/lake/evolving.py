@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, Slice, TableMeta
 
-from sink.defaults import plain, with_default
+from sink.columns import plain, with_default
 
 _ENVELOPE = [("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())]
 END = 1_000_000

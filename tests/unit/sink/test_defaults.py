@@ -8,7 +8,7 @@ import pytest
 from pyspark_tidemark.defaults import defaults_of, scalar, without_metadata
 
 from sink.before import schema_of
-from sink.defaults import DEFAULT, plain, with_default
+from sink.columns import DEFAULT, plain, with_default
 from sink.mounter import Mounter
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.field_type import Type

@@ -12,7 +12,7 @@ from server.capture.source.mysql import mysql_table
 from server.changefeed.table import TableRecord
 from server.puller.mysql.conversion import change_of_values
 from server.puller.mysql.tokens import Dialect
-from sink.defaults import DEFAULT
+from sink.columns import DEFAULT
 from sink.mounter import Mounter
 from sink.mysql_mounter import MysqlMounter
 from storage.model.errors import KeyValueError

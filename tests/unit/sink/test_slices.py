@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.slices import SLICES_MAX, sliced
+from sink.cut import SLICES_MAX, sliced
 from sorter import Extent
 from storage.model.span import Span
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sink.flight.documents import Ack, Describe, FlightRequestError, JobReport, Latest, Plan, Ticket
 from sink.flight.feeds import Report
-from sink.flight.request import Ack, Describe, FlightRequestError, JobReport, Latest, Plan, Ticket
 
 TS = st.integers(0, (1 << 63) - 1)
 NAME = st.text(min_size=1)

@@ -1,7 +1,18 @@
-"""What mounters of all sources have in common: the columns that say of each row what happened to it and when."""
+"""What mounters of all sources have in common: the columns that say what happened to a row, and the fields' metadata.
 
+A field's metadata tells what a column is beside its type. `tidemark.column_id` is a decimal number: a column keeps it
+through renames, moves and changes of type, and no other column of the table ever has it. Readers compare columns by it.
+`tidemark.default` is what rows hold that were written before the column was added: JSON text of the value as the rows'
+batches would show it; numbers and text; decimals, dates and times as text, bytes as base64. Without it such rows show
+null. See docs/format/flight.md.
+"""
+
+import base64
+import datetime as dt
+import json
 from collections.abc import Collection, Mapping
-from typing import Final
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +30,13 @@ META_FIELDS: Final = (
 )
 _SHOWN_CHARACTERS: Final = 500
 _OP_NAMES = pa.array([{DELETE: "delete", UPDATE: "update", INSERT: "insert"}.get(op) for op in range(INSERT + 1)])
+DEFAULT: Final = b"tidemark.default"
+COLUMN_ID: Final = b"tidemark.column_id"
+Plain: TypeAlias = str | int | float
+"""A value as JSON has it."""
 
 
-def told_rows(raw: pa.RecordBatch) -> pa.Array:
+def row_values(raw: pa.RecordBatch) -> pa.Array:
     """What each change of a batch of RAW_SCHEMA tells of its row: the new value, or a delete's old one.
 
     Raises:
@@ -79,3 +94,27 @@ def _seq(commit_ts: npt.NDArray[np.int64], start_ts: npt.NDArray[np.int64]) -> n
     begins = np.ones(len(rows), np.bool_)
     begins[1:] = (commit_ts[1:] != commit_ts[:-1]) | (start_ts[1:] != start_ts[:-1])
     return rows - np.maximum.accumulate(np.where(begins, rows, 0))
+
+
+def with_default(field: pa.Field, value: Plain | None) -> pa.Field:
+    """The field with the metadata for a value; as it is for None."""
+    return field if value is None else _with(field, DEFAULT, json.dumps(value))
+
+
+def with_column_id(field: pa.Field, number: int) -> pa.Field:
+    """The field with the identity of its column; as it is for 0, which is none."""
+    return _with(field, COLUMN_ID, str(number)) if number else field
+
+
+def _with(field: pa.Field, key: bytes, value: str) -> pa.Field:
+    return field.with_metadata({**(field.metadata or {}), key: value.encode()})
+
+
+def plain(value: Any) -> Plain | None:
+    """What stands for a value that `pa.array` takes."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    found: Plain | None = value.isoformat() if isinstance(value, dt.date) else value
+    return found

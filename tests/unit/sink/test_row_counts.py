@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sink.errors import SinkRowsLostError
-from sink.ledger import CheckedMount, RowLedger
+from sink.mounts import CheckedMount
+from sink.staging import RowCounts
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 
 NAMES = {DELETE: "delete", UPDATE: "update", INSERT: "insert"}
@@ -54,9 +55,9 @@ def test_a_row_the_mounter_loses_or_doubles_is_an_error_with_table_and_range(ops
 parts = st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=1, max_size=6)
 
 
-def booked(gaps: list[list[int]]) -> tuple[RowLedger, list[int], int]:
+def booked(gaps: list[list[int]]) -> tuple[RowCounts, list[int], int]:
     """A ledger with its rows' commit_ts, and where it ends."""
-    ledger, rows, ts = RowLedger(3, 0), [], 0
+    ledger, rows, ts = RowCounts(3, 0), [], 0
     for part in gaps:
         for gap in part:
             ts += gap
@@ -91,6 +92,6 @@ def test_reading_on_to_the_end_notices_every_lost_row(gaps, step, data) -> None:
         hand_out_all(ledger, rows, ends)
 
 
-def hand_out_all(ledger: RowLedger, rows: list[int], ends: list[int]) -> None:
+def hand_out_all(ledger: RowCounts, rows: list[int], ends: list[int]) -> None:
     for start_ts, end_ts in pairwise(ends):
         ledger.hand_out(start_ts, end_ts, sum(start_ts < ts <= end_ts for ts in rows))

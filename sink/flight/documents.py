@@ -1,15 +1,16 @@
-"""The JSON documents of actions and tickets, read strictly. Pure.
+"""The JSON documents of actions and tickets, read strictly, and those that answer them (docs/format/flight.md). Pure.
 
 A number is a JSON integer in [0, 2^63); an unknown member is ignored, so that newer readers can talk to older captures.
 """
 
+import base64
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from sink.flight.feeds import FAILED, REPORT_STATES, RETRYING, Report
+from sink.flight.feeds import FAILED, REPORT_STATES, RETRYING, FeedDescription, Report, Slice, TableDescription
 from storage.model.errors import InvalidError
 
 _MAX_INT64 = (1 << 63) - 1
@@ -19,6 +20,7 @@ _BODY_BYTES_MAX = 1 << 20
 _CODE = re.compile(r"Err[A-Za-z0-9]{1,60}")
 _MESSAGE_CHARACTERS_MAX = 2000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+Answer: TypeAlias = dict[str, Any]
 
 
 class FlightRequestError(InvalidError):
@@ -202,3 +204,44 @@ def _number(doc: Mapping[str, Any], name: str) -> int:
 
 def _optional_number(doc: Mapping[str, Any], name: str) -> int | None:
     return None if doc.get(name) is None else _number(doc, name)
+
+
+def described(feed: FeedDescription) -> Answer:
+    """The answer to `describe`; without `tables` where the reader knows them."""
+    tables = {} if feed.tables is None else {"tables": [_table(table) for table in feed.tables]}
+    return {
+        "changefeed": feed.changefeed,
+        "state": feed.state,
+        "sink_uri": feed.sink_uri,
+        "start_ts": feed.start_ts,
+        **({"target_ts": feed.target_ts} if feed.target_ts else {}),
+        "checkpoint_ts": feed.checkpoint_ts,
+        "resolved_ts": feed.resolved_ts,
+        **({"skipped": [list(each) for each in feed.skipped]} if feed.skipped else {}),
+        **tables,
+        "ddls": [asdict(ddl) for ddl in feed.ddls],
+    }
+
+
+def planned(asked: Plan, part: Slice, location: str) -> Answer:
+    """One slice of the answer to `plan`; `location` is the server's own."""
+    ticket = Ticket(asked.changefeed, part.table, part.start_ts, part.end_ts, asked.before)
+    return {
+        "table": part.table,
+        "locations": [*part.locations, location],
+        "ticket": ticket.document(),
+        "rows": part.rows,
+        "bytes": part.bytes,
+    }
+
+
+def _table(table: TableDescription) -> Answer:
+    return {
+        "table": table.table,
+        "table_id": table.table_id,
+        "key": list(table.key),
+        "schema": base64.b64encode(table.schema.serialize().to_pybytes()).decode(),
+        "schema_ts": table.schema_ts,
+        "resolved_ts": table.resolved_ts,
+        "checkpoint_ts": table.checkpoint_ts,
+    }
