@@ -1,6 +1,7 @@
-"""What is known at one moment of everything that can hold GC back; gathered by `server.coordinator.explain`. Pure.
+"""What is known at one moment of everything that can hold GC back. Pure.
 
-What could not be learnt is said as a `problem`, never left out: a capture that does not answer is a finding.
+`server.coordinator.explain_service` gathers it. What could not be learnt is said as a `problem`, never left out: a
+capture that does not answer is a finding.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from server.cli.daemon import run_daemon
-from server.coordinator.config import CoordinatorConfig
-from server.coordinator.daemon import opened
+from server.coordinator.daemon import CoordinatorConfig, opened
 from server.routes import Routes
 
 

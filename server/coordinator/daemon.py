@@ -1,12 +1,14 @@
-"""The coordinator put together: metadata, listener, members, election.
+"""The coordinator's settings, and the daemon put together: metadata, listener, members, election.
 
-Over a real etcd every coordinator listens from the start, and one of them leads (`election`). Over embedded metadata
-the directory's lock makes this one the only one: it leads from before it listens until after it has drained.
+Over a real etcd every coordinator listens from the start, and one of them leads (`server.coordinator.election`). Over
+embedded metadata the directory's lock makes this one the only one: it leads from before it listens until after it has
+drained.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,26 +18,22 @@ from kvproto import meta_storagepb_pb2, pdpb_pb2
 from tidemarkpb.v1 import explain_pb2
 
 from gcsafepoint.state.compat import CompatError
-from server.config import ConfigError
+from server.config import ConfigError, setting
 from server.coordinator.cluster.cluster import load_cluster_id
-from server.coordinator.config import CoordinatorConfig
-from server.coordinator.door import Door
 from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd.meta_storage import MetaStorageService
 from server.coordinator.etcd.proxy import EtcdProxy
 from server.coordinator.etcd.service import EtcdService
-from server.coordinator.explain.service import Explainer, ExplainService
-from server.coordinator.forwarding import Forwarding
+from server.coordinator.explain_service import Explainer, ExplainService
 from server.coordinator.http_api import HttpApi
 from server.coordinator.keys import ClusterKeys
+from server.coordinator.leader_proxy import LeaderProxy, MemberForwarder
 from server.coordinator.leadership.durable_limit import StateLostError
-from server.coordinator.leadership.leader import Leadership
-from server.coordinator.leadership.member_service import MemberService
-from server.coordinator.leadership.members import Members, member_at
-from server.coordinator.leadership.membership import Membership
+from server.coordinator.leadership.leadership import Leadership
+from server.coordinator.leadership.members import Members, MemberService, Membership, member_at
 from server.coordinator.pd_http.api import PdHttp
-from server.coordinator.term import Seat, Term
+from server.coordinator.term import CurrentTerm, LeaderTerm
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
@@ -52,11 +50,31 @@ from storage.meta.store.history import Retention
 from storage.tasks import beside
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
-_PATIENCE_S = 2.0
+_METADATA_TIMEOUT_S = 2.0
 _RETRY_S = 1.0
 _LIMITS = Limits(message_bytes=16 << 20)  # etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Where the coordinator listens, and where its state lives."""
+
+    addr: str = setting("127.0.0.1:2379", "host:port for PD's and etcd's gRPC services")
+    http_addr: str = setting("127.0.0.1:0", "host:port for /metrics, /healthz and /readyz")
+    advertise_addr: str = setting("", "host:port that clients are told to use; empty: the listening address")
+    metadata: str = setting("leveldb:data/coordinator", "etcd://host:port[,host:port…] or leveldb:DIRECTORY")
+    metadata_keep_revisions: int = setting(10_000, "embedded metadata: revisions of history kept; 0: any number")
+    metadata_keep_s: int = setting(3600, "embedded metadata: seconds that history is kept at most; 0: any time")
+    metadata_quota_bytes: int = setting(
+        256 << 20, "embedded metadata: bytes of keys and values; puts beyond are refused"
+    )
+    gc_compat: str = setting("classic", "answers to old GC calls: classic (the true minimum) or pd-9 (PD since 2025)")
+    leader_lease: int = setting(
+        3, "seconds after which others may lead when this leader is gone (PD: leader-lease)", least=1
+    )
+    cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")
 
 
 @asynccontextmanager
@@ -75,13 +93,13 @@ async def opened(
         endpoints = _etcd_endpoints(config.metadata)
         keys = ClusterKeys(await _cluster_id(meta, config.cluster_id, endpoints, security))
         coordinator = _Coordinator(api, keys, config, security, routes or Routes())
-        opening = coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.elected(meta)
+        opening = coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.electing(meta)
         async with opening as bound:
             yield {"coordinator": bound}
 
 
 class _Coordinator:
-    """What all terms share: the listener, the members, the seat of the present term."""
+    """What all terms share: the listener, the members, the holder of the current term."""
 
     def __init__(
         self,
@@ -98,22 +116,22 @@ class _Coordinator:
         self._security = security
         self._routes = routes
         self._members = Members(self._me(config.addr))
-        self._seat = Seat(self._members)
+        self._current = CurrentTerm(self._members)
 
     @asynccontextmanager
     async def alone(self, meta: Meta) -> AsyncIterator[str]:
         """Lead one term for the block; calls that are under way at its end are answered."""
         leadership = Leadership()
         term = await self._load(meta, leadership)
-        async with self._seat.taken(term), self._listening() as bound, beside(_stop_with(leadership)):
+        async with self._current.serving(term), self._listening() as bound, beside(_stop_with(leadership)):
             yield bound
 
     @asynccontextmanager
-    async def elected(self, meta: Meta) -> AsyncIterator[str]:
+    async def electing(self, meta: Meta) -> AsyncIterator[str]:
         """Follow and lead in turns for the block; at its end somebody else leads before we stop listening."""
         async with self._listening() as bound:
             leader = self._keys.path("leader")
-            election = Election(meta, leader, self._members, self._seat, partial(self._load, meta))
+            election = Election(meta, leader, self._members, self._current, partial(self._load, meta))
             membership = Membership(meta, self._keys, self._members)
             async with beside(election.run(self._config.leader_lease), membership.run()):
                 yield bound
@@ -124,11 +142,11 @@ class _Coordinator:
             server = RpcServer(self._security, _LIMITS, Engine.NATIVE)
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
-            server.serve_http1(PdHttp(self._keys.cluster_id, self._seat, self._members).answer)
+            server.serve_http1(PdHttp(self._keys.cluster_id, self._current, self._members).answer)
             self._routes.not_ready = self._not_ready
             with self._routes.serving(self._explaining(server)):
                 async with server.listen(self._config.addr) as bound:
-                    self._members.introduce(self._me(bound))
+                    self._members.set_own(self._me(bound))
                     yield bound
 
     def _not_ready(self) -> str:
@@ -139,12 +157,12 @@ class _Coordinator:
 
     def _explaining(self, server: RpcServer) -> Mapping[Route, Handler]:
         """Add `gc explain`; returns what the HTTP port serves."""
-        explainer = Explainer(EtcdMeta(self._api), self._seat, self._members, self._security)
+        explainer = Explainer(EtcdMeta(self._api), self._current, self._members, self._security)
         server.add_service(explain_pb2.DESCRIPTOR.services_by_name["ExplainService"], ExplainService(explainer))
-        return HttpApi(self._seat, self._members, explainer).handlers()
+        return HttpApi(self._current, self._members, explainer).handlers()
 
-    async def _load(self, meta: Meta, leadership: Leadership) -> Term:
-        return await Term.load(leadership, meta, self._keys, self._security, self._compat)
+    async def _load(self, meta: Meta, leadership: Leadership) -> LeaderTerm:
+        return await LeaderTerm.load(leadership, meta, self._keys, self._security, self._compat)
 
     def _me(self, address: str) -> pdpb_pb2.Member:
         return member_at(self._config.advertise_addr or address, tls=self._security.enabled)
@@ -152,8 +170,8 @@ class _Coordinator:
     def _add_pd(self, server: RpcServer, channels: AsyncExitStack) -> None:
         calls = MemberService(self._keys.cluster_id, self._members).calls()
         server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls))
-        forwarding = Forwarding(self._members, self._security, channels)
-        server.add_proxy(Door(self._seat, self._members, forwarding))
+        forwarder = MemberForwarder(self._members, self._security, channels)
+        server.add_proxy(LeaderProxy(self._current, self._members, forwarder))
 
     def _add_etcd(self, server: RpcServer, tasks: asyncio.TaskGroup) -> None:
         meta_storage = MetaStorageService(self._api, self._keys.cluster_id)
@@ -174,12 +192,12 @@ async def _stop_with(leadership: Leadership) -> None:
     raise StateLostError(f"{leadership.reason}; start the coordinator again, it reads its state afresh")
 
 
-async def _cluster_id(meta: Meta, wanted: int, endpoints: Sequence[str], security: SecurityConfig) -> int:
+async def _cluster_id(meta: Meta, configured: int, endpoints: Sequence[str], security: SecurityConfig) -> int:
     """The cluster's id, as soon as a metadata server answers; until then the log says who answers instead."""
     while True:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                return await load_cluster_id(meta, wanted)
+            async with asyncio.timeout(_METADATA_TIMEOUT_S):
+                return await load_cluster_id(meta, configured)
         except TimeoutError:
             answers = [await diagnose(endpoint, security) for endpoint in endpoints]
             _log.warning("waiting for the metadata", reason="; ".join(answers) or "no server answers yet")

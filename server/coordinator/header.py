@@ -1,4 +1,8 @@
-"""Headers: who may answer, and for which cluster, is checked first; `error` of an answer is unset when all is well."""
+"""The header of PD's requests and answers: checked before a handler runs, filled in after it.
+
+A request is refused when another coordinator may lead, or when it names another cluster. A refusal that PD puts into
+the header is raised by the handler as RefusedError; without one, `header.error` stays unset.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -6,14 +10,14 @@ from typing import Any
 from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError, WrongClusterError
-from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.leadership import Leadership
 
 Handler = Callable[[Any], Awaitable[Any]]
 Call = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Headers:
-    """The cluster's headers, and the door every PD request goes through."""
+    """The cluster's headers, and the checks that every PD request must pass."""
 
     def __init__(self, cluster_id: int, bootstrapped: Callable[[], bool], leadership: Leadership) -> None:
         self.cluster_id = cluster_id
@@ -22,7 +26,7 @@ class Headers:
         self.ok = pdpb_pb2.ResponseHeader(cluster_id=cluster_id)
 
     def check(self, header: pdpb_pb2.RequestHeader) -> None:
-        """Call it for every message: memory answers only while nobody else can lead.
+        """Check one message of a call: memory answers only while nobody else can lead.
 
         Raises:
             NotLeaderError: another coordinator may lead.
@@ -42,8 +46,8 @@ class Headers:
         if not self.bootstrapped():
             raise RefusedError(pdpb_pb2.NOT_BOOTSTRAPPED, "cluster is not bootstrapped")
 
-    def open(self, response: type[Any], handler: Handler) -> Call:
-        """A call that works before bootstrap: `handler` gets checked requests, its answers get their header here."""
+    def call_before_bootstrap(self, response: type[Any], handler: Handler) -> Call:
+        """The RPC of `handler`, which gets checked requests; its answers get their header here."""
 
         async def call(request: Any, _context: Any) -> Any:
             self.check(request.header)
@@ -56,11 +60,11 @@ class Headers:
 
         return call
 
-    def bound(self, response: type[Any], handler: Handler) -> Call:
-        """As `open`, for calls that need a bootstrapped cluster."""
+    def call(self, response: type[Any], handler: Handler) -> Call:
+        """As `call_before_bootstrap`, for RPCs that need a bootstrapped cluster."""
 
         async def checked(request: Any) -> Any:
             self.check_bootstrapped()
             return await handler(request)
 
-        return self.open(response, checked)
+        return self.call_before_bootstrap(response, checked)

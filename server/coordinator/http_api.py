@@ -12,9 +12,9 @@ from gcsafepoint.state.rules import SafePointRequestError
 from gcsafepoint.state.service import ServiceUpdate
 from gcsafepoint.state.states import GcView
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.explain.service import Explainer, ExplainRequestError
+from server.coordinator.explain_service import Explainer, ExplainRequestError
 from server.coordinator.leadership.members import Members
-from server.coordinator.term import Seat, Term
+from server.coordinator.term import CurrentTerm, LeaderTerm
 from server.routes import Answer, Handler, Request, Route, answered, fault, json_answer
 from storage.model.errors import TidemarkError
 
@@ -26,9 +26,9 @@ _EXPLAIN = "/tidemark/api/v1/gc/explain"
 class HttpApi:
     """Made on the event loop that `loop` is."""
 
-    def __init__(self, seat: Seat, members: Members, explainer: Explainer) -> None:
+    def __init__(self, current: CurrentTerm, members: Members, explainer: Explainer) -> None:
         self._loop = asyncio.get_running_loop()
-        self._seat = seat
+        self._current = current
         self._members = members
         self._explainer = explainer
 
@@ -43,7 +43,7 @@ class HttpApi:
     def list_safe_points(self, _request: Request) -> Answer:
         """All service safe points, as PD shows them, the lowest first."""
 
-        async def listed(term: Term) -> dict[str, Any]:
+        async def listed(term: LeaderTerm) -> dict[str, Any]:
             view = await term.safe_points.view()
             term.leadership.check()
             return safe_points_document(view)
@@ -53,8 +53,8 @@ class HttpApi:
     def delete_safe_point(self, request: Request) -> Answer:
         """Remove one; as in PD nothing is asked and nothing is checked, so its history may be lost."""
 
-        async def deleted(term: Term) -> str:
-            async with term.leadership.throughout():
+        async def deleted(term: LeaderTerm) -> str:
+            async with term.leadership.while_held():
                 [outcome] = await term.safe_points.update_services([ServiceUpdate(request.tail, 0, 0)])
             if isinstance(outcome, TidemarkError):
                 raise outcome
@@ -70,8 +70,8 @@ class HttpApi:
 
         return self._answer(explained())
 
-    async def _led(self, call: Callable[[Term], Awaitable[T]]) -> T:
-        term = self._seat.term
+    async def _led(self, call: Callable[[LeaderTerm], Awaitable[T]]) -> T:
+        term = self._current.term
         if term is None:
             raise self._members.not_leader()
         return await call(term)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from gcsafepoint.state.records import GcKeys
 
 CLUSTER_ID = b"/pd/cluster_id"
+COPY_PREFIX = b"/tidemark"
+"""What the key of a copy of ours begins with, before the key of PD's layout."""
 
 
 @dataclass(frozen=True, slots=True)

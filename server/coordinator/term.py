@@ -1,7 +1,8 @@
-"""One term of leadership: what the leader has in memory, read before its first answer and forgotten after its last.
+"""One term of leadership: what the leader has in memory, read before its first answer and dropped after its last.
 
-Nothing of it is shared with another term: a task of an earlier one that still runs finds its own state and its own
-fence, which writes nothing.
+`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them. `CurrentTerm` is where the
+shells that serve calls find the present one. Nothing is shared with another term: a task of an earlier one that still
+runs finds its own state and its own fence, which writes nothing.
 """
 
 import asyncio
@@ -13,36 +14,33 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvproto import keyspacepb_pb2, pdpb_pb2
+from prometheus_client import Counter, Gauge
 
 from gcsafepoint.state.compat import Compat
 from gcsafepoint.state.service import SafePointService
-from server.coordinator import metrics
-from server.coordinator.cluster.cluster import Cluster, encode_cluster_id
+from server.coordinator.cluster.cluster import Cluster, ClusterService, encode_cluster_id
 from server.coordinator.cluster.global_config import GlobalConfigService
-from server.coordinator.cluster.region_service import RegionService
-from server.coordinator.cluster.service import ClusterService
-from server.coordinator.cluster.splits import RegionSplitService
-from server.coordinator.cluster.timestamps import ClusterTsService
+from server.coordinator.cluster.region_service import RegionService, RegionSplitService
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.leadership.durable_limit import StateLostError
-from server.coordinator.leadership.guarded import batch_while_leading, while_leading
-from server.coordinator.leadership.leader import Leadership
-from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.leadership.fenced_metadata import FencedMetadata, StateGuard
+from server.coordinator.leadership.leadership import Leadership, batch_while_leading, while_leading
 from server.coordinator.leadership.members import Members
-from server.coordinator.leadership.state_guard import StateGuard
 from server.coordinator.pd_http.rules import RuleStore
-from server.coordinator.tso import TimestampOracle
-from server.coordinator.tso_service import TsoService
+from server.coordinator.tso import ClusterTsService, TimestampOracle, TsoService
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route
 from server.rpc.handlers import method_handlers
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Get, Meta
+
+_LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
+_TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")
 
 _FLUSH_SECONDS = 1.0
 
@@ -51,7 +49,7 @@ _FLUSH_SECONDS = 1.0
 class _State:
     """What a term reads from the metadata."""
 
-    ledger: Ledger
+    metadata: FencedMetadata
     cluster: Cluster
     oracle: TimestampOracle
     safe_points: SafePointService
@@ -59,11 +57,11 @@ class _State:
     guard: StateGuard
 
 
-class Term:
-    """The state of one term and the calls answered from it: `handlers`, by gRPC's full method name."""
+class LeaderTerm:
+    """The state of one term and the RPCs answered from it: `handlers`, by gRPC's full method name."""
 
     def __init__(self, state: "_State", security: SecurityConfig) -> None:
-        self.leadership = leadership = state.ledger.leadership
+        self.leadership = leadership = state.metadata.leadership
         self.cluster = cluster = state.cluster
         self.oracle = state.oracle
         self.safe_points = state.safe_points
@@ -72,32 +70,32 @@ class Term:
         self.headers = Headers(cluster.id, lambda: cluster.bootstrapped, leadership)
         self.handlers: dict[str, Any] = {}
         self._routes: list[Route] = []
-        self._add_pd(state.ledger, security)
+        self._add_pd(state.metadata, security)
 
     @classmethod
     async def load(
         cls, leadership: Leadership, meta: Meta, keys: ClusterKeys, security: SecurityConfig, compat: Compat
-    ) -> "Term":
-        """Read it all from the metadata; `security` is for calls to stores.
+    ) -> "LeaderTerm":
+        """Read the term's state from the metadata; `security` is for calls to stores.
 
         Raises:
             CorruptError: a record cannot be read, or is gone.
             MetaUnavailableError, NotLeaderError: not now.
         """
-        ledger = Ledger(meta, leadership)
-        guard = StateGuard(ledger, keys, await _check_cluster_id(ledger, keys) + 1)
-        cluster = Cluster(ledger, keys)
+        metadata = FencedMetadata(meta, leadership)
+        guard = StateGuard(metadata, keys, await _check_cluster_id(metadata, keys) + 1)
+        cluster = Cluster(metadata, keys)
         await cluster.load()
-        safe_points = SafePointService(ledger, keys.gc, compat=compat, keyspace_of=keyspace_of)
+        safe_points = SafePointService(metadata, keys.gc, compat=compat, keyspace_of=keyspace_of)
         await safe_points.load()
-        oracle = await TimestampOracle.load(ledger, keys.path("timestamp"), must_exist=cluster.bootstrapped)
-        rules = RuleStore(ledger, keys)
+        oracle = await TimestampOracle.load(metadata, keys.path("timestamp"), must_exist=cluster.bootstrapped)
+        rules = RuleStore(metadata, keys)
         await rules.load()
-        return cls(_State(ledger, cluster, oracle, safe_points, rules, guard), security)
+        return cls(_State(metadata, cluster, oracle, safe_points, rules, guard), security)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run what the term does by itself for the block."""
+        """Run the term's background tasks for the block."""
         async with asyncio.TaskGroup() as tasks:
             guarding = self._guard.run([self.oracle.put_back, self.cluster.put_back_ids])
             runs = [self.cluster.run(), self.oracle.run(), self.safe_points.run(), guarding]
@@ -111,7 +109,7 @@ class Term:
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self.cluster.flush()
 
-    def _add_pd(self, ledger: Ledger, security: SecurityConfig) -> None:
+    def _add_pd(self, metadata: FencedMetadata, security: SecurityConfig) -> None:
         gc = GcService(self.headers, self.safe_points)
         tso = TsoService(self.headers, self.oracle)
         cluster = ClusterService(self.headers, self.cluster)
@@ -119,8 +117,8 @@ class Term:
             cluster,
             RegionService(self.headers, self.cluster),
             RegionSplitService(self.headers, self.cluster, partial(connect, security=security)),
-            ClusterTsService(self.headers, self.cluster, self.oracle, ledger),
-            GlobalConfigService(self.headers, ledger),
+            ClusterTsService(self.headers, self.cluster, self.oracle, metadata),
+            GlobalConfigService(self.headers, metadata),
             tso,
             gc,
         )
@@ -130,7 +128,7 @@ class Term:
         self._add(
             pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), {**gc.batches(), **tso.batches()}
         )
-        keyspaces = KeyspaceService(self.headers, ledger, ClusterKeys(self.cluster.id).gc)
+        keyspaces = KeyspaceService(self.headers, metadata, ClusterKeys(self.cluster.id).gc)
         self._add(keyspacepb_pb2.DESCRIPTOR.services_by_name["Keyspace"], SimpleNamespace(**keyspaces.calls()), {})
 
     def _add(self, service: Any, servicer: object, batch: Mapping[str, Any]) -> None:
@@ -141,39 +139,39 @@ class Term:
         self._routes += routes
 
 
-async def _check_cluster_id(ledger: Ledger, keys: ClusterKeys) -> int:
+async def _check_cluster_id(metadata: FencedMetadata, keys: ClusterKeys) -> int:
     """The revision of now, if the metadata still belongs to this cluster.
 
     Raises:
         StateLostError: somebody has deleted or replaced everything, and what was handed out is not known any more.
     """
-    found = await ledger.txn((), [Get(CLUSTER_ID)])
-    stored = [pair.value for pair in found.pairs[0]]
+    result = await metadata.txn((), [Get(CLUSTER_ID)])
+    stored = [pair.value for pair in result.pairs[0]]
     if stored != [encode_cluster_id(keys.cluster_id)]:
         raise StateLostError(
             f"{CLUSTER_ID.decode()} is not that of cluster {keys.cluster_id} any more: the metadata was deleted or "
             "replaced while this coordinator ran; restore it from a snapshot, then start the coordinators again"
         )
-    return found.revision
+    return result.revision
 
 
-class Seat:
-    """Where whoever serves calls finds the present term; None while another coordinator leads."""
+class CurrentTerm:
+    """The term that calls are answered from; `term` is None while another coordinator leads."""
 
     def __init__(self, members: Members) -> None:
-        self.term: Term | None = None
+        self.term: LeaderTerm | None = None
         self._members = members
 
     @asynccontextmanager
-    async def taken(self, term: Term) -> AsyncIterator[None]:
+    async def serving(self, term: LeaderTerm) -> AsyncIterator[None]:
         """Answer from `term` for the block; not one answer later."""
         async with term.running():
             self.term, self._members.leadership = term, term.leadership
-            metrics.LEADER.set(1)
-            metrics.TERMS_TOTAL.inc()
+            _LEADER.set(1)
+            _TERMS_TOTAL.inc()
             try:
                 yield
             finally:
                 self.term = self._members.leadership = None
                 term.leadership.end()
-                metrics.LEADER.set(0)
+                _LEADER.set(0)

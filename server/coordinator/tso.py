@@ -1,27 +1,45 @@
-"""The timestamp oracle.
+"""Timestamps: the oracle (TSO), the RPCs Tso and GetMinTS, and the cluster's timestamps that others decide.
 
-Invariants (PD's pkg/tso):
+`TimestampOracle` hands out timestamps. Invariants (PD's pkg/tso):
+
 1. Every timestamp is greater than all before it, whatever the wall clock does.
 2. No timestamp's physical part reaches `limit_ms`, which is durable before it is used; a restart, and another leader,
    begin at the limit. So a kill -9 never makes one go back, at the price of a step of at most `WINDOW_MS`.
-3. A millisecond whose logical numbers are used up is waited for the end of: however many timestamps are taken, and
+3. When a millisecond's logical numbers are used up, callers wait for its end: however many timestamps are taken, and
    while the wall clock stands behind, the physical part runs no faster than time.
+
+`TsoService` answers the requests that gather on all Tso streams together, each message in its place.
+`ClusterTsService` keeps the external timestamp, which only grows and never passes the newest one handed out (PD's
+server: SetExternalTS), and what stores have resolved.
 """
 
 import asyncio
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
+import grpc
 import structlog
+from google.protobuf.message import DecodeError
+from kvproto import pdpb_pb2
+from prometheus_client import Counter
 
-from server.coordinator import metrics
-from server.coordinator.errors import NotLeaderError, RequestError
+from server.coordinator.cluster.cluster import Cluster
+from server.coordinator.errors import NotLeaderError, RefusedError, RequestError
+from server.coordinator.header import Headers
+from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import DurableLimit
-from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.leadership.fenced_metadata import FencedMetadata
+from server.rpc.errors import StatusError
+from server.rpc.front import Answer, BatchHandler
 from storage.meta.errors import MetaUnavailableError
-from storage.model.ts import LOGICAL_MAX
+from storage.meta.meta import Put
+from storage.model.errors import TidemarkError
+from storage.model.ts import LOGICAL_MAX, compose
+
+_TSO_TOTAL = Counter("tidemark_coordinator_tso_total", "Timestamps handed out")
 
 WINDOW_MS = 3000
 _SPARE_MS = 1500
@@ -34,10 +52,14 @@ _RETRIES_TEXT = (
 )
 _COUNT_TEXT = "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, tso count should be positive"
 
+_Share = list[pdpb_pb2.TsoRequest] | TidemarkError
+_MAX_SHARE = LOGICAL_MAX // 8
+"""Timestamps taken at once: of a millisecond's, less than this many are lost when the next share does not fit."""
+
 _log = structlog.get_logger(__name__)
 
 
-class Wanted(enum.Enum):
+class Needed(enum.Enum):
     """What must come before more timestamps."""
 
     LIMIT = "a greater limit"
@@ -57,15 +79,15 @@ class Oracle:
         """The millisecond of the last timestamp."""
         return self._physical_ms
 
-    def take(self, count: int, now_ms: int) -> "tuple[int, int] | Wanted":
+    def take(self, count: int, now_ms: int) -> "tuple[int, int] | Needed":
         """Reserve `count` timestamps; returns physical and the last logical, or what has to be done first."""
         physical_ms, logical = self._physical_ms, self._logical
         if now_ms > physical_ms:
             physical_ms, logical = now_ms, 0
         if physical_ms >= self.limit_ms:
-            return Wanted.LIMIT
+            return Needed.LIMIT
         if logical + count > LOGICAL_MAX:
-            return Wanted.MILLISECOND
+            return Needed.MILLISECOND
         self._physical_ms, self._logical = physical_ms, logical + count
         return self._physical_ms, self._logical
 
@@ -74,7 +96,7 @@ class Oracle:
         if self._physical_ms == used_up_ms:
             self._physical_ms, self._logical = used_up_ms + 1, 0
 
-    def wanted_limit(self, now_ms: int) -> int:
+    def next_limit(self, now_ms: int) -> int:
         """The limit to save for the time ahead."""
         return max(now_ms, self._physical_ms + 1) + WINDOW_MS
 
@@ -82,9 +104,9 @@ class Oracle:
 class TimestampOracle:
     """The shell: the wall clock, and the limit kept in metadata (`/pd/<cluster>/timestamp`, ns, 8 bytes)."""
 
-    def __init__(self, ledger: Ledger, limit: DurableLimit, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, metadata: FencedMetadata, limit: DurableLimit, clock_ns: Callable[[], int]) -> None:
         """`limit` is loaded."""
-        self._ledger = ledger
+        self._metadata = metadata
         self._limit = limit
         self._oracle = Oracle(self._saved_ms)
         self._clock_ns = clock_ns
@@ -93,16 +115,21 @@ class TimestampOracle:
 
     @classmethod
     async def load(
-        cls, ledger: Ledger, key: bytes, clock_ns: Callable[[], int] = time.time_ns, *, must_exist: bool = False
+        cls,
+        metadata: FencedMetadata,
+        key: bytes,
+        clock_ns: Callable[[], int] = time.time_ns,
+        *,
+        must_exist: bool = False,
     ) -> "TimestampOracle":
         """Continue above everything that was ever handed out; the first window is durable when it returns.
 
         Raises:
             StateLostError: it is not known what was handed out; without any record only if one `must_exist`.
         """
-        limit = DurableLimit(ledger, key)
+        limit = DurableLimit(metadata, key)
         await limit.load(must_exist=must_exist)
-        oracle = cls(ledger, limit, clock_ns)
+        oracle = cls(metadata, limit, clock_ns)
         await oracle._grow()
         ahead_ms = oracle._oracle.physical_ms - oracle._now_ms()
         if ahead_ms > WINDOW_MS:
@@ -138,21 +165,21 @@ class TimestampOracle:
         if count > LOGICAL_MAX:
             raise RequestError(_RETRIES_TEXT)
         while True:
-            self._ledger.leadership.check()
+            self._metadata.leadership.check()
             taken = self._oracle.take(count, self._now_ms())
             if isinstance(taken, tuple):
-                metrics.TSO_TOTAL.inc(count)
+                _TSO_TOTAL.inc(count)
                 return taken
-            await (self._grow() if taken is Wanted.LIMIT else self._step())
+            await (self._grow() if taken is Needed.LIMIT else self._step())
 
     async def _grow(self) -> None:
         before_ms = self._oracle.limit_ms
         async with self._growing:
             while self._oracle.limit_ms <= before_ms:
-                self._ledger.leadership.check()
+                self._metadata.leadership.check()
                 with suppress(TimeoutError):  # a member of etcd is silent: ask again, another is soon in use
                     async with asyncio.timeout(_SAVE_SECONDS):
-                        await self._save(self._oracle.wanted_limit(self._now_ms()))
+                        await self._save(self._oracle.next_limit(self._now_ms()))
 
     async def _save(self, limit_ms: int) -> None:
         await self._limit.raise_to(max(limit_ms, self._saved_ms) * _NANOSECONDS_PER_MS)
@@ -171,3 +198,159 @@ class TimestampOracle:
 
     def _now_ms(self) -> int:
         return self._clock_ns() // _NANOSECONDS_PER_MS
+
+
+class TsoService:
+    """Tso and GetMinTS."""
+
+    def __init__(self, headers: Headers, oracle: TimestampOracle) -> None:
+        self._headers = headers
+        self._oracle = oracle
+
+    def calls(self) -> Mapping[str, Any]:
+        """PD's names for what is served here."""
+        return {"GetMinTS": self._headers.call_before_bootstrap(pdpb_pb2.GetMinTSResponse, self.get_min_ts)}
+
+    def batches(self) -> Mapping[str, BatchHandler]:
+        """PD's names for what is served here in batches."""
+        return {"Tso": self.tso}
+
+    async def tso(self, requests: Sequence[bytes]) -> Sequence[Answer]:
+        """Tso: one answer for each request, in order; the timestamp is the last of the count."""
+        parsed = [self._parse(raw) for raw in requests]
+        answers: list[Answer] = []
+        for share in _shares(parsed):
+            answers += await self._answers(share)
+        return answers
+
+    async def get_min_ts(self, _request: pdpb_pb2.GetMinTSRequest) -> pdpb_pb2.GetMinTSResponse:
+        """A new timestamp."""
+        return pdpb_pb2.GetMinTSResponse(timestamp=await self._take(1))
+
+    def _parse(self, raw: bytes) -> pdpb_pb2.TsoRequest | TidemarkError:
+        try:
+            request = pdpb_pb2.TsoRequest.FromString(raw)
+            self._headers.check(request.header)
+        except DecodeError as err:
+            return StatusError(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}")
+        except TidemarkError as err:
+            return err
+        return request
+
+    async def _answers(self, share: _Share) -> Sequence[Answer]:
+        """The answers to requests that take their timestamps together, or to one that takes none."""
+        if isinstance(share, TidemarkError):
+            return [share]
+        try:
+            last = await self._take(sum(request.count for request in share))
+        except TidemarkError as err:
+            return [err] * len(share)
+        answers: list[Answer] = []
+        logical = last.logical - sum(request.count for request in share)
+        for request in share:
+            logical += request.count
+            last.logical = logical
+            answers.append(
+                pdpb_pb2.TsoResponse(header=self._headers.ok, count=request.count, timestamp=last).SerializeToString()
+            )
+        return answers
+
+    async def _take(self, count: int) -> pdpb_pb2.Timestamp:
+        physical_ms, logical = await self._oracle.take(count)
+        return pdpb_pb2.Timestamp(physical=physical_ms, logical=logical)
+
+
+def _shares(parsed: Sequence[pdpb_pb2.TsoRequest | TidemarkError]) -> Iterator[_Share]:
+    """Neighbours that can take their timestamps together; requests for none, or very many, stand alone."""
+    share: list[pdpb_pb2.TsoRequest] = []
+    total = 0
+    for request in parsed:
+        count = 0 if isinstance(request, TidemarkError) else request.count
+        alone = not 0 < count <= _MAX_SHARE
+        if share and (alone or total + count > _MAX_SHARE):
+            yield share
+            share, total = [], 0
+        if isinstance(request, TidemarkError):
+            yield request
+        elif alone:
+            yield [request]
+        else:
+            share.append(request)
+            total += count
+    if share:
+        yield share
+
+
+class ClusterTsService:
+    """The external timestamp (that stale readers use when told to) and the stores' resolved ones."""
+
+    def __init__(self, headers: Headers, cluster: Cluster, oracle: TimestampOracle, metadata: FencedMetadata) -> None:
+        self._headers = headers
+        self._cluster = cluster
+        self._oracle = oracle
+        self._metadata = metadata
+        self._key = ClusterKeys(cluster.id).external_ts
+        self._writing = asyncio.Lock()
+
+    def calls(self) -> Mapping[str, Any]:
+        """PD's names for what is served here."""
+        headers = self._headers
+        return {
+            "SetExternalTimestamp": headers.call_before_bootstrap(
+                pdpb_pb2.SetExternalTimestampResponse, self.set_external_timestamp
+            ),
+            "GetExternalTimestamp": headers.call_before_bootstrap(
+                pdpb_pb2.GetExternalTimestampResponse, self.get_external_timestamp
+            ),
+            "ReportMinResolvedTS": headers.call(pdpb_pb2.ReportMinResolvedTsResponse, self.report_min_resolved_ts),
+            "GetDCLocationInfo": self.get_dc_location_info,
+            "SyncMaxTS": self.sync_max_ts,
+        }
+
+    async def set_external_timestamp(
+        self, request: pdpb_pb2.SetExternalTimestampRequest
+    ) -> pdpb_pb2.SetExternalTimestampResponse:
+        """Move the external timestamp; durable when it returns."""
+        new_ts = request.timestamp
+        async with self._writing:
+            if new_ts > compose(*await self._oracle.take(1)):
+                raise _refused("the external timestamp should not be larger than global ts")
+            if not self._cluster.bootstrapped:
+                raise _refused("[PD:cluster:ErrNotBootstrapped]TiKV cluster not bootstrapped, please start TiKV first")
+            if new_ts <= await self._external():
+                raise _refused("the external timestamp should be larger than current external timestamp")
+            await self._metadata.txn((), [Put(self._key, f"{new_ts:x}".encode())])
+        return pdpb_pb2.SetExternalTimestampResponse()
+
+    async def get_external_timestamp(
+        self, _request: pdpb_pb2.GetExternalTimestampRequest
+    ) -> pdpb_pb2.GetExternalTimestampResponse:
+        """The external timestamp; 0 while none was set."""
+        return pdpb_pb2.GetExternalTimestampResponse(timestamp=await self._external())
+
+    async def report_min_resolved_ts(
+        self, request: pdpb_pb2.ReportMinResolvedTsRequest
+    ) -> pdpb_pb2.ReportMinResolvedTsResponse:
+        """Note up to where a store has resolved all its regions; kept in memory only, stores report it again."""
+        if request.store_id not in self._cluster.stores:
+            raise RequestError(f"[PD:core:ErrStoreNotFound]store {request.store_id} not found")
+        self._cluster.min_resolved_ts[request.store_id] = request.min_resolved_ts
+        return pdpb_pb2.ReportMinResolvedTsResponse()
+
+    async def get_dc_location_info(
+        self, _request: pdpb_pb2.GetDCLocationInfoRequest, _context: Any
+    ) -> pdpb_pb2.GetDCLocationInfoResponse:
+        """Nothing: timestamps of single data centres are no longer handed out, by PD neither."""
+        return pdpb_pb2.GetDCLocationInfoResponse(header=self._headers.ok)
+
+    async def sync_max_ts(self, _request: pdpb_pb2.SyncMaxTSRequest, _context: Any) -> pdpb_pb2.SyncMaxTSResponse:
+        """Nothing, as `get_dc_location_info`."""
+        return pdpb_pb2.SyncMaxTSResponse(header=self._headers.ok)
+
+    async def _external(self) -> int:
+        pair = await self._metadata.get(self._key)
+        return int(pair.value, 16) if pair else 0
+
+
+def _refused(text: str) -> RefusedError:
+    return RefusedError(pdpb_pb2.INVALID_VALUE, text)

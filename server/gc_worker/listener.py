@@ -66,7 +66,7 @@ _ACTIONS = {
     Stage.REDO_DELETE_RANGES: "redo_delete_range",
     Stage.DO_GC: "do_gc",
 }
-"""The labels of TiDB's metrics: what a stage counts as when it begins, and when an error ends gc_round."""
+"""The labels of TiDB's metrics: what a stage counts as when it begins, and when an error ends it."""
 
 
 class LogAndCount:

@@ -125,7 +125,7 @@ def round_message(gc_round: Round, now_ms: int) -> gc_pb2.GCRound:
 
 
 def range_message(delete_range: DeleteRange, state: str, redo_ms: int = 0) -> gc_pb2.DeleteRange:
-    """A delete range and what is next for delete_range."""
+    """A delete range and what is next for it."""
     return gc_pb2.DeleteRange(
         job_id=delete_range.job_id,
         element_id=delete_range.element_id,

@@ -1,27 +1,35 @@
-"""What a cluster is made of: its id, stores, regions, and the numbers they are named with.
+"""A cluster: its id, its stores, its regions and ids in memory and in the metadata; and the RPCs about them.
 
-Stores, bootstrap and ids are durable before they are answered. Regions are what stores report again and again, so they
-are written behind, by `run`; the metadata's copy only shortens the time after a restart.
+Stores, bootstrap and ids are durable before they are answered. Regions are what stores report again and again, so
+they are written behind, by `Cluster.run`; the metadata's copy only shortens the time after a restart.
+`ClusterService` answers Bootstrap, AllocID, PutStore, StoreHeartbeat and the other RPCs that are not about regions.
 """
 
 import asyncio
 import secrets
 import struct
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 from google.protobuf.message import DecodeError
 from kvproto import metapb_pb2, pdpb_pb2
+from prometheus_client import Gauge
 
-from server.coordinator import metrics
 from server.coordinator.cluster.regions import KnownRegion, Regions, Reported
+from server.coordinator.cluster.stores import cluster_version, is_removed, registered
 from server.coordinator.errors import ClusterIdMismatchError, RefusedError
+from server.coordinator.header import Headers
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.leadership.durable_limit import DurableLimit
-from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.leadership.fenced_metadata import FencedMetadata
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Meta, Op, Put
 from storage.model.errors import CorruptError
+
+_REGIONS = Gauge("tidemark_coordinator_regions", "Regions known")
+_STORES = Gauge("tidemark_coordinator_stores", "Stores known")
 
 _U64 = struct.Struct(">Q")
 _ID_WINDOW = 1000
@@ -31,23 +39,23 @@ _RETRY_SECONDS = 1.0
 _log = structlog.get_logger(__name__)
 
 
-async def load_cluster_id(meta: Meta, wanted: int) -> int:
-    """The stored cluster id; at first start `wanted`, or if that is 0 a new one.
+async def load_cluster_id(meta: Meta, configured: int) -> int:
+    """The stored cluster id; at first start `configured`, or if that is 0 a new one.
 
     Raises:
-        ClusterIdMismatchError: another id than `wanted` is stored.
+        ClusterIdMismatchError: another id than `configured` is stored.
     """
-    found = await meta.get(CLUSTER_ID)
-    stored = int(_U64.unpack(found.value)[0]) if found else await _create_cluster_id(meta, wanted)
-    if wanted and stored != wanted:
+    pair = await meta.get(CLUSTER_ID)
+    stored = int(_U64.unpack(pair.value)[0]) if pair else await _create_cluster_id(meta, configured)
+    if configured and stored != configured:
         raise ClusterIdMismatchError(
-            f"the metadata belongs to cluster {stored}, not {wanted}; drop --cluster-id or use other metadata"
+            f"the metadata belongs to cluster {stored}, not {configured}; drop --cluster-id or use other metadata"
         )
     return stored
 
 
-async def _create_cluster_id(meta: Meta, wanted: int) -> int:
-    fresh = wanted or (int(time.time()) << 32) + secrets.randbits(32)
+async def _create_cluster_id(meta: Meta, configured: int) -> int:
+    fresh = configured or (int(time.time()) << 32) + secrets.randbits(32)
     created = await meta.txn([Compare.absent(CLUSTER_ID)], [Put(CLUSTER_ID, _U64.pack(fresh))], [Get(CLUSTER_ID)])
     return fresh if created.succeeded else int(_U64.unpack(created.pairs[0][0].value)[0])
 
@@ -58,19 +66,19 @@ def encode_cluster_id(cluster_id: int) -> bytes:
 
 
 class Cluster:
-    """The cluster's state in memory, and its way to the metadata."""
+    """The cluster's state in memory, which it writes to the metadata."""
 
-    def __init__(self, ledger: Ledger, keys: ClusterKeys) -> None:
+    def __init__(self, metadata: FencedMetadata, keys: ClusterKeys) -> None:
         self.id = keys.cluster_id
         self.regions = Regions()
         self.stores: dict[int, metapb_pb2.Store] = {}
         self.stats: dict[int, pdpb_pb2.StoreStats] = {}
         self.min_resolved_ts: dict[int, int] = {}
         self.bootstrapped = False
-        self._ledger = ledger
+        self._metadata = metadata
         self._keys = keys
         self._next_id = 1
-        self._ids = DurableLimit(ledger, keys.path("alloc_id"))
+        self._ids = DurableLimit(metadata, keys.path("alloc_id"))
         self._allocating = asyncio.Lock()
         self._unsaved: dict[int, metapb_pb2.Region | None] = {}
         self._wake = asyncio.Event()
@@ -81,13 +89,13 @@ class Cluster:
         Raises:
             CorruptError: a record cannot be read.
         """
-        ledger = self._ledger
-        self.bootstrapped = await ledger.get(self._keys.path("raft")) is not None
+        metadata = self._metadata
+        self.bootstrapped = await metadata.get(self._keys.path("raft")) is not None
         try:
-            for pair in await ledger.get_prefix(self._keys.path("raft/s/")):
+            for pair in await metadata.get_prefix(self._keys.path("raft/s/")):
                 store = metapb_pb2.Store.FromString(pair.value)
                 self.stores[store.id] = store
-            for pair in await ledger.get_prefix(self._keys.path("raft/r/")):
+            for pair in await metadata.get_prefix(self._keys.path("raft/r/")):
                 self.regions.report(metapb_pb2.Region.FromString(pair.value), metapb_pb2.Peer())
         except DecodeError as err:
             raise CorruptError(f"a stored store or region cannot be read: {err}; restore the metadata") from err
@@ -117,7 +125,7 @@ class Cluster:
             for region_id, region in unsaved.items()
         ]
         try:
-            await self._ledger.write(ops)
+            await self._metadata.write(ops)
         except BaseException:
             self._unsaved = unsaved | self._unsaved
             raise
@@ -126,7 +134,7 @@ class Cluster:
         """Start the cluster; returns False if it was started before."""
         made = metapb_pb2.Cluster(id=self.id, max_peer_count=3)
         root = self._keys.path("raft")
-        result = await self._ledger.txn(
+        result = await self._metadata.txn(
             [Compare.absent(root)],
             [
                 Put(root, made.SerializeToString()),
@@ -143,7 +151,7 @@ class Cluster:
 
     async def put_store(self, store: metapb_pb2.Store) -> None:
         """Register a store or what changed of it; durable when it returns."""
-        await self._ledger.txn((), [Put(self._keys.store(store.id), store.SerializeToString())])
+        await self._metadata.txn((), [Put(self._keys.store(store.id), store.SerializeToString())])
         self.stores[store.id] = store
         self._count()
 
@@ -160,7 +168,7 @@ class Cluster:
         self._unsaved |= dict.fromkeys(reported.removed)
         if self._unsaved:
             self._wake.set()
-        metrics.REGIONS.set(len(self.regions))
+        _REGIONS.set(len(self.regions))
         return reported
 
     async def alloc_id(self, count: int = 1) -> int:
@@ -185,10 +193,109 @@ class Cluster:
         await self._ids.put_back()
 
     def _count(self) -> None:
-        metrics.STORES.set(len(self.stores))
-        metrics.REGIONS.set(len(self.regions))
+        _STORES.set(len(self.stores))
+        _REGIONS.set(len(self.regions))
 
 
 def message_of(known: KnownRegion) -> pdpb_pb2.Region:
     """A region as PD's scans answer it."""
     return pdpb_pb2.Region(region=known.region, leader=known.leader)
+
+
+class ClusterService:
+    """What clients ask about the cluster itself."""
+
+    def __init__(self, headers: Headers, cluster: Cluster) -> None:
+        self._headers = headers
+        self._cluster = cluster
+        self._registering = asyncio.Lock()
+
+    def calls(self) -> Mapping[str, Any]:
+        """PD's names for what is served here."""
+        headers = self._headers
+        return {
+            "IsBootstrapped": headers.call_before_bootstrap(pdpb_pb2.IsBootstrappedResponse, self.is_bootstrapped),
+            "Bootstrap": headers.call_before_bootstrap(pdpb_pb2.BootstrapResponse, self.bootstrap),
+            "AllocID": headers.call_before_bootstrap(pdpb_pb2.AllocIDResponse, self.alloc_id),
+            "GetStore": headers.call(pdpb_pb2.GetStoreResponse, self.get_store),
+            "GetAllStores": headers.call(pdpb_pb2.GetAllStoresResponse, self.get_all_stores),
+            "PutStore": headers.call(pdpb_pb2.PutStoreResponse, self.put_store),
+            "StoreHeartbeat": headers.call(pdpb_pb2.StoreHeartbeatResponse, self.store_heartbeat),
+            "GetClusterConfig": headers.call(pdpb_pb2.GetClusterConfigResponse, self.get_cluster_config),
+        }
+
+    async def is_bootstrapped(self, _request: pdpb_pb2.IsBootstrappedRequest) -> pdpb_pb2.IsBootstrappedResponse:
+        """Whether a store has started the cluster."""
+        return pdpb_pb2.IsBootstrappedResponse(bootstrapped=self._cluster.bootstrapped)
+
+    async def bootstrap(self, request: pdpb_pb2.BootstrapRequest) -> pdpb_pb2.BootstrapResponse:
+        """Take the first store and the region that covers everything."""
+        if self._cluster.bootstrapped:
+            raise RefusedError(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
+        if fault := _bootstrap_fault(request, self._cluster.id):
+            raise RefusedError(pdpb_pb2.UNKNOWN, fault)
+        if not await self._cluster.bootstrap(request.store, request.region):
+            raise RefusedError(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
+        return pdpb_pb2.BootstrapResponse()
+
+    async def alloc_id(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
+        """Reserve `count` ids (0 means 1); `id` is the last of them."""
+        count = request.count or 1
+        last = await self._cluster.alloc_id(count)
+        return pdpb_pb2.AllocIDResponse(id=last, count=count if count > 1 else 0)
+
+    async def get_store(self, request: pdpb_pb2.GetStoreRequest) -> pdpb_pb2.GetStoreResponse:
+        """One store, and what it told of itself last."""
+        store = self._cluster.stores.get(request.store_id)
+        if store is None:
+            raise RefusedError(pdpb_pb2.UNKNOWN, f"invalid store ID {request.store_id}, not found")
+        return pdpb_pb2.GetStoreResponse(store=store, stats=self._cluster.stats.get(store.id))
+
+    async def get_all_stores(self, request: pdpb_pb2.GetAllStoresRequest) -> pdpb_pb2.GetAllStoresResponse:
+        """All stores, or all that are not removed."""
+        stores = [
+            store
+            for store in self._cluster.stores.values()
+            if not (request.exclude_tombstone_stores and is_removed(store))
+        ]
+        return pdpb_pb2.GetAllStoresResponse(stores=stores)
+
+    async def put_store(self, request: pdpb_pb2.PutStoreRequest) -> pdpb_pb2.PutStoreResponse:
+        """Register a store, or what changed of it; durable when it returns."""
+        async with self._registering:
+            await self._cluster.put_store(registered(request.store, self._cluster.stores))
+        return pdpb_pb2.PutStoreResponse()
+
+    async def store_heartbeat(self, request: pdpb_pb2.StoreHeartbeatRequest) -> pdpb_pb2.StoreHeartbeatResponse:
+        """A store lives; its numbers are kept in memory."""
+        store_id = request.stats.store_id
+        store = self._cluster.stores.get(store_id)
+        if store is None:
+            raise RefusedError(pdpb_pb2.UNKNOWN, f"store {store_id} not found")
+        if is_removed(store):
+            raise RefusedError(pdpb_pb2.STORE_TOMBSTONE, "store is tombstone")
+        self._cluster.heartbeat(request.stats)
+        version = cluster_version(self._cluster.stores.values())
+        return pdpb_pb2.StoreHeartbeatResponse(cluster_version=version)
+
+    async def get_cluster_config(self, _request: pdpb_pb2.GetClusterConfigRequest) -> pdpb_pb2.GetClusterConfigResponse:
+        """The cluster's id and replica count."""
+        return pdpb_pb2.GetClusterConfigResponse(cluster=metapb_pb2.Cluster(id=self._cluster.id, max_peer_count=3))
+
+
+def _bootstrap_fault(request: pdpb_pb2.BootstrapRequest, cluster_id: int) -> str:
+    """What is wrong with the first store and region, in PD's words (server/util: checkBootstrapRequest); or nothing."""
+    store, region, where = request.store, request.region, f"for bootstrap {cluster_id}"
+    peers = region.peers
+    peer = peers[0] if peers else metapb_pb2.Peer()
+    faults = [
+        (not request.HasField("store"), f"missing store meta {where}"),
+        (not store.id, "invalid zero store id"),
+        (not request.HasField("region"), f"missing region meta {where}"),
+        (region.start_key or region.end_key, f"invalid first region key range, must all be empty {where}"),
+        (not region.id, "invalid zero region id"),
+        (len(peers) != 1, f"invalid first region peer count {len(peers)}, must be 1 {where}"),
+        (peer.store_id != store.id, f"invalid peer store id {peer.store_id} != {store.id} {where}"),
+        (not peer.id, "invalid zero peer id"),
+    ]
+    return next((text for wrong, text in faults if wrong), "")

@@ -11,7 +11,7 @@ from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
-from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.leadership.fenced_metadata import FencedMetadata
 from server.rpc.errors import StatusError
 from storage.codec import prefix_end
 from storage.meta.errors import CompactedError
@@ -33,45 +33,47 @@ class ConfigPathError(StatusError):
 class GlobalConfigService:
     """Store, load and watch; one store call is one transaction."""
 
-    def __init__(self, headers: Headers, ledger: Ledger) -> None:
+    def __init__(self, headers: Headers, metadata: FencedMetadata) -> None:
         self._headers = headers
-        self._ledger = ledger
+        self._metadata = metadata
 
     def calls(self) -> Mapping[str, Any]:
         """PD's names for what is served here."""
         return {
-            "StoreGlobalConfig": self.store,
-            "LoadGlobalConfig": self.load,
-            "WatchGlobalConfig": self.watch,
+            "StoreGlobalConfig": self.store_global_config,
+            "LoadGlobalConfig": self.load_global_config,
+            "WatchGlobalConfig": self.watch_global_config,
         }
 
-    async def store(
+    async def store_global_config(
         self, request: pdpb_pb2.StoreGlobalConfigRequest, _context: Any
     ) -> pdpb_pb2.StoreGlobalConfigResponse:
         """Put and delete items, all or none; durable when it returns."""
         path = _path(request.config_path)
-        await self._ledger.txn((), [_change(path, item) for item in request.changes])
+        await self._metadata.txn((), [_change(path, item) for item in request.changes])
         return pdpb_pb2.StoreGlobalConfigResponse()
 
-    async def load(self, request: pdpb_pb2.LoadGlobalConfigRequest, _context: Any) -> pdpb_pb2.LoadGlobalConfigResponse:
+    async def load_global_config(
+        self, request: pdpb_pb2.LoadGlobalConfigRequest, _context: Any
+    ) -> pdpb_pb2.LoadGlobalConfigResponse:
         """The named items, each with its own error if it does not exist; without names all under the path."""
         path = _readable(request.config_path)
         if request.names:
             items = [await self._named(path, name) for name in request.names]
             return pdpb_pb2.LoadGlobalConfigResponse(items=items)
         prefix = path.encode()
-        found = await self._ledger.txn((), [Get(prefix, prefix_end(prefix) or b"\0")])
+        result = await self._metadata.txn((), [Get(prefix, prefix_end(prefix) or b"\0")])
         return pdpb_pb2.LoadGlobalConfigResponse(
-            items=[_item(pair) for pair in found.pairs[0]], revision=found.revision
+            items=[_item(pair) for pair in result.pairs[0]], revision=result.revision
         )
 
-    async def watch(
+    async def watch_global_config(
         self, request: pdpb_pb2.WatchGlobalConfigRequest, _context: Any
     ) -> AsyncIterator[pdpb_pb2.WatchGlobalConfigResponse]:
         """Changes from `revision` on (0: from now), a message a batch; a deleted item comes without its value."""
         prefix = _readable(request.config_path).encode()
         try:
-            async for events in self._ledger.watch(prefix, request.revision):
+            async for events in self._metadata.watch(prefix, request.revision):
                 yield pdpb_pb2.WatchGlobalConfigResponse(
                     changes=[_changed(event) for event in events], revision=events[-1].pair.mod_revision
                 )
@@ -81,23 +83,23 @@ class GlobalConfigService:
             yield pdpb_pb2.WatchGlobalConfigResponse(header=refusal)
 
     async def _named(self, path: str, name: str) -> pdpb_pb2.GlobalConfigItem:
-        found = await self._ledger.get(_key(path, name))
-        if found is None:
+        pair = await self._metadata.get(_key(path, name))
+        if pair is None:
             error = pdpb_pb2.Error(type=pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND, message=f"key {name} not found")
             return pdpb_pb2.GlobalConfigItem(name=name, error=error)
-        return pdpb_pb2.GlobalConfigItem(name=name, payload=found.value)
+        return pdpb_pb2.GlobalConfigItem(name=name, payload=pair.value)
 
 
-def _path(asked: str) -> str:
-    if asked in ("", ROOT.removesuffix("/")):
+def _path(config_path: str) -> str:
+    if config_path in ("", ROOT.removesuffix("/")):
         return ROOT
-    if not asked.startswith(ROOT):
-        raise ConfigPathError(asked)
-    return asked
+    if not config_path.startswith(ROOT):
+        raise ConfigPathError(config_path)
+    return config_path
 
 
-def _readable(asked: str) -> str:
-    return asked if asked.startswith(RESOURCE_GROUP) else _path(asked)
+def _readable(config_path: str) -> str:
+    return config_path if config_path.startswith(RESOURCE_GROUP) else _path(config_path)
 
 
 def _key(path: str, name: str) -> bytes:

@@ -63,10 +63,10 @@ def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) 
 
 
 def _parsed(version: str) -> Version | None:
-    found = _VERSION.fullmatch(version or "1.0.0")
-    if found is None:
+    match = _VERSION.fullmatch(version or "1.0.0")
+    if match is None:
         return None
-    major, minor, patch = found.groups()
+    major, minor, patch = match.groups()
     return int(major), int(minor), int(patch)
 
 

@@ -26,56 +26,58 @@ class ElectionService:
     def __init__(self, etcd: EmbeddedEtcd) -> None:
         self._etcd = etcd
 
-    async def campaign(self, asked: election_pb2.CampaignRequest) -> election_pb2.CampaignResponse:
+    async def campaign(self, request: election_pb2.CampaignRequest) -> election_pb2.CampaignResponse:
         """Wait until the candidate leads; it does as long as its lease lives and it does not resign."""
-        key, revision = await self._stand(asked.name, asked.lease, asked.value)
-        leader = election_pb2.LeaderKey(name=asked.name, key=key, rev=revision, lease=int(key.rpartition(b"/")[2], 16))
+        key, revision = await self._join_queue(request.name, request.lease, request.value)
+        leader = election_pb2.LeaderKey(
+            name=request.name, key=key, rev=revision, lease=int(key.rpartition(b"/")[2], 16)
+        )
         return election_pb2.CampaignResponse(header=self._header(), leader=leader)
 
-    async def proclaim(self, asked: election_pb2.ProclaimRequest) -> election_pb2.ProclaimResponse:
+    async def proclaim(self, request: election_pb2.ProclaimRequest) -> election_pb2.ProclaimResponse:
         """Change the leader's value."""
-        leader = asked.leader
-        put = rpc_pb2.PutRequest(key=leader.key, value=asked.value, lease=leader.lease)
+        leader = request.leader
+        put = rpc_pb2.PutRequest(key=leader.key, value=request.value, lease=leader.lease)
         done = await self._if_created(leader, rpc_pb2.RequestOp(request_put=put))
         if not done.succeeded:
             raise StatusError(grpc.StatusCode.UNKNOWN, "election: not leader")
         return election_pb2.ProclaimResponse(header=done.header)
 
-    async def leader(self, asked: election_pb2.LeaderRequest) -> election_pb2.LeaderResponse:
+    async def leader(self, request: election_pb2.LeaderRequest) -> election_pb2.LeaderResponse:
         """The leader's pair."""
-        found = await self._first(asked.name + b"/", _OLDEST)
-        if not found.kvs:
+        response = await self._first(request.name + b"/", _OLDEST)
+        if not response.kvs:
             raise StatusError(grpc.StatusCode.UNKNOWN, "election: no leader")
-        return election_pb2.LeaderResponse(header=found.header, kv=found.kvs[0])
+        return election_pb2.LeaderResponse(header=response.header, kv=response.kvs[0])
 
-    async def observe(self, asked: election_pb2.LeaderRequest) -> AsyncIterator[election_pb2.LeaderResponse]:
+    async def observe(self, request: election_pb2.LeaderRequest) -> AsyncIterator[election_pb2.LeaderResponse]:
         """Every leader and every value it proclaims, from now on."""
-        prefix, told = asked.name + b"/", kv_pb2.KeyValue()
+        prefix, announced = request.name + b"/", kv_pb2.KeyValue()
         whole = rpc_pb2.WatchCreateRequest(key=prefix, range_end=prefix_end(prefix))
         async with aclosing(self._etcd.watch(whole)) as changes:
             async for _ in changes:
-                found = await self._first(prefix, _OLDEST)
-                if found.kvs and found.kvs[0] != told:
-                    told = found.kvs[0]
-                    yield election_pb2.LeaderResponse(header=found.header, kv=told)
+                response = await self._first(prefix, _OLDEST)
+                if response.kvs and response.kvs[0] != announced:
+                    announced = response.kvs[0]
+                    yield election_pb2.LeaderResponse(header=response.header, kv=announced)
 
-    async def resign(self, asked: election_pb2.ResignRequest) -> election_pb2.ResignResponse:
+    async def resign(self, request: election_pb2.ResignRequest) -> election_pb2.ResignResponse:
         """Let the next one lead; nothing happens if this one does not stand any more."""
-        doomed = rpc_pb2.DeleteRangeRequest(key=asked.leader.key)
-        done = await self._if_created(asked.leader, rpc_pb2.RequestOp(request_delete_range=doomed))
+        delete = rpc_pb2.DeleteRangeRequest(key=request.leader.key)
+        done = await self._if_created(request.leader, rpc_pb2.RequestOp(request_delete_range=delete))
         return election_pb2.ResignResponse(header=done.header)
 
-    async def lock(self, asked: lock_pb2.LockRequest) -> lock_pb2.LockResponse:
+    async def lock(self, request: lock_pb2.LockRequest) -> lock_pb2.LockResponse:
         """Wait for the lock; it is held until `unlock` or the end of the lease."""
-        key, _ = await self._stand(asked.name, asked.lease, b"")
+        key, _ = await self._join_queue(request.name, request.lease, b"")
         return lock_pb2.LockResponse(header=self._header(), key=key)
 
-    async def unlock(self, asked: lock_pb2.UnlockRequest) -> lock_pb2.UnlockResponse:
+    async def unlock(self, request: lock_pb2.UnlockRequest) -> lock_pb2.UnlockResponse:
         """Give the lock to the next one."""
-        done = await self._etcd.delete_range(rpc_pb2.DeleteRangeRequest(key=asked.key))
+        done = await self._etcd.delete_range(rpc_pb2.DeleteRangeRequest(key=request.key))
         return lock_pb2.UnlockResponse(header=done.header)
 
-    async def _stand(self, name: bytes, lease: int, value: bytes) -> tuple[bytes, int]:
+    async def _join_queue(self, name: bytes, lease: int, value: bytes) -> tuple[bytes, int]:
         """Join the line and wait to be its head; returns the key and its create revision."""
         if not lease:
             lease = (await self._etcd.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=_SESSION_S))).ID
@@ -87,9 +89,9 @@ class ElectionService:
         done = await self._etcd.txn(rpc_pb2.TxnRequest(compare=[absent], success=[put], failure=[get]))
         revision = done.header.revision
         if not done.succeeded:
-            standing = done.responses[0].response_range.kvs[0]
-            revision = standing.create_revision
-            if standing.value != value:
+            joined = done.responses[0].response_range.kvs[0]
+            revision = joined.create_revision
+            if joined.value != value:
                 await self._etcd.put(put.request_put)
         while (ahead := await self._first(prefix, _NEWEST, revision - 1)).kvs:
             await self._wait_deleted(ahead.kvs[0].key, ahead.header.revision + 1)
@@ -114,8 +116,8 @@ class ElectionService:
         return await self._etcd.txn(rpc_pb2.TxnRequest(compare=[ours], success=[op]))
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
-        asked = rpc_pb2.WatchCreateRequest(key=key, start_revision=start_revision)
-        async with aclosing(self._etcd.watch(asked)) as changes:
+        watch_request = rpc_pb2.WatchCreateRequest(key=key, start_revision=start_revision)
+        async with aclosing(self._etcd.watch(watch_request)) as changes:
             async for response in changes:
                 if response.canceled or any(event.type == kv_pb2.Event.DELETE for event in response.events):
                     return

@@ -1,4 +1,4 @@
-"""meta_storagepb.MetaStorage: PD's plain door to the metadata, for clients that do not speak etcd.
+"""meta_storagepb.MetaStorage: PD's simple API of the metadata, for clients that do not speak etcd.
 
 The messages are etcd's with another header, so they are passed through their bytes. Refusals travel in the header.
 """
@@ -24,22 +24,24 @@ class MetaStorageService:
 
     async def Get(self, request: pb.GetRequest, _context: Any) -> pb.GetResponse:
         """Read a key or range."""
-        asked = rpc_pb2.RangeRequest(
+        etcd_request = rpc_pb2.RangeRequest(
             key=request.key, range_end=request.range_end, limit=request.limit, revision=request.revision
         )
         try:
-            found = await self._etcd.read(asked)
+            response = await self._etcd.read(etcd_request)
         except EtcdError as err:
             return pb.GetResponse(header=self._refused(err))
-        pairs = [_pair(pair) for pair in found.kvs]
-        header = self._header(found.header.revision)
-        return pb.GetResponse(header=header, kvs=pairs, more=found.more, count=found.count)
+        pairs = [_pair(pair) for pair in response.kvs]
+        header = self._header(response.header.revision)
+        return pb.GetResponse(header=header, kvs=pairs, more=response.more, count=response.count)
 
     async def Put(self, request: pb.PutRequest, _context: Any) -> pb.PutResponse:
         """Set a key; durable when it returns."""
-        asked = rpc_pb2.PutRequest(key=request.key, value=request.value, lease=request.lease, prev_kv=request.prev_kv)
+        etcd_request = rpc_pb2.PutRequest(
+            key=request.key, value=request.value, lease=request.lease, prev_kv=request.prev_kv
+        )
         try:
-            done, revision = await self._apply(rpc_pb2.RequestOp(request_put=asked))
+            done, revision = await self._apply(rpc_pb2.RequestOp(request_put=etcd_request))
         except EtcdError as err:
             return pb.PutResponse(header=self._refused(err))
         answer = pb.PutResponse(header=self._header(revision))
@@ -49,9 +51,9 @@ class MetaStorageService:
 
     async def Delete(self, request: pb.DeleteRequest, _context: Any) -> pb.DeleteResponse:
         """Delete a key or range; durable when it returns."""
-        asked = rpc_pb2.DeleteRangeRequest(key=request.key, range_end=request.range_end, prev_kv=request.prev_kv)
+        etcd_request = rpc_pb2.DeleteRangeRequest(key=request.key, range_end=request.range_end, prev_kv=request.prev_kv)
         try:
-            done, revision = await self._apply(rpc_pb2.RequestOp(request_delete_range=asked))
+            done, revision = await self._apply(rpc_pb2.RequestOp(request_delete_range=etcd_request))
         except EtcdError as err:
             return pb.DeleteResponse(header=self._refused(err))
         deleted = done.response_delete_range
@@ -60,19 +62,19 @@ class MetaStorageService:
 
     async def Watch(self, request: pb.WatchRequest, _context: Any) -> AsyncIterator[pb.WatchResponse]:
         """Changes from `start_revision` on (0: from now); the stream ends when they are no longer kept."""
-        asked = rpc_pb2.WatchCreateRequest(
+        etcd_request = rpc_pb2.WatchCreateRequest(
             key=request.key,
             range_end=request.range_end,
             start_revision=request.start_revision,
             prev_kv=request.prev_kv,
         )
-        async for found in self._etcd.watch(asked):
-            if found.canceled:
-                yield self._cancelled(found, request.start_revision)
+        async for response in self._etcd.watch(etcd_request):
+            if response.canceled:
+                yield self._cancelled(response, request.start_revision)
                 return
-            if found.events:
-                events = [pb.Event.FromString(event.SerializeToString()) for event in found.events]
-                yield pb.WatchResponse(header=self._header(found.header.revision), events=events)
+            if response.events:
+                events = [pb.Event.FromString(event.SerializeToString()) for event in response.events]
+                yield pb.WatchResponse(header=self._header(response.header.revision), events=events)
 
     async def _apply(self, operation: rpc_pb2.RequestOp) -> tuple[rpc_pb2.ResponseOp, int]:
         request = rpc_pb2.TxnRequest(success=[operation])
@@ -80,13 +82,13 @@ class MetaStorageService:
         answer = await self._etcd.txn(request)
         return answer.responses[0], answer.header.revision
 
-    def _cancelled(self, found: rpc_pb2.WatchResponse, start_revision: int) -> pb.WatchResponse:
-        oldest = found.compact_revision
-        text, kind = found.cancel_reason, pb.UNKNOWN
+    def _cancelled(self, response: rpc_pb2.WatchResponse, start_revision: int) -> pb.WatchResponse:
+        oldest = response.compact_revision
+        text, kind = response.cancel_reason, pb.UNKNOWN
         if oldest:
             text = f"required watch revision: {start_revision} is smaller than current compact/min revision {oldest}."
             kind = pb.DATA_COMPACTED
-        header = self._header(found.header.revision)
+        header = self._header(response.header.revision)
         header.error.CopyFrom(pb.Error(type=kind, message=text))
         return pb.WatchResponse(header=header, compact_revision=oldest)
 

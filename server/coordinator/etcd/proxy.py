@@ -47,8 +47,8 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         return grpc.stream_stream_rpc_method_handler(self._stream(method)) if method.startswith(_PREFIXES) else None
 
     def _answer(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        async def passed_on(request: bytes, context: Any) -> bytes:
-            async with self._passing(context) as (channel, address, metadata):
+        async def forward(request: bytes, context: Any) -> bytes:
+            async with self._forwarding(context) as (channel, address, metadata):
                 check_bytes(method, request)
                 if method == _LEASE_REVOKE:
                     await self._check_lease(request, channel, metadata)
@@ -59,7 +59,7 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
                     answer: bytes = await call
             return self._with_our_urls(answer) if method == _MEMBER_LIST else answer
 
-        return passed_on
+        return forward
 
     async def _check_lease(self, request: bytes, channel: grpc.aio.Channel, metadata: list[tuple[str, str]]) -> None:
         """Refuse to revoke a lease that our own keys hang on: the leader's, the members'.
@@ -72,13 +72,13 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             lease = rpc_pb2.LeaseRevokeRequest.FromString(request).ID
         except DecodeError:
             return
-        asked = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
-        answer = await rpc_pb2_grpc.LeaseStub(channel).LeaseTimeToLive(asked, metadata=tuple(metadata))
+        lease_request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
+        answer = await rpc_pb2_grpc.LeaseStub(channel).LeaseTimeToLive(lease_request, metadata=tuple(metadata))
         check_keys(answer.keys)
 
     def _stream(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
-        async def passed_on(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            async with self._passing(context) as (channel, address, metadata):
+        async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async with self._forwarding(context) as (channel, address, metadata):
                 call = channel.stream_stream(method, None, None)(
                     requests, timeout=context.time_remaining(), metadata=metadata
                 )
@@ -86,10 +86,10 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
                     async for answer in call:
                         yield answer
 
-        return passed_on
+        return forward
 
     @asynccontextmanager
-    async def _passing(self, context: Any) -> AsyncIterator[tuple[grpc.aio.Channel, str, list[tuple[str, str]]]]:
+    async def _forwarding(self, context: Any) -> AsyncIterator[tuple[grpc.aio.Channel, str, list[tuple[str, str]]]]:
         """Where to, and with which metadata; what fails in the block, fails for the caller as it did for us."""
         address = self._remote.address
         try:
@@ -101,15 +101,17 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         except grpc.aio.AioRpcError as err:
             failure = self._remote.failed(err, address)
             if isinstance(failure, InvalidTokenError) and not _has_token(context):
-                await context.abort(grpc.StatusCode.UNAVAILABLE, f"{failure.text}; a new one is asked for, try again")
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE, f"{failure.text}; a new one is asked for, try again"
+                )
             await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
 
     def _with_our_urls(self, answer: bytes) -> bytes:
-        told = rpc_pb2.MemberListResponse.FromString(answer)
+        member_list = rpc_pb2.MemberListResponse.FromString(answer)
         urls = [url for member in self._members.listed for url in member.client_urls]
-        for member in told.members:
+        for member in member_list.members:
             member.clientURLs[:] = urls
-        return told.SerializeToString()
+        return member_list.SerializeToString()
 
 
 def _metadata(context: Any, ours: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:

@@ -1,4 +1,11 @@
-"""etcd's services on the coordinator's port, answered by the embedded metadata server."""
+"""etcd's services on the coordinator's port, answered by the embedded metadata server.
+
+`EtcdService` registers them all: KV and Lease straight from the server, Watch (`WatchService`: one stream, many
+watches; the rules are in `storage.meta.store.watchers`), Cluster, Maintenance and Auth as far as one embedded member
+has them (`MaintenanceService`), elections and locks (`server.coordinator.etcd.election`). Everything else of etcd is
+refused with what to do instead (`Unsupported`). What the server holds is exposed as gauges, read when they are
+scraped.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,18 +14,34 @@ from typing import Any
 
 import grpc
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
+from prometheus_client import Counter, Gauge
 
-from server.coordinator.etcd import metrics
 from server.coordinator.etcd.election import ElectionService
-from server.coordinator.etcd.maintenance import MaintenanceService, Unsupported
 from server.coordinator.etcd.own_keys import check_request
-from server.coordinator.etcd.watch import WatchService
 from server.coordinator.leadership.members import Members
 from server.rpc.errors import StatusError
 from server.rpc.server import RpcServer
+from storage.defect import request_error
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.errors import EtcdError
+from storage.meta.errors import AuthNotEnabledError, EtcdError
+from storage.meta.store.watchers import Watchers
 from storage.model.errors import TidemarkError
+
+PROGRESS_S = 60.0
+_INBOX = 16
+
+_Requests = AsyncIterator[rpc_pb2.WatchRequest]
+_Inbox = asyncio.Queue[rpc_pb2.WatchRequest | None]
+VERSION = "3.4.0"
+_REVISION = Gauge("tidemark_coordinator_metadata_revision", "The last durable revision")
+_COMPACT_REVISION = Gauge("tidemark_coordinator_metadata_compact_revision", "The first revision whose past is kept")
+_BYTES = Gauge("tidemark_coordinator_metadata_bytes", "Bytes in memory: pairs of now, kept changes", ["kind"])
+_LEASES = Gauge("tidemark_coordinator_metadata_leases", "Leases held")
+_WATCHERS = Gauge("tidemark_coordinator_metadata_watchers", "Streams and loops that wait for changes")
+_WAITING = Gauge("tidemark_coordinator_metadata_waiting_requests", "Requests in the queue")
+_SLOW_WATCHES_TOTAL = Counter(
+    "tidemark_coordinator_metadata_slow_watches_total", "Watches cancelled because what they had not seen was forgotten"
+)
 
 
 class EtcdService:
@@ -33,7 +56,7 @@ class EtcdService:
 
     def add_to(self, server: RpcServer) -> None:
         """Serve them; what is not there is refused with what to do instead."""
-        metrics.expose(self._etcd)
+        _expose(self._etcd)
         unary = self._kv_calls() | self._maintenance_calls() | self._election_calls()
         calls: dict[str, Any] = {name: self._call(function) for name, function in unary.items()}
         calls |= {"LeaseKeepAlive": self.keep_alive, "Watch": self._watch.watch, "Observe": self.observe}
@@ -123,3 +146,182 @@ def status_of(err: TidemarkError) -> TidemarkError:
     if isinstance(err, EtcdError):
         return StatusError(grpc.StatusCode[err.status], err.text)
     return err
+
+
+class WatchService:
+    """`tasks` owns the readers of client streams; `complete` fills headers."""
+
+    def __init__(
+        self, etcd: EmbeddedEtcd, tasks: asyncio.TaskGroup, complete: Callable[[rpc_pb2.ResponseHeader], None]
+    ) -> None:
+        self._etcd = etcd
+        self._tasks = tasks
+        self._complete = complete
+
+    async def watch(self, requests: _Requests, _context: object) -> AsyncIterator[rpc_pb2.WatchResponse]:
+        """All watches of one client; what they have not seen waits in the kept events, not in memory of theirs."""
+        inbox: _Inbox = asyncio.Queue(_INBOX)
+        with self._etcd.watching() as (watchers, woken):
+            reader = self._tasks.create_task(_read(requests, inbox, woken), name="etcd-watch-reader")
+            try:
+                async for response in self._responses(inbox, watchers, woken):
+                    self._complete(response.header)
+                    if response.compact_revision:
+                        _SLOW_WATCHES_TOTAL.inc()
+                    yield response
+            finally:
+                reader.cancel()
+
+    async def _responses(
+        self, inbox: _Inbox, watchers: Watchers, woken: asyncio.Event
+    ) -> AsyncIterator[rpc_pb2.WatchResponse]:
+        loop = asyncio.get_running_loop()
+        next_tick = loop.time() + PROGRESS_S
+        while True:
+            woken.clear()
+            if self._take(inbox, watchers):
+                return
+            for response in watchers.responses(lambda: self._etcd.revision):
+                yield response
+            if loop.time() >= next_tick:
+                watchers.tick(self._etcd.revision)
+                next_tick = loop.time() + PROGRESS_S
+                continue
+            try:
+                async with asyncio.timeout_at(next_tick):
+                    await woken.wait()
+            except TimeoutError:
+                continue
+
+    def _take(self, inbox: _Inbox, watchers: Watchers) -> bool:
+        """Hand the waiting requests over; returns whether the client has ended the stream."""
+        while not inbox.empty():
+            request = inbox.get_nowait()
+            if request is None:
+                return True
+            watchers.handle(request, self._etcd.revision)
+        return False
+
+
+async def _read(requests: _Requests, inbox: _Inbox, woken: asyncio.Event) -> None:
+    try:
+        async for request in requests:
+            await inbox.put(request)
+            woken.set()
+    except (grpc.RpcError, grpc.aio.UsageError):
+        return  # the client broke the stream; gRPC cancels the answering half
+    except Exception as err:  # noqa: BLE001 - the stream ends; the coordinator, which owns this task, does not
+        request_error(err, "etcdserverpb.Watch")
+    await inbox.put(None)
+    woken.set()
+
+
+class MaintenanceService:
+    """One member that always leads; `header` makes a filled header."""
+
+    def __init__(
+        self, etcd: EmbeddedEtcd, member_id: int, members: Members, header: Callable[[], rpc_pb2.ResponseHeader]
+    ) -> None:
+        self._etcd = etcd
+        self._member_id = member_id
+        self._members = members
+        self._header = header
+
+    async def member_list(self, _request: rpc_pb2.MemberListRequest) -> rpc_pb2.MemberListResponse:
+        """One member: this coordinator."""
+        urls = [self._members.url]
+        member = rpc_pb2.Member(ID=self._member_id, name="embedded", peerURLs=urls, clientURLs=urls)
+        return rpc_pb2.MemberListResponse(header=self._header(), members=[member])
+
+    async def status(self, _request: rpc_pb2.StatusRequest) -> rpc_pb2.StatusResponse:
+        """Which etcd this is like, how far it is and how large."""
+        revision = self._etcd.revision
+        live = self._etcd.statistics().live_bytes
+        return rpc_pb2.StatusResponse(
+            header=self._header(),
+            version=VERSION,
+            dbSize=max(self._etcd.disk_bytes(), live),
+            dbSizeInUse=live,
+            leader=self._member_id,
+            raftIndex=revision,
+            raftAppliedIndex=revision,
+            raftTerm=1,
+            errors=[
+                f"memberID:{member.memberID} alarm:{_name(member.alarm)}"
+                for member in self._alarm_members(self._etcd.alarms)
+            ],
+        )
+
+    async def alarm(self, request: rpc_pb2.AlarmRequest) -> rpc_pb2.AlarmResponse:
+        """List alarms, or raise or take back one; the answer has what changed, as in etcd."""
+        alarms = {int(request.alarm)} - {int(rpc_pb2.NONE)}
+        if request.action == rpc_pb2.AlarmRequest.ACTIVATE:
+            await self._etcd.set_alarms(self._etcd.alarms | alarms)
+        elif request.action == rpc_pb2.AlarmRequest.DEACTIVATE:
+            alarms &= self._etcd.alarms
+            await self._etcd.set_alarms(self._etcd.alarms - alarms)
+        else:
+            alarms = self._etcd.alarms & (alarms or self._etcd.alarms)
+        return rpc_pb2.AlarmResponse(header=self._header(), alarms=self._alarm_members(alarms))
+
+    async def defragment(self, _request: rpc_pb2.DefragmentRequest) -> rpc_pb2.DefragmentResponse:
+        """Give space back to the disk."""
+        await self._etcd.defragment()
+        return rpc_pb2.DefragmentResponse(header=self._header())
+
+    async def hash_kv(self, request: rpc_pb2.HashKVRequest) -> rpc_pb2.HashKVResponse:
+        """A checksum of the pairs at a revision; comparable between embedded servers only."""
+        return await self._etcd.hash_kv(request.revision)
+
+    async def hash(self, _request: rpc_pb2.HashRequest) -> rpc_pb2.HashResponse:
+        """A checksum of the pairs of now."""
+        hashed = await self._etcd.hash_kv(0)
+        return rpc_pb2.HashResponse(header=hashed.header, hash=hashed.hash)
+
+    async def auth_status(self, _request: rpc_pb2.AuthStatusRequest) -> rpc_pb2.AuthStatusResponse:
+        """There are no users; mTLS says who may come in."""
+        return rpc_pb2.AuthStatusResponse(header=self._header())
+
+    async def authenticate(self, _request: rpc_pb2.AuthenticateRequest) -> rpc_pb2.AuthenticateResponse:
+        """Raises: AuthNotEnabledError: always; etcd's clients then go on without a token."""
+        raise AuthNotEnabledError
+
+    def _alarm_members(self, alarms: set[int]) -> list[rpc_pb2.AlarmMember]:
+        numbers: list[Any] = sorted(alarms)
+        return [rpc_pb2.AlarmMember(memberID=self._member_id, alarm=number) for number in numbers]
+
+
+def _name(alarm: Any) -> str:
+    return rpc_pb2.AlarmType.Name(alarm)
+
+
+class Unsupported(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """Answers etcd's calls that an embedded server has no use for: members, users, snapshots of bbolt files."""
+
+    _PREFIXES = ("/etcdserverpb.", "/v3electionpb.", "/v3lockpb.")
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The refusal of a method, or None if it is not etcd's."""
+        method: str = handler_call_details.method
+        if not method.startswith(self._PREFIXES):
+            return None
+
+        async def refuse(_requests: object, context: Any) -> None:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"etcdserver: embedded metadata has no {method.lstrip('/')}; for users, members and snapshots run etcd "
+                "and start the coordinator with --metadata etcd://host:port (etcdctl make-mirror copies the keys)",
+            )
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _expose(etcd: EmbeddedEtcd) -> None:
+    """Let the gauges show `etcd`."""
+    _REVISION.set_function(lambda: etcd.statistics().revision)
+    _COMPACT_REVISION.set_function(lambda: etcd.statistics().compact_revision)
+    _BYTES.labels("pairs").set_function(lambda: etcd.statistics().live_bytes)
+    _BYTES.labels("history").set_function(lambda: etcd.statistics().log_bytes)
+    _LEASES.set_function(lambda: etcd.statistics().leases)
+    _WATCHERS.set_function(lambda: etcd.statistics().watchers)
+    _WAITING.set_function(lambda: etcd.statistics().waiting)

@@ -1,4 +1,4 @@
-"""keyspacepb.Keyspace: the keyspaces PD's records tell of, and DEFAULT, which every cluster has. None is made here."""
+"""keyspacepb.Keyspace: the keyspaces that PD recorded, and DEFAULT, which every cluster has. None is made here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from gcsafepoint.state.records import GcKeys
 from gcsafepoint.state.states import DEFAULT, Keyspace
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
-from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.leadership.fenced_metadata import FencedMetadata
 
 _GC_OF_ITS_OWN = ("gc_management_type", "keyspace_level")
 
@@ -29,35 +29,39 @@ def keyspace_of(record: bytes) -> Keyspace:
 class KeyspaceService:
     """LoadKeyspace, LoadKeyspaceByID, GetAllKeyspaces; read from the metadata by each call."""
 
-    def __init__(self, headers: Headers, ledger: Ledger, keys: GcKeys) -> None:
+    def __init__(self, headers: Headers, metadata: FencedMetadata, keys: GcKeys) -> None:
         self._headers = headers
-        self._ledger = ledger
+        self._metadata = metadata
         self._keys = keys
 
     def calls(self) -> Mapping[str, Any]:
         """PD's names for what is served here."""
         load, load_all = keyspacepb_pb2.LoadKeyspaceResponse, keyspacepb_pb2.GetAllKeyspacesResponse
         return {
-            "LoadKeyspace": self._headers.bound(load, self.load),
-            "LoadKeyspaceByID": self._headers.bound(load, self.load_by_id),
-            "GetAllKeyspaces": self._headers.bound(load_all, self.load_all),
+            "LoadKeyspace": self._headers.call(load, self.load_keyspace),
+            "LoadKeyspaceByID": self._headers.call(load, self.load_keyspace_by_id),
+            "GetAllKeyspaces": self._headers.call(load_all, self.get_all_keyspaces),
         }
 
-    async def load(self, request: keyspacepb_pb2.LoadKeyspaceRequest) -> keyspacepb_pb2.LoadKeyspaceResponse:
+    async def load_keyspace(self, request: keyspacepb_pb2.LoadKeyspaceRequest) -> keyspacepb_pb2.LoadKeyspaceResponse:
         """The keyspace of a name."""
         return _found(meta for meta in await self._metas() if meta.name == request.name)
 
-    async def load_by_id(self, request: keyspacepb_pb2.LoadKeyspaceByIDRequest) -> keyspacepb_pb2.LoadKeyspaceResponse:
+    async def load_keyspace_by_id(
+        self, request: keyspacepb_pb2.LoadKeyspaceByIDRequest
+    ) -> keyspacepb_pb2.LoadKeyspaceResponse:
         """The keyspace of an id."""
         return _found(meta for meta in await self._metas() if meta.id == request.id)
 
-    async def load_all(self, request: keyspacepb_pb2.GetAllKeyspacesRequest) -> keyspacepb_pb2.GetAllKeyspacesResponse:
+    async def get_all_keyspaces(
+        self, request: keyspacepb_pb2.GetAllKeyspacesRequest
+    ) -> keyspacepb_pb2.GetAllKeyspacesResponse:
         """By id from `start_id`, at most `limit` (0: all)."""
         metas = [meta for meta in await self._metas() if meta.id >= request.start_id]
         return keyspacepb_pb2.GetAllKeyspacesResponse(keyspaces=metas[: request.limit or None])
 
     async def _metas(self) -> list[keyspacepb_pb2.KeyspaceMeta]:
-        pairs = await self._ledger.get_prefix(self._keys.keyspace_metas)
+        pairs = await self._metadata.get_prefix(self._keys.keyspace_metas)
         metas = [keyspacepb_pb2.KeyspaceMeta.FromString(pair.value) for pair in pairs]
         if all(meta.id != DEFAULT.id for meta in metas):
             metas.insert(0, keyspacepb_pb2.KeyspaceMeta(id=DEFAULT.id, name=DEFAULT.name))

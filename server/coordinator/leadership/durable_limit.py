@@ -15,13 +15,12 @@ from collections.abc import Sequence
 
 import structlog
 
-from server.coordinator.leadership.ledger import Ledger
+from server.coordinator.keys import COPY_PREFIX
+from server.coordinator.leadership.fenced_metadata import FencedMetadata
 from storage.meta.meta import Compare, Get, KeyValue, Op, Put
 from storage.model.errors import CorruptError
 
 _U64 = struct.Struct(">Q")
-COPIES = b"/tidemark"
-"""What the copy's key begins with, before the key of PD's layout."""
 
 _log = structlog.get_logger(__name__)
 
@@ -35,9 +34,9 @@ class StateLostError(CorruptError):
 class DurableLimit:
     """One number; `load` before anything else. The record is 8 bytes, big-endian, as PD has it."""
 
-    def __init__(self, ledger: Ledger, key: bytes) -> None:
-        self._ledger = ledger
-        self._keys = (key, COPIES + key)
+    def __init__(self, metadata: FencedMetadata, key: bytes) -> None:
+        self._metadata = metadata
+        self._keys = (key, COPY_PREFIX + key)
         self._revisions = [0, 0]
         self._attempts: set[int] = set()
         self.value = 0
@@ -55,9 +54,9 @@ class DurableLimit:
         name = self._keys[0].decode(errors="backslashreplace")
         if not numbers and (unreadable or must_exist):
             raise StateLostError(
-                f"{name} and its copy below {COPIES.decode()} are gone or cannot be read, so it is not known what this "
-                "cluster has handed out already; restore the metadata from a snapshot, or put a number above all that "
-                "was handed out at that key (8 bytes, big-endian), then start again"
+                f"{name} and its copy below {COPY_PREFIX.decode()} are gone or cannot be read, "
+                "so it is not known what this cluster has handed out already; restore the metadata from a snapshot, "
+                "or put a number above all that was handed out at that key (8 bytes, big-endian), then start again"
             )
         if unreadable:
             _log.error(
@@ -74,7 +73,7 @@ class DurableLimit:
         """
         self._attempts.add(number)
         guards = [Compare.unchanged(key, revision) for key, revision in zip(self._keys, self._revisions, strict=True)]
-        result = await self._ledger.txn(guards, self._puts(number), [Get(key) for key in self._keys])
+        result = await self._metadata.txn(guards, self._puts(number), [Get(key) for key in self._keys])
         if result.succeeded:
             self.value = number
             self._revisions = [result.revision] * len(self._keys)
@@ -83,10 +82,10 @@ class DurableLimit:
             await self._adopt([pairs[0] if pairs else None for pairs in result.pairs])
 
     async def put_back(self) -> None:
-        """Write the largest number that we know of to both records, whatever they hold now."""
-        found = [number for record in await self._read() if (number := _number(record)) is not None]
-        if number := max([self.value, *self._attempts, *found]):
-            await self._ledger.txn((), self._puts(number))
+        """Write the largest known number to both records, whatever they hold now."""
+        stored = [number for record in await self._read() if (number := _number(record)) is not None]
+        if number := max([self.value, *self._attempts, *stored]):
+            await self._metadata.txn((), self._puts(number))
 
     async def _adopt(self, records: Sequence[KeyValue | None]) -> None:
         """Go on from an earlier write of ours that arrived late; anything else is not ours."""
@@ -97,15 +96,15 @@ class DurableLimit:
             return
         await self.put_back()
         key = self._keys[0].decode(errors="backslashreplace")
-        self._ledger.leadership.end(f"{key}, or its copy, was changed by somebody else")
-        self._ledger.leadership.check()
+        self._metadata.leadership.end(f"{key}, or its copy, was changed by somebody else")
+        self._metadata.leadership.check()
 
     def _puts(self, number: int) -> list[Op]:
         return [Put(key, _U64.pack(number)) for key in self._keys]
 
     async def _read(self) -> list[KeyValue | None]:
-        found = await self._ledger.txn((), [Get(key) for key in self._keys])
-        return [pairs[0] if pairs else None for pairs in found.pairs]
+        result = await self._metadata.txn((), [Get(key) for key in self._keys])
+        return [pairs[0] if pairs else None for pairs in result.pairs]
 
 
 def _number(record: KeyValue | None) -> int | None:

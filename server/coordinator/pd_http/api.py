@@ -19,7 +19,7 @@ from server.coordinator.http_api import safe_points_document
 from server.coordinator.leadership.members import Members
 from server.coordinator.pd_http import documents, placement
 from server.coordinator.pd_http.rules import RuleContentError, body_of, label_rule
-from server.coordinator.term import Seat, Term
+from server.coordinator.term import CurrentTerm, LeaderTerm
 from server.routes import Answer, Request, error_answer, fault, json_answer
 from storage.model.errors import TidemarkError
 
@@ -30,16 +30,16 @@ _SLICE_REGIONS = 1024
 _MAX_REGIONS = 1024
 """In one answer: making it stops the timestamps for some milliseconds. The rest is had by `regions/key`."""
 
-Led = Callable[[Term, Request, Sequence[str]], Awaitable[Answer]]
+Led = Callable[[LeaderTerm, Request, Sequence[str]], Awaitable[Answer]]
 """Answers a request from the present term; the strings are what stands for `{…}` in the route's path."""
 
 
 class PdHttp:
     """Answers every HTTP request on the client port; see `RpcServer.serve_http1`."""
 
-    def __init__(self, cluster_id: int, seat: Seat, members: Members) -> None:
+    def __init__(self, cluster_id: int, current: CurrentTerm, members: Members) -> None:
         self._cluster_id = cluster_id
-        self._seat = seat
+        self._current = current
         self._members = members
         self._started_s = int(time.time())
         self._routes: list[tuple[list[str], Mapping[str, Led | Callable[[], Answer]]]] = [
@@ -60,11 +60,11 @@ class PdHttp:
         return await self._led(handler, request, arguments)
 
     async def _led(self, handler: Any, request: Request, arguments: Sequence[str]) -> Answer:
-        term = self._seat.term
+        term = self._current.term
         if term is None:
             return self._elsewhere(request)
         try:
-            async with term.leadership.throughout():
+            async with term.leadership.while_held():
                 answer: Answer = await handler(term, request, arguments)
             term.leadership.check()
         except NotLeaderError:
@@ -164,24 +164,24 @@ class PdHttp:
         )
 
 
-async def cluster(term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def cluster(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """The cluster's own record."""
     return json_answer({"id": term.cluster.id, "max_peer_count": 1})
 
 
-async def cluster_status(term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def cluster_status(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """Whether a store has started the cluster."""
     return json_answer({"is_initialized": term.cluster.bootstrapped, "replication_status": "REPLICATED"})
 
 
-async def stores(term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def stores(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """All stores."""
     counts = await _counted(term, b"", b"")
     listed = [documents.store(term.cluster, one, counts) for _, one in sorted(term.cluster.stores.items())]
     return json_answer({"count": len(listed), "stores": listed})
 
 
-async def store(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def store(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """One store."""
     one = term.cluster.stores.get(_number(arguments[0]))
     if one is None:
@@ -189,18 +189,18 @@ async def store(term: Term, _request: Request, arguments: Sequence[str]) -> Answ
     return json_answer(documents.store(term.cluster, one, await _counted(term, b"", b"")))
 
 
-async def regions(term: Term, request: Request, _: Sequence[str]) -> Answer:
+async def regions(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """The first regions, by key; as many as one answer may have."""
     return json_answer(documents.regions(_limited(term, b"", b"", _limit(request, _MAX_REGIONS))))
 
 
-async def regions_from_key(term: Term, request: Request, _: Sequence[str]) -> Answer:
+async def regions_from_key(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """`?key=&end_key=&limit=`: regions from a key on; the keys are percent-encoded bytes."""
     start, end = request.query_bytes("key"), request.query_bytes("end_key")
     return json_answer(documents.regions(_limited(term, start, end, _limit(request, _SCAN_REGIONS))))
 
 
-async def regions_of_store(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def regions_of_store(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """Regions with a peer on a store."""
     number = _number(arguments[0])
     regions_there: list[KnownRegion] = []
@@ -212,35 +212,35 @@ async def regions_of_store(term: Term, _request: Request, arguments: Sequence[st
     return json_answer(documents.regions(regions_there))
 
 
-async def regions_replicated(_term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def regions_replicated(_term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """Whether rules are followed: each region has the one copy that it can have."""
     return json_answer("REPLICATED")
 
 
-async def region_by_id(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def region_by_id(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """One region; null if there is none, as from PD."""
     known = term.cluster.regions.by_id(_number(arguments[0]))
     return json_answer(documents.region(known) if known else None)
 
 
-async def region_by_key(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def region_by_key(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """The region of a key."""
     known = term.cluster.regions.find(arguments[0].encode(errors="surrogateescape"))
     return json_answer(documents.region(known) if known else None)
 
 
-async def region_stats(term: Term, request: Request, _: Sequence[str]) -> Answer:
+async def region_stats(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """`?start_key=&end_key=`: how many regions there are, and where."""
     start, end = request.query_bytes("start_key"), request.query_bytes("end_key")
     return json_answer(documents.region_stats(await _counted(term, start, end)))
 
 
-async def safe_points(term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def safe_points(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """All service safe points."""
     return json_answer(safe_points_document(await term.safe_points.view()))
 
 
-async def delete_safe_point(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def delete_safe_point(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """Remove a service's safe point."""
     [outcome] = await term.safe_points.update_services([ServiceUpdate(arguments[0], 0, 0)])
     if isinstance(outcome, TidemarkError):
@@ -248,7 +248,7 @@ async def delete_safe_point(term: Term, _request: Request, arguments: Sequence[s
     return json_answer("Delete service GC safepoint successfully.")
 
 
-async def config(_term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def config(_term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """What pd-ctl and dashboards read of PD's settings; none of them can be changed here."""
     return json_answer(
         {
@@ -260,22 +260,22 @@ async def config(_term: Term, _request: Request, _: Sequence[str]) -> Answer:
     )
 
 
-async def replication(_term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def replication(_term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """One copy of each region."""
     return json_answer(_REPLICATION)
 
 
-async def cluster_version(_term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def cluster_version(_term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """The version clients choose features by."""
     return json_answer(documents.VERSION.removeprefix("v"))
 
 
-async def label_rules(term: Term, _request: Request, _: Sequence[str]) -> Answer:
+async def label_rules(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """All region label rules."""
     return json_answer(_by_index(term.rules.labels.values()))
 
 
-async def label_rules_by_ids(term: Term, request: Request, _: Sequence[str]) -> Answer:
+async def label_rules_by_ids(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """Those whose ids the body lists."""
     ids = body_of(request)
     if not (isinstance(ids, list) and all(isinstance(rule_id, str) for rule_id in ids)):
@@ -283,7 +283,7 @@ async def label_rules_by_ids(term: Term, request: Request, _: Sequence[str]) -> 
     return json_answer([term.rules.labels[rule_id] for rule_id in ids if rule_id in term.rules.labels])
 
 
-async def patch_label_rules(term: Term, request: Request, _: Sequence[str]) -> Answer:
+async def patch_label_rules(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """Delete and set rules, as TiDB does with its DDL."""
     patch = body_of(request)
     sets, deletes = _list(patch, "sets"), _list(patch, "deletes")
@@ -293,19 +293,19 @@ async def patch_label_rules(term: Term, request: Request, _: Sequence[str]) -> A
     return json_answer("Update region label rules successfully.")
 
 
-async def set_label_rule(term: Term, request: Request, _: Sequence[str]) -> Answer:
+async def set_label_rule(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """Set one rule."""
     await term.rules.change_labels([label_rule(body_of(request))], ())
     return json_answer("Update region label rule successfully.")
 
 
-async def get_label_rule(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def get_label_rule(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """One rule."""
     rule = term.rules.labels.get(arguments[0])
     return json_answer(rule, 200 if rule else 404)
 
 
-async def delete_label_rule(term: Term, _request: Request, arguments: Sequence[str]) -> Answer:
+async def delete_label_rule(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """Remove one rule."""
     if arguments[0] not in term.rules.labels:
         return json_answer(f"[PD:region:ErrRegionRuleNotFound]region label rule not found for id {arguments[0]}", 404)
@@ -345,11 +345,11 @@ def _limit(request: Request, default: int) -> int:
     return min(limit or default, _MAX_REGIONS)
 
 
-def _limited(term: Term, start: bytes, end: bytes, limit: int) -> list[KnownRegion]:
+def _limited(term: LeaderTerm, start: bytes, end: bytes, limit: int) -> list[KnownRegion]:
     return list(islice(term.cluster.regions.scan(start, end), limit))
 
 
-async def _counted(term: Term, start: bytes, end: bytes) -> documents.RegionCounts:
+async def _counted(term: LeaderTerm, start: bytes, end: bytes) -> documents.RegionCounts:
     counts = documents.RegionCounts()
     async for known in walked(term.cluster.regions, start, end):
         counts.add(known)

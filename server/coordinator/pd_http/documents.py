@@ -138,11 +138,11 @@ def state_name(one: metapb_pb2.Store) -> str:
 
 
 def _meta(one: metapb_pb2.Store) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": one.id, "address": one.address}
+    document: dict[str, Any] = {"id": one.id, "address": one.address}
     if one.state:
-        told["state"] = one.state
+        document["state"] = one.state
     if one.labels:
-        told["labels"] = [{"key": label.key, "value": label.value} for label in one.labels]
+        document["labels"] = [{"key": label.key, "value": label.value} for label in one.labels]
     names = (
         "version",
         "peer_address",
@@ -152,9 +152,9 @@ def _meta(one: metapb_pb2.Store) -> dict[str, Any]:
         "deploy_path",
         "last_heartbeat",
     )
-    told |= {name: value for name in names if (value := getattr(one, name))}
+    document |= {name: value for name in names if (value := getattr(one, name))}
     node_state = metapb_pb2.NodeState.Name(one.node_state)
-    return told | {"node_state": one.node_state, "state_name": state_name(one), "node_state_name": node_state}
+    return document | {"node_state": one.node_state, "state_name": state_name(one), "node_state_name": node_state}
 
 
 def _peer(peer: metapb_pb2.Peer) -> dict[str, Any]:

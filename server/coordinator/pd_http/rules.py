@@ -13,7 +13,7 @@ from typing import Any
 
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import StateLostError
-from server.coordinator.leadership.ledger import MAX_OPS, Ledger
+from server.coordinator.leadership.fenced_metadata import MAX_OPS, FencedMetadata
 from server.routes import Request
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import InvalidError
@@ -44,8 +44,8 @@ class RuleContentError(InvalidError):
 class RuleStore:
     """The rules of a cluster for one term; `load` before anything else."""
 
-    def __init__(self, ledger: Ledger, keys: ClusterKeys) -> None:
-        self._ledger = ledger
+    def __init__(self, metadata: FencedMetadata, keys: ClusterKeys) -> None:
+        self._metadata = metadata
         self._keys = keys
         self._changing = asyncio.Lock()
         self.labels: dict[str, Document] = {}
@@ -57,13 +57,13 @@ class RuleStore:
 
     async def load(self) -> None:
         """Read them from the metadata. Raises: StateLostError: one cannot be read."""
-        for pair in await self._ledger.get_prefix(self._keys.path("region_label/")):
+        for pair in await self._metadata.get_prefix(self._keys.path("region_label/")):
             rule = _read(pair)
             self.labels[str(rule["id"])] = rule
-        for pair in await self._ledger.get_prefix(self._keys.path("rule_group/")):
+        for pair in await self._metadata.get_prefix(self._keys.path("rule_group/")):
             group = _read(pair)
             self.groups[str(group["id"])] = group
-        for pair in await self._ledger.get_prefix(self._keys.path("rules/")):
+        for pair in await self._metadata.get_prefix(self._keys.path("rules/")):
             rule = _read(pair)
             self.placement[str(rule.get("group_id", "")), str(rule["id"])] = rule
         self.placement.setdefault(("pd", "default"), dict(DEFAULT_RULE))
@@ -103,7 +103,7 @@ class RuleStore:
                 Delete(self._keys.path(tail(key))) if rule is None else Put(self._keys.path(tail(key)), _json(rule))
                 for key, rule in part
             ]
-            await self._ledger.txn((), ops)
+            await self._metadata.txn((), ops)
             for key, rule in part:
                 if rule is None:
                     rules.pop(key, None)

@@ -16,7 +16,7 @@ from gcsafepoint.state.records import GcKeys
 from gcsafepoint.state.service import SafePointService
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
-from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.leadership import Leadership
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -11,8 +11,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
-from server.coordinator.config import CoordinatorConfig
-from server.coordinator.daemon import opened
+from server.coordinator.daemon import CoordinatorConfig, opened
 from server.rpc.credentials import SecurityConfig
 
 METHODS: list[MethodDescriptor] = list(pdpb_pb2.DESCRIPTOR.services_by_name["PD"].methods)

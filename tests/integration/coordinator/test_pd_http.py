@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from server.coordinator.config import CoordinatorConfig
-from server.coordinator.daemon import opened
+from server.coordinator.daemon import CoordinatorConfig, opened
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import AlreadyBootstrappedError, PdClient
 from tests.integration.coordinator.clusters import Cluster, in_thread

@@ -3,7 +3,7 @@
 import pytest
 
 from gcsafepoint.state.barrier import ServiceSafePoint
-from server.coordinator.explain.service import ExplainRequestError
+from server.coordinator.explain_service import ExplainRequestError
 from server.coordinator.http_api import _limit, _removed, safe_points_document
 from server.routes import Request, json_answer
 from tests.unit.gcsafepoint.explain.situations import NOW_S, ago, service, view

@@ -8,8 +8,8 @@ from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RequestError
 from server.coordinator.header import Headers
-from server.coordinator.leadership.leader import Leadership
-from server.coordinator.tso_service import TsoService
+from server.coordinator.leadership.leadership import Leadership
+from server.coordinator.tso import TsoService
 from server.rpc.errors import StatusError
 from storage.model.ts import LOGICAL_MAX, compose
 

@@ -12,8 +12,8 @@ from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceServicer, add_CaptureSe
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, status_json
-from server.coordinator.explain import captures
-from server.coordinator.explain.gather import gather
+from server.coordinator import explain_service
+from server.coordinator.explain_service import gather
 from server.rpc.credentials import SecurityConfig
 from tests.unit.gcsafepoint.explain.situations import view
 
@@ -67,7 +67,7 @@ async def test_what_the_capture_tells_is_in_the_situation(meta, capture):
 
 
 async def test_a_silent_capture_costs_little_time_and_is_a_finding(meta, capture, monkeypatch):
-    monkeypatch.setattr(captures, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(explain_service, "ANSWER_SECONDS", 0.05)
     await a_feed(meta)
     capture.answers.clear()
     found = await situation(meta)

@@ -15,8 +15,8 @@ from gcsafepoint.state.states import NULL_KEYSPACE
 from server.coordinator.cluster.cluster import encode_cluster_id
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
-from server.coordinator.leadership.leader import Leadership
-from server.coordinator.term import Term
+from server.coordinator.leadership.leadership import Leadership
+from server.coordinator.term import LeaderTerm
 from server.rpc.credentials import SecurityConfig
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
@@ -33,17 +33,17 @@ def region(version: int) -> metapb_pb2.Region:
     return metapb_pb2.Region(id=2, region_epoch=epoch, peers=[metapb_pb2.Peer(id=3, store_id=1)])
 
 
-async def report_and_flush(term: Term) -> None:
+async def report_and_flush(term: LeaderTerm) -> None:
     term.cluster.report(region(9), metapb_pb2.Peer())
     await term.cluster.flush()
 
 
-async def grow(term: Term) -> None:
+async def grow(term: LeaderTerm) -> None:
     term.oracle._oracle.limit_ms = 0
     await term.oracle.take(1)
 
 
-WRITES: dict[str, Callable[[Term], Awaitable[Any]]] = {
+WRITES: dict[str, Callable[[LeaderTerm], Awaitable[Any]]] = {
     "a window of timestamps": grow,
     "ids": lambda term: term.cluster.alloc_id(5000),
     "a store": lambda term: term.cluster.put_store(STORE),
@@ -57,7 +57,9 @@ WRITES: dict[str, Callable[[Term], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-async def test_it_writes_nothing_and_ends_its_term(write: Callable[[Term], Awaitable[Any]], tmp_path: Path) -> None:
+async def test_it_writes_nothing_and_ends_its_term(
+    write: Callable[[LeaderTerm], Awaitable[Any]], tmp_path: Path
+) -> None:
     async with led_term(tmp_path) as (meta, term):
         await depose(meta)
         before = await meta.get_prefix(b"")
@@ -68,7 +70,9 @@ async def test_it_writes_nothing_and_ends_its_term(write: Callable[[Term], Await
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-async def test_the_same_write_of_a_leader_is_kept(write: Callable[[Term], Awaitable[Any]], tmp_path: Path) -> None:
+async def test_the_same_write_of_a_leader_is_kept(
+    write: Callable[[LeaderTerm], Awaitable[Any]], tmp_path: Path
+) -> None:
     async with led_term(tmp_path) as (meta, term):
         before = await meta.get_prefix(b"")
         await write(term)
@@ -77,13 +81,13 @@ async def test_the_same_write_of_a_leader_is_kept(write: Callable[[Term], Awaita
 
 
 @asynccontextmanager
-async def led_term(directory: Path) -> AsyncIterator[tuple[Meta, Term]]:
+async def led_term(directory: Path) -> AsyncIterator[tuple[Meta, LeaderTerm]]:
     async with EmbeddedEtcd.open(directory) as etcd:
         meta = EtcdMeta(etcd)
         await meta.put(CLUSTER_ID, encode_cluster_id(KEYS.cluster_id))
         revision = await meta.put(LEADER, b"us")
         leadership = Leadership((Compare.created_at(LEADER, revision),), lambda: math.inf)
-        term = await Term.load(leadership, meta, KEYS, SecurityConfig(), Compat.CLASSIC)
+        term = await LeaderTerm.load(leadership, meta, KEYS, SecurityConfig(), Compat.CLASSIC)
         await term.cluster.bootstrap(STORE, region(1))
         await term.safe_points.update_services([ServiceUpdate("gc_worker", NEVER_S, 50)])
         yield meta, term

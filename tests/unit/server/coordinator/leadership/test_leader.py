@@ -10,7 +10,7 @@ from kvproto import pdpb_pb2
 
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.header import Headers
-from server.coordinator.leadership.leader import Leadership
+from server.coordinator.leadership.leadership import Leadership
 from server.rpc.errors import status_of
 
 
@@ -51,7 +51,7 @@ async def test_what_runs_throughout_is_interrupted_by_its_end_with_the_leaders_a
     entered = asyncio.Event()
 
     async def waits() -> None:
-        async with leadership.throughout():
+        async with leadership.while_held():
             entered.set()
             await asyncio.Event().wait()
 
@@ -65,7 +65,7 @@ async def test_what_runs_throughout_is_interrupted_by_its_end_with_the_leaders_a
 async def test_a_timeout_of_its_own_inside_is_not_taken_for_the_end() -> None:
     leadership = Leadership()
     with pytest.raises(TimeoutError):
-        async with leadership.throughout(), asyncio.timeout(0):
+        async with leadership.while_held(), asyncio.timeout(0):
             await asyncio.Event().wait()
     assert leadership.held
 
@@ -74,7 +74,7 @@ async def test_nothing_starts_throughout_a_leadership_that_is_over() -> None:
     leadership = Leadership()
     leadership.end()
     with pytest.raises(NotLeaderError):
-        async with leadership.throughout():
+        async with leadership.while_held():
             pytest.fail("it ran")
 
 

@@ -6,8 +6,8 @@ import pytest
 from kvproto import pdpb_pb2 as pdpb
 
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.explain.service import Explainer, ExplainRequestError
-from server.coordinator.leadership.leader import Leadership
+from server.coordinator.explain_service import Explainer, ExplainRequestError
+from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.leadership.members import Members
 from server.rpc.credentials import SecurityConfig
 from tests.unit.gcsafepoint.explain.situations import view

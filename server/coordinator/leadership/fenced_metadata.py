@@ -1,23 +1,36 @@
-"""The coordinator's writes: every transaction carries the leader's fence, so a deposed leader can write nothing.
+"""A leader's access to the metadata: every transaction carries its fence, so a deposed leader can write nothing.
 
-The ledger also knows its own writes by their revisions, so that a write of somebody else is told from them.
+`FencedMetadata` also knows its own writes by their revisions, so that a write of somebody else is told from them.
+
+`StateGuard` ends a term whose state somebody else changes in the metadata, because the term's memory is no longer
+what the metadata says. With embedded metadata nobody else can: etcd's API on the coordinator's port refuses it
+(`server.coordinator.etcd.own_keys`). A real etcd has ports of its own. Safepoints and keyspaces are not guarded here:
+an operator and PD may change them, and `gcsafepoint.state.stored` follows.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 
+import structlog
+
 from gcsafepoint.state.stored import Revisions
-from server.coordinator.leadership.leader import Leadership
+from server.coordinator.errors import NotLeaderError
+from server.coordinator.keys import COPY_PREFIX, ClusterKeys
+from server.coordinator.leadership.leadership import Leadership
+from storage.meta.errors import CompactedError, MetaUnavailableError
 from storage.meta.meta import Compare, Get, KeyValue, Meta, Op, TxnResult, WatchEvent
 
-MAX_OPS = 100
+MAX_OPS = 100  # of one transaction; etcd allows 128
+_PUT_BACK_S = 1.0
+
+_log = structlog.get_logger(__name__)
 
 
-class Ledger:
-    """Fenced access to the metadata."""
+class FencedMetadata:
+    """The metadata as a leader may use it; `txn` and `write` are fenced, reads are not."""
 
     def __init__(self, meta: Meta, leadership: Leadership) -> None:
         self._meta = meta
@@ -34,7 +47,7 @@ class Ledger:
             NotLeaderError: the leader's key is no longer ours; nothing was written.
         """
         fence = self.leadership.fence
-        with self._noting(_written([*success, *failure])) as outcome:
+        with self._tracking_write(_written([*success, *failure])) as outcome:
             result = await self._meta.txn([*fence, *compares], success, failure)
             outcome.certain = True
             outcome.revision = result.revision if _written(success if result.succeeded else failure) else 0
@@ -66,8 +79,8 @@ class Ledger:
         return pair.mod_revision in self._own or pair.key in self._uncertain
 
     @contextmanager
-    def _noting(self, keys: Sequence[bytes]) -> Iterator["_Outcome"]:
-        """Note what the block writes: the keys of a transaction without an answer stay uncertain."""
+    def _tracking_write(self, keys: Sequence[bytes]) -> Iterator["_Outcome"]:
+        """Record what the block writes: the keys of a transaction without an answer stay uncertain."""
         outcome = _Outcome()
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if keys:
@@ -94,6 +107,46 @@ class Ledger:
     def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
         """See `Meta.watch`."""
         return self._meta.watch(prefix, start_revision)
+
+
+class StateGuard:
+    """Watches a term's own keys from `start_revision` on, the first that the term has not read."""
+
+    def __init__(self, metadata: FencedMetadata, keys: ClusterKeys, start_revision: int) -> None:
+        self._metadata = metadata
+        self._start_revision = start_revision
+        limits = [keys.path("timestamp"), keys.path("alloc_id")]
+        state = [keys.path(tail) for tail in ("raft", "region_label/", "rule_group/", "rules/")]
+        self._prefixes = [*limits, *(COPY_PREFIX + key for key in limits), *state]
+
+    async def run(self, put_back: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """End the leadership at the first foreign write, after `put_back` has restored what must not be lost."""
+        if not self._metadata.leadership.fence:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for prefix in self._prefixes:
+                tasks.create_task(self._watch(prefix, put_back), name=f"state-{prefix.decode()}")
+
+    async def _watch(self, prefix: bytes, put_back: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        try:
+            event = await self._metadata.foreign_write(prefix, self._start_revision)
+        except CompactedError:
+            reason = f"changes under {prefix.decode()} were compacted before they were seen"
+        else:
+            change = "deleted" if event.deleted else "written"
+            key = event.pair.key.decode(errors="backslashreplace")
+            reason = f"{key} was {change} by somebody else at revision {event.pair.mod_revision}"
+        leadership = self._metadata.leadership
+        if leadership.ended.is_set():
+            return
+        _log.error(
+            "the coordinator's own state was changed: this term ends, the next one reads it afresh", reason=reason
+        )
+        for restore in put_back:
+            with suppress(NotLeaderError, MetaUnavailableError, TimeoutError):
+                async with asyncio.timeout(_PUT_BACK_S):
+                    await restore()
+        leadership.end(reason)
 
 
 @dataclass(slots=True)

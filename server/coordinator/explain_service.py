@@ -1,0 +1,213 @@
+"""`gc explain` on the leading coordinator: gathers the situation, explains it, and answers ExplainGC.
+
+`Explainer.explain` is shared by gRPC (`ExplainService`) and HTTP (`server.coordinator.http_api`). `gather` puts a
+`Situation` together: safe points from the term's memory, records from the metadata, the rest from the captures, each
+of which is asked by itself and has `ANSWER_SECONDS`. A part that cannot be had leaves its problem in its place, and a
+capture that does not answer is a finding; only the safe points are indispensable. Only the leader answers, because
+only it knows them.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc.aio
+from google.protobuf.json_format import ParseDict
+from tidemarkpb.v1 import capture_pb2, explain_pb2
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
+
+from gcsafepoint.explain.document import document
+from gcsafepoint.explain.explanation import MOST_CHAINS, explain
+from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation, Table, Worker
+from gcsafepoint.state.states import GcView
+from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo, checkpoint_of
+from server.coordinator.leadership.members import Members
+from server.coordinator.term import CurrentTerm
+from server.gc_worker.cluster import MetaRecords
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from storage.meta.meta import KeyValue, Meta
+from storage.model.errors import InvalidError, TidemarkError, UnavailableError
+
+_GATHER_SECONDS = 10.0
+_CONCURRENT_EXPLANATIONS = 4
+_NAMES_MAX, _NAME_CHARACTERS_MAX = 100, 1024
+
+
+ANSWER_SECONDS = 2.5
+_CONCURRENT_CAPTURES = 16
+
+
+class ExplainBusyError(UnavailableError):
+    """Too many explanations are asked for, or the metadata is too slow."""
+
+    code = "ErrExplainUnavailable"
+
+
+class ExplainRequestError(InvalidError):
+    """The request asks for too much."""
+
+    code = "ErrAPIInvalidParam"
+
+
+@dataclass(slots=True)
+class CaptureAnswers:
+    """The captures, and by changefeed who runs it and how far its tables are."""
+
+    captures: list[Capture] = field(default_factory=list)
+    running: dict[str, tuple[str, tuple[Table, ...]]] = field(default_factory=dict)
+
+
+class Explainer:
+    """Explains from the term that leads at the time."""
+
+    def __init__(self, meta: Meta, current: CurrentTerm, members: Members, security: SecurityConfig) -> None:
+        self._meta = meta
+        self._current = current
+        self._members = members
+        self._security = security
+        self._slots = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS)
+
+    async def explain(self, what_if_remove: Sequence[str] = (), limit: int = 0) -> dict[str, Any]:
+        """The document of `gcsafepoint.explain.document`; a leader that lost its lease meanwhile does not answer.
+
+        Raises:
+            NotLeaderError: naming the leader.
+            ExplainRequestError: too many names, or too long ones.
+            BlockerUnknownError, BlockerFixedError: nothing of a name to be removed holds GC back.
+            ExplainBusyError: it took too long.
+        """
+        if len(what_if_remove) > _NAMES_MAX or any(len(name) > _NAME_CHARACTERS_MAX for name in what_if_remove):
+            raise ExplainRequestError(
+                f"at most {_NAMES_MAX} names of {_NAME_CHARACTERS_MAX} characters can be thought away at a time"
+            )
+        term = self._current.term
+        if term is None:
+            raise self._members.not_leader()
+        try:
+            async with asyncio.timeout(_GATHER_SECONDS), self._slots:
+                situation = await gather(await term.safe_points.view(), self._meta, self._security)
+        except TimeoutError:
+            raise ExplainBusyError(f"the situation was not gathered within {_GATHER_SECONDS:g} s; try again") from None
+        most = min(limit or MOST_CHAINS, MOST_CHAINS)
+        explanation = await asyncio.to_thread(lambda: document(explain(situation, what_if_remove, most)))
+        term.leadership.check()
+        return explanation
+
+
+class ExplainService:
+    """The servicer."""
+
+    def __init__(self, explainer: Explainer) -> None:
+        self._explainer = explainer
+
+    async def ExplainGC(self, request: explain_pb2.ExplainGCRequest, _context: Any) -> explain_pb2.ExplainGCResponse:
+        """Chains of blockers, the lowest first."""
+        explanation = await self._explainer.explain(list(request.what_if_remove), request.limit)
+        return ParseDict(explanation, explain_pb2.ExplainGCResponse())
+
+
+async def gather(view: GcView, meta: Meta, security: SecurityConfig) -> Situation:
+    """Everything around `view`.
+
+    Raises:
+        MetaUnavailableError: the metadata cannot be read.
+    """
+    answers = await ask_captures(meta, security)
+    infos, statuses = await meta.get_prefix(keys.INFOS), await meta.get_prefix(keys.STATUSES)
+    feeds = await asyncio.to_thread(_feeds, infos, statuses, answers)  # records hold the schemas of all tables
+    problems = [f"capture {capture.id}: {capture.problem}" for capture in answers.captures if capture.problem]
+    problems += [f"changefeed {feed.id}: {feed.error}" for feed in feeds.values() if feed.state == "unreadable"]
+    return Situation(view, feeds, tuple(answers.captures), await _worker(meta), tuple(problems))
+
+
+def _feeds(infos: Sequence[KeyValue], statuses: Sequence[KeyValue], answers: CaptureAnswers) -> dict[str, Feed]:
+    checkpoints = {pair.key.removeprefix(keys.STATUSES): pair.value for pair in statuses}
+    feeds = [_feed(pair, checkpoints.get(pair.key.removeprefix(keys.INFOS)), answers) for pair in infos]
+    return {feed.id: feed for feed in feeds}
+
+
+def _feed(info_pair: KeyValue, status: bytes | None, answers: CaptureAnswers) -> Feed:
+    name = info_pair.key.removeprefix(keys.INFOS).decode(errors="backslashreplace")
+    try:
+        info = ChangefeedInfo.from_json(info_pair.value)
+        checkpoint_ts = checkpoint_of(status) if status is not None else info.start_ts
+    except TidemarkError as err:
+        return Feed(name, "unreadable", 0, err.code, err.message)
+    capture, tables = answers.running.get(name, ("", ()))
+    code, message = (info.error.code, info.error.message) if info.error else ("", "")
+    return Feed(name, info.state.value, checkpoint_ts, code, message, capture, tables)
+
+
+async def _worker(meta: Meta) -> Worker:
+    records = MetaRecords(meta)
+    try:
+        config = await read_config(records)
+        recorded = await records.read(LEADER_DESC) | await records.read(LAST_RUN_TIME)
+    except (TidemarkError, ValueError) as err:
+        return Worker(problem=f"its records cannot be read: {err}")
+    leader, last_run = (recorded[key].value if key in recorded else "" for key in (LEADER_DESC, LAST_RUN_TIME))
+    return Worker(leader, config.enable, config.life_time_ms, config.run_interval_ms, last_run)
+
+
+async def ask_captures(meta: Meta, security: SecurityConfig) -> CaptureAnswers:
+    """Ask every living capture; takes about `ANSWER_SECONDS` if one is silent, more only if many are."""
+    owner = await meta.get(keys.OWNER)
+    captures = _living(await meta.get_prefix(keys.CAPTURES), owner)
+    slots = asyncio.Semaphore(_CONCURRENT_CAPTURES)
+
+    async def ask(capture: Capture) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
+        async with slots:
+            return await _ask(capture, security)
+
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(ask(capture)) for capture in captures]
+    answers = CaptureAnswers()
+    for capture, answer in (call.result() for call in calls):
+        answers.captures.append(capture)
+        for changefeed in answer.changefeeds:
+            tables = tuple(map(_table, changefeed.tables))
+            answers.running[changefeed.changefeed] = (f"{capture.id} at {capture.address}", tables)
+    return answers
+
+
+def _living(pairs: Iterable[KeyValue], owner: KeyValue | None) -> list[Capture]:
+    captures: list[Capture] = []
+    for pair in pairs:
+        capture_id = pair.key.removeprefix(keys.CAPTURES).decode(errors="replace")
+        is_owner = owner is not None and owner.value.decode(errors="replace") == capture_id
+        try:
+            fields: Mapping[str, object] = json.loads(pair.value)
+            captures.append(Capture(capture_id, str(fields["address"]), is_owner))
+        except (ValueError, KeyError, TypeError):
+            captures.append(Capture(capture_id, "", is_owner, "its record in the metadata cannot be read"))
+    return sorted(captures, key=lambda capture: capture.is_owner)
+
+
+async def _ask(capture: Capture, security: SecurityConfig) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
+    if capture.problem:
+        return capture, capture_pb2.GetBlockersResponse()
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS), connect(capture.address, security) as channel:
+            return capture, await CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest())
+    except TimeoutError:
+        problem = f"no answer within {ANSWER_SECONDS:g} s"
+    except grpc.aio.AioRpcError as err:
+        problem = f"{err.code().name}: {err.details()}"
+    return replace(capture, problem=problem), capture_pb2.GetBlockersResponse()
+
+
+def _table(message: capture_pb2.TableBlockers) -> Table:
+    regions = tuple(map(_region, message.regions))
+    return Table(message.name, message.checkpoint_ts, message.resolved_ts, regions)
+
+
+def _region(message: capture_pb2.RegionBlockers) -> Region:
+    locks = tuple(
+        Lock(lock.start_ts, lock.primary.hex(), lock.key.hex(), lock.ttl_ms, lock.kind) for lock in message.locks
+    )
+    return Region(message.region_id, message.resolved_ts, message.store, locks, message.problem, message.pump)
