@@ -101,9 +101,7 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         except grpc.aio.AioRpcError as err:
             failure = self._remote.failed(err, address)
             if isinstance(failure, InvalidTokenError) and not _has_token(context):
-                await context.abort(
-                    grpc.StatusCode.UNAVAILABLE, f"{failure.text}; a new one is asked for, try again"
-                )
+                await context.abort(grpc.StatusCode.UNAVAILABLE, f"{failure.text}; a new one is asked for, try again")
             await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
 
     def _with_our_urls(self, answer: bytes) -> bytes:
