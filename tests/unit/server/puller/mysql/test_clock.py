@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.changefeed.source_uri import SourceUri, SourceUriError
-from server.puller.mysql.clock import Clock, TimestampCheck
+from server.puller.mysql.clock import Clock, Horizon
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import STEP
 from storage.model.errors import CorruptError
@@ -118,7 +118,7 @@ def test_a_time_that_was_odd_stays_odd_when_the_present_has_come_to_it() -> None
 
 
 def test_the_clock_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    clock = Clock([TimestampCheck(0, 5, 7), TimestampCheck(9, 10)])
+    clock = Clock([Horizon(0, 5, 7), Horizon(9, 10)])
     assert clock.to_json() == b'{"horizons":[[0,5,7],[9,10,-1]]}'
     assert Clock.from_json(clock.to_json()).horizons == clock.horizons
     for damaged in (b"", b"[]", b"{}", b'{"horizons":[]}', b'{"horizons":[[1,2]]}', b'{"horizons":7}'):
