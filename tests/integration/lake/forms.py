@@ -169,3 +169,18 @@ FORMS: Final[Mapping[str, Form]] = {
 }
 READ_AGAIN: Final = frozenset({"partition", "selected", *_REREAD, "defaults_untold"})
 """The tables that a changefeed must read again; of no other an event is missing."""
+FEW: Final = (
+    "swap",
+    "drop_and_add",
+    "add_then_rename",
+    "set_statement_truncate",
+    "replace_like",
+    "drop_and_create",
+    "fails_in_two_phases",
+    "savepoint_myisam_first",
+    "not_null",
+    "other_key",
+    "swapped",
+    "defaults",
+)
+"""One of each kind, for every run."""
