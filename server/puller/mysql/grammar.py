@@ -84,7 +84,7 @@ class StatementReader(ColumnReader):
         Raises:
             NotUnderstoodError: it, or its end, is another one than is known.
         """
-        if self.skip("SET", "STATEMENT"):
+        while self.skip("SET", "STATEMENT"):
             self._variables()
         tree = self._statement()
         self.skip(";")
