@@ -1,6 +1,8 @@
-"""The ordered key-value store every room writes to: Protocol, write batch, and the in-memory oracle of the tests."""
+"""The ordered key-value store that all durable state is written to: its Protocol and its write batch.
 
-import bisect
+`storage.leveldb.LevelDB` is the one that daemons use.
+"""
+
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -89,61 +91,3 @@ class KV(Reader, Protocol):
 def scan_prefix(reader: Reader, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     """All pairs whose key starts with `prefix`, in key order."""
     return reader.scan(prefix, prefix_end(prefix))
-
-
-class MemoryKV:
-    """A dict with order: the oracle that LevelDB is tested against."""
-
-    def __init__(self, pairs: dict[bytes, bytes] | None = None) -> None:
-        self._pairs = dict(pairs or {})
-
-    def get(self, key: bytes) -> bytes | None:
-        """See `Reader.get`."""
-        return self._pairs.get(key)
-
-    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """See `Reader.scan`; the state of the moment of the call."""
-        keys = sorted(self._pairs)
-        chosen = keys[bisect.bisect_left(keys, lower) : bisect.bisect_left(keys, upper) if upper else len(keys)]
-        pairs = [(key, self._pairs[key]) for key in (reversed(chosen) if reverse else chosen)]
-        return iter(pairs)
-
-    def snapshot(self) -> "MemoryKV":
-        """See `KV.snapshot`."""
-        return MemoryKV(self._pairs)
-
-    def write(self, batch: WriteBatch, *, sync: bool) -> None:  # noqa: ARG002 - memory is as durable as it gets
-        """See `KV.write`."""
-        for key, value in batch.ops.items():
-            if value is None:
-                self._pairs.pop(key, None)
-            else:
-                self._pairs[key] = value
-
-    def delete_range(self, lower: bytes, upper: bytes) -> int:
-        """See `KV.delete_range`."""
-        doomed = [key for key, _ in self.scan(lower, upper)]
-        for key in doomed:
-            del self._pairs[key]
-        return len(doomed)
-
-    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
-        """See `KV.delete_some`."""
-        doomed = [key for key, _ in self.scan(lower, upper)][:most]
-        for key in doomed:
-            del self._pairs[key]
-        return len(doomed), doomed[-1] + b"\0" if doomed else lower
-
-    def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
-        """See `KV.approximate_bytes`."""
-        return sum(len(key) + len(value) for key, value in self.scan(lower, upper))
-
-    def compact(self, lower: bytes, upper: bytes) -> None:
-        """Nothing to give back."""
-
-    def level0_files(self) -> int:
-        """None."""
-        return 0
-
-    def close(self) -> None:
-        """Nothing to release."""

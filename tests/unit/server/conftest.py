@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from storage.kv import MemoryKV
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from tests.memory_kv import MemoryKV
 
 
 @pytest.fixture

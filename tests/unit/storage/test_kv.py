@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch, scan_prefix
+from storage.kv import WriteBatch, scan_prefix
+from tests.memory_kv import MemoryKV
 
 keys = st.binary(max_size=3)
 pairs = st.dictionaries(keys, st.binary(max_size=3), max_size=20)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.leveldb import CorruptDatabaseError, DirectoryLockedError, DirectoryUnusableError, LevelDB
+from tests.memory_kv import MemoryKV
 
 keys = st.binary(min_size=1, max_size=2)
 bounds = st.binary(max_size=2)

@@ -14,10 +14,10 @@ from server.store.methods import METHODS
 from server.store.metrics import LOCK_WAITS
 from server.store.region_table import RegionGate
 from server.store.runner import Call, Runner
-from storage.kv import MemoryKV
 from storage.mvcc.engine import Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.region import Region, RegionMap
+from tests.memory_kv import MemoryKV
 
 CONTEXT = kvrpcpb.Context(region_id=1, region_epoch=metapb.RegionEpoch(conf_ver=1, version=1))
 

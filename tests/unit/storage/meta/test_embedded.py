@@ -11,7 +11,7 @@ from etcdpb import rpc_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.meta import embedded
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaRequestError, MetaUnavailableError, NoSpaceError, TooManyRequestsError
@@ -19,6 +19,7 @@ from storage.meta.store import commit
 from storage.meta.store.history import Retention
 from storage.meta.store.watchers import Watchers
 from storage.model.errors import UnavailableError
+from tests.memory_kv import MemoryKV
 
 WHOLE = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
 

@@ -5,10 +5,10 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV
 from storage.mvcc import percolator
 from storage.mvcc.engine import Engine
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
+from tests.memory_kv import MemoryKV
 
 KEYS = st.sampled_from([b"", b"a", b"ab", b"abcdefgh", b"abcdefghi", b"b"])
 VALUES = st.sampled_from([None, b"", b"x", b"y" * 300])

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.model.errors import UnavailableError
 from storage.mvcc import percolator
 from storage.mvcc.engine import Command, Engine
 from storage.mvcc.errors import KeyIsLockedError, MvccError
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.snapshot import Snapshot
+from tests.memory_kv import MemoryKV
 
 ACCOUNTS = [b"a", b"b", b"c", b"d"]
 

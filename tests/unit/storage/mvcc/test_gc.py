@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.mvcc import gc, percolator
 from storage.mvcc.draft import Versions
 from storage.mvcc.engine import Command, Engine
@@ -18,6 +18,7 @@ from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.record import PUT
 from storage.mvcc.snapshot import Snapshot
 from storage.mvcc.version_counts import VersionCounts
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.mvcc.histories import TXNS, History, played
 
 KEYS = (b"a", b"ab", b"abcdefgh", b"b")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.model.errors import UnavailableError
 from storage.mvcc.draft import PREWRITE, Change, Draft
 from storage.mvcc.engine import Engine
 from storage.mvcc.errors import InvalidTxnError, StoreStoppedError
 from storage.mvcc.group_commit import MAX_WAITING_COMMANDS, GroupCommit, StoreBusyError
 from storage.mvcc.record import PUT
+from tests.memory_kv import MemoryKV
 
 
 class CountingKV(MemoryKV):

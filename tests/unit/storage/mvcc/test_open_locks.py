@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV
 from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.record import PUT
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.mvcc.histories import TXNS, History, played
 
 STEPS = st.lists(st.tuples(st.sampled_from([PREWRITE, COMMIT, ROLLBACK]), st.integers(0, 9), st.integers(1, 5)))

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV
 from storage.mvcc import errors, percolator, pessimistic
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command, Engine
@@ -16,6 +15,7 @@ from storage.mvcc.errors import MvccError
 from storage.mvcc.pessimistic import PessimisticLock
 from storage.mvcc.prewrite import Assertion, Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.mvcc.percolator_model import Model
 
 KEYS = [b"a", b"b", b"c"]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV
 from storage.mvcc import percolator, status
 from storage.mvcc.draft import Draft
 from storage.mvcc.engine import Command, Engine
@@ -22,6 +21,7 @@ from storage.mvcc.read_fence import Touch
 from storage.mvcc.record import ROLLBACK
 from storage.mvcc.snapshot import Snapshot
 from storage.mvcc.status import StatusCheck
+from tests.memory_kv import MemoryKV
 
 KEYS = [b"a", b"b", b"c"]
 PICK = st.integers(0, 99)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV
 from storage.mvcc import errors, percolator, pessimistic, status
 from storage.mvcc.draft import COMMITTED, PREWRITE, Draft
 from storage.mvcc.engine import Command, Engine
@@ -15,6 +14,7 @@ from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.record import Lock
 from storage.mvcc.snapshot import Snapshot
+from tests.memory_kv import MemoryKV
 
 
 def engine_at(max_ts: int) -> Engine:

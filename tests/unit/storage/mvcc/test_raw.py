@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV
 from storage.mvcc import raw
 from storage.mvcc.engine import Engine
 from storage.mvcc.raw import RawPair, Swapped
+from tests.memory_kv import MemoryKV
 
 KEYS = st.sampled_from([b"a", b"b", b"bb", b"c"])
 PREVIOUS = st.none() | st.sampled_from([b"", b"x"])

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
 from storage.mvcc.layout import lock_key, value_key, write_key
 from storage.mvcc.region import Region, is_empty, range_bytes, region_bytes, split_keys
+from tests.memory_kv import MemoryKV
 
 KEYS = st.sets(st.binary(min_size=1, max_size=12), min_size=1, max_size=40)
 

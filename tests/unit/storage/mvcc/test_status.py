@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
-from storage.kv import MemoryKV
 from storage.model.ts import MAX_TS, compose
 from storage.mvcc import errors, percolator, pessimistic, status
 from storage.mvcc.draft import Draft
@@ -17,6 +16,7 @@ from storage.mvcc.pessimistic import PessimisticLock
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot, scan_locks
 from storage.mvcc.status import Action, StatusCheck
+from tests.memory_kv import MemoryKV
 
 START = compose(1000)
 ALIVE, EXPIRED = compose(4000), compose(4001)

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.model.errors import CorruptError
 from storage.mvcc.layout import write_key
 from storage.mvcc.record import DELETE, PUT, Write
 from storage.mvcc.region import Region, RegionMap
 from storage.mvcc.version_counts import VersionCounts, counts_key, stored_versions
+from tests.memory_kv import MemoryKV
 
 LEFT, RIGHT = Region(1, 11, b"", b"m"), Region(2, 12, b"m", b"")
 WRITES = st.lists(st.tuples(st.sampled_from([b"a", b"z"]), st.integers(1, 99), st.sampled_from([PUT, DELETE])))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.kv import MemoryKV
 from storage.leveldb import LevelDB
 from storage.pump.gc import Collected, Throttle
 from storage.pump.pull import BinlogPurgedError, Chunk
 from storage.pump.storage import PumpStorage
 from storage.vfs.memory import MemFS
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import DIRECTORY, commit, heartbeat, opened, prewrite, wait_max_commit_ts
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.leveldb import CorruptDatabaseError, LevelDB
 from storage.model.errors import TidemarkError
 from storage.pump.binlog import Binlog
@@ -18,6 +18,7 @@ from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
 from storage.vfs.hooked import HookedFS
 from storage.vfs.memory import MemFS
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
     DIRECTORY,
     Row,

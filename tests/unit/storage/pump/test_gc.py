@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.kv import KV, MemoryKV, WriteBatch
+from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
 from storage.pump.gc import BATCH_KEYS, BATCHES_PER_ROUND, Sweep
 from storage.pump.index import commit_key, prewrite_key
+from tests.memory_kv import MemoryKV
 
 POINTER = bytes(16)
 

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.pump.binlog import Kind
 from storage.pump.index import START, Commit, Entry, Index, IndexVersionError
 from storage.value_log import Pointer
+from tests.memory_kv import MemoryKV
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "pump_index.json"
 P, C, R = Kind.PREWRITE.value, Kind.COMMIT.value, Kind.ROLLBACK.value

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.model.errors import UnavailableError
 from storage.pump.committer import GROUPS_MAX, Group, IndexQueue
 from storage.pump.storage import PumpStorage
 from storage.value_log import Pointer
 from storage.vfs.memory import MemFS
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import commit, heartbeat, opened, prewrite, pulled, wait_max_commit_ts
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tipb import binlog_pb2
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.pump.binlog import parse
 from storage.pump.committer import PumpClosedError
 from storage.pump.gc import Collected
@@ -19,6 +19,7 @@ from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
 from storage.vfs.hooked import HookedFS
 from storage.vfs.memory import MemFS
+from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
     DIRECTORY,
     commit,

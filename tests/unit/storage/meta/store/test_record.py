@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from etcdpb import kv_pb2, rpc_pb2
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.meta.store import record
 from storage.meta.store.state import State
 from storage.model.errors import CorruptError
+from tests.memory_kv import MemoryKV
 
 GOLDEN = Path(__file__).parents[4] / "golden" / "metadata_leveldb.json"
 

@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from storage.kv import MemoryKV, WriteBatch
+from storage.kv import WriteBatch
 from storage.meta.errors import CompactedError, FutureRevisionError, LeaseNotFoundError, MetaRequestError
 from storage.meta.store import record
 from storage.meta.store.state import State
+from tests.memory_kv import MemoryKV
 
 KEYS = st.sampled_from([b"a", b"a/1", b"a/2", b"b", b"b\xff", b"c"])
 ENDS = st.sampled_from([b"", b"\0", b"a0", b"b", b"c"])

@@ -1,0 +1,64 @@
+"""An ordered key-value store in memory, for tests."""
+
+import bisect
+from collections.abc import Iterator
+
+from storage.kv import WriteBatch
+
+
+class MemoryKV:
+    """A `storage.kv.KV` in memory; LevelDB is tested against it."""
+
+    def __init__(self, pairs: dict[bytes, bytes] | None = None) -> None:
+        self._pairs = dict(pairs or {})
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `Reader.get`."""
+        return self._pairs.get(key)
+
+    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """See `Reader.scan`; the state of the moment of the call."""
+        keys = sorted(self._pairs)
+        chosen = keys[bisect.bisect_left(keys, lower) : bisect.bisect_left(keys, upper) if upper else len(keys)]
+        pairs = [(key, self._pairs[key]) for key in (reversed(chosen) if reverse else chosen)]
+        return iter(pairs)
+
+    def snapshot(self) -> "MemoryKV":
+        """See `KV.snapshot`."""
+        return MemoryKV(self._pairs)
+
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        """See `KV.write`."""
+        for key, value in batch.ops.items():
+            if value is None:
+                self._pairs.pop(key, None)
+            else:
+                self._pairs[key] = value
+
+    def delete_range(self, lower: bytes, upper: bytes) -> int:
+        """See `KV.delete_range`."""
+        deleted = [key for key, _ in self.scan(lower, upper)]
+        for key in deleted:
+            del self._pairs[key]
+        return len(deleted)
+
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+        """See `KV.delete_some`."""
+        deleted = [key for key, _ in self.scan(lower, upper)][:most]
+        for key in deleted:
+            del self._pairs[key]
+        return len(deleted), deleted[-1] + b"\0" if deleted else lower
+
+    def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
+        """See `KV.approximate_bytes`."""
+        return sum(len(key) + len(value) for key, value in self.scan(lower, upper))
+
+    def compact(self, lower: bytes, upper: bytes) -> None:
+        """See `KV.compact`; memory has nothing to give back."""
+
+    def level0_files(self) -> int:
+        """See `KV.level0_files`."""
+        return 0
+
+    def close(self) -> None:
+        """See `KV.close`."""
