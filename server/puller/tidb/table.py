@@ -16,7 +16,7 @@ from sink.columns import COLUMN_ID
 from sink.mounter import Mounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
-from storage.tidb.document import PUBLIC
+from storage.tidb.document import PUBLIC, TableInfoError
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import MODIFIED, REMOVED, Table
@@ -124,6 +124,9 @@ def identities_in(record: TableRecord) -> dict[int, int]:
 
 
 def _mounter(info: TableInfo, record: TableRecord) -> Mounter:
+    unstored = [column.name for column in info.key_columns if not column.is_stored]
+    if unstored:
+        raise TableInfoError(f"the TableInfo of {info.name}: its key has {unstored[0]}, which rows do not hold")
     return Mounter(info, record.schema_name, identities_in(record))
 
 
