@@ -1,7 +1,8 @@
 """MySQL and MariaDB as sources of changefeeds: `mysql://user@host:port…` (see `options`)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -12,6 +13,7 @@ from server.dump.mysql.engine import DumpEngine
 from server.dump.mysql.listener import DumpListener
 from server.dump.puller import DumpingPuller
 from server.puller.mysql.anchors import Anchors, ClockRecord
+from server.puller.mysql.asking import Askers
 from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.definition import Definition
@@ -30,6 +32,9 @@ from storage.mysql.errors import ColumnUnsupportedError
 from storage.mysql.schema import Table
 from storage.tidb.document import TableInfoError
 
+T = TypeVar("T")
+_ASKERS: Final = 2
+
 
 class MySqlSource:
     """Implements `server.puller.source.Source` for one changefeed."""
@@ -43,6 +48,7 @@ class MySqlSource:
         self._meta = meta
         self._torn: dict[tuple[str, int], RowRanges | None] = {}
         self._odd_times = OddTimes()
+        self._asking = Askers(_ASKERS, f"asks {changefeed}")
         self.listener: LogListener | None = None
         """Who follows the log of pullers made from now on, instead of their dump."""
 
@@ -53,7 +59,7 @@ class MySqlSource:
 
     async def now(self) -> int:
         """See `Source.now`; keeps an anchor for it."""
-        begins = await asyncio.to_thread(beginning, self._options)
+        begins = await self._ask(beginning, self._options)
         record = ClockRecord(self._meta, self._changefeed)
         if await record.load() is None:
             await record.save(begins.clock)
@@ -62,7 +68,7 @@ class MySqlSource:
 
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """See `Source.snapshot`: tables as they are now; what the log does to them after `ts` is found in the log."""
-        definitions = await asyncio.to_thread(self._definitions)
+        definitions = await self._ask(self._definitions)
         if not before:
             return [record_of(each, place + 1) for place, each in enumerate(definitions)]
         earlier = {(each.schema_name, each.table_name): Table.parse(each.table_info) for each in before}
@@ -92,6 +98,9 @@ class MySqlSource:
         """See `Source.schema_puller`: the log brings them."""
         del start_ts, catalog
         return None
+
+    async def _ask(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._asking, function, *arguments)
 
     def _definitions(self) -> list[Definition]:
         with log_in(self._options) as session:

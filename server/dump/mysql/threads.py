@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from server.dump.job import PARALLEL_MAX
 from server.dump.mysql.reader import Server
+from server.puller.mysql.asking import Askers
 from server.puller.mysql.options import MySqlOptions
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class ServerThreads:
         self._changefeed = changefeed
         self._options = options
         self._server: Server | None = None
-        self._threads = ThreadPoolExecutor(_THREADS_MAX, f"dump {changefeed}")
+        self._threads = Askers(_THREADS_MAX, f"dump {changefeed}")
 
     async def connected(self) -> Server:
         """The server; raises as `Server` does if it must log in."""
@@ -41,4 +41,3 @@ class ServerThreads:
     def close(self) -> None:
         """Nothing is asked any more."""
         self.hang_up()
-        self._threads.shutdown(wait=False)

@@ -10,7 +10,6 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +20,7 @@ import structlog
 from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
 from server.puller.mysql.anchors import EVERY_S, Anchors, ClockRecord
+from server.puller.mysql.asking import Askers
 from server.puller.mysql.catalogue import (
     changes_alone,
     may_nest_savepoints,
@@ -73,7 +73,7 @@ _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
 _GIVE_UP_S: Final = 30.0
 _MANY_TABLES: Final = 100
-_ASKERS: Final = 2  # who reads the log, and the heart
+_ASKERS: Final = 3  # who reads the log, the heart, and who looks how long the log is kept
 _RESOLVE_EVERY_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
@@ -136,16 +136,10 @@ class LogPuller:
         self._heard_at = 0.0
         self._transactions: Transactions | None = None
         self._held_bytes = min(HELD_BYTES, rows.open_transactions.memory_bytes)
-        self._asking = ThreadPoolExecutor(_ASKERS, f"asks {upstream.changefeed}")
+        self._asking = Askers(_ASKERS, f"asks {upstream.changefeed}")
 
     async def run(self) -> None:
         """See `Puller.run`."""
-        try:
-            await self._run()
-        finally:
-            self._asking.shutdown(wait=False)
-
-    async def _run(self) -> None:
         options = self._upstream.options
         if self._upstream.copying is not None:
             await self._upstream.copying.begin(self._start_ts)
@@ -166,7 +160,7 @@ class LogPuller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
             tasks.create_task(heart.run(lambda: self._position.ts, self._asking), name="heartbeat")
-            tasks.create_task(retention.run(), name="retention of the log")
+            tasks.create_task(retention.run(self._asking), name="retention of the log")
 
     @property
     def _position(self) -> LogPosition:

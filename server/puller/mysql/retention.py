@@ -7,6 +7,7 @@ file was written at that time or later, so that it is kept at least so long.
 
 import asyncio
 import math
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,21 +49,21 @@ class Retention:
         """The second in which the file after a file begins; of the last one that was asked for."""
         self._told = ""
 
-    async def run(self) -> None:
+    async def run(self, executor: Executor) -> None:
         """Look from time to time, until cancelled; what keeps a server from telling is said once."""
         try:
             while True:
-                await self._look()
+                await self._look(executor)
                 await asyncio.sleep(EVERY_S)
         finally:
             for gauge in (metrics.UNTIL_PURGE, metrics.RETENTION):
                 gauge.remove(self._changefeed)
 
-    async def _look(self) -> None:
+    async def _look(self, executor: Executor) -> None:
         try:
             anchor = await self._needed()
             if anchor is not None:
-                self._show(await asyncio.to_thread(self.left, anchor))
+                self._show(await asyncio.get_running_loop().run_in_executor(executor, self.left, anchor))
         except TidemarkError as err:
             if not isinstance(err, UnavailableError) and err.message != self._told:  # who reads the log says the former
                 self._told = err.message

@@ -121,3 +121,16 @@ def test_while_the_server_hangs(tmp_path: Path) -> None:
             pause(cluster)
         finally:
             server.running.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.timeout(600)
+def test_a_capture_ends_while_the_server_hangs(tmp_path: Path) -> None:
+    with replicated(tmp_path, tmp_path / "capture") as (server, cluster):
+        assert server.running is not None
+        server.running.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(2)  # by now a row of the heartbeat is under way
+            with within_seconds():
+                assert cluster.capture.terminate() == 0
+        finally:
+            server.running.send_signal(signal.SIGCONT)
