@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from storage.model.errors import ConflictError
+from storage.model.span import KeyRange
 from storage.tasks import together
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """`[start_key, end_key)`."""
-
-    start_key: bytes
-    end_key: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from gcsafepoint.worker.cluster import Cluster, KeyRange
+from gcsafepoint.worker.cluster import Cluster
 from gcsafepoint.worker.election import LeaseLostError
 from gcsafepoint.worker.records import DONE, PENDING, SAFE_POINT_TS, Records, read_ts
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
+from storage.model.span import KeyRange
 from storage.model.ts import MAX_TS
 from storage.tasks import together
 

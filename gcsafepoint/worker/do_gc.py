@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
-from gcsafepoint.worker.cluster import Cluster, KeyRange, walk
+from gcsafepoint.worker.cluster import Cluster, walk
 from gcsafepoint.worker.config import CENTRAL, GCConfig
 from gcsafepoint.worker.records import DO_GC, Records
 from storage.model.errors import InvalidError, TidemarkError
+from storage.model.span import KeyRange
 
 Fence = Callable[[], Mapping[str, int]]
 Report = Callable[[TidemarkError | None], None]

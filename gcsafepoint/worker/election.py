@@ -1,9 +1,9 @@
 """Who is GC leader: the worker whose name stands in the record with a lease that has not run out.
 
 Every worker ticks; one that finds no leader, or a lease that ran out, writes itself in. Leases are counted on the
-coordinator's clock (TSO, see `Clock`), so the workers' own clocks do not matter. A leader trusts its lease only until
-its monotonic clock, read *before* it asked for the time, has advanced by the lease: a process that was stopped finds
-out by itself.
+coordinator's clock (TSO, see `CoordinatorClock`), so the workers' own clocks do not matter. A leader trusts its lease
+only until its monotonic clock, read *before* it asked for the time, has advanced by the lease: a process that was
+stopped finds out by itself.
 
 1. At most one worker's lease holds at any time.
 2. Nobody writes over a record that changed since it was read.
@@ -178,7 +178,7 @@ class Election:
         return asyncio.get_running_loop().time() + max(0.0, self._until_s - self._monotonic_s())
 
 
-class Clock:
+class CoordinatorClock:
     """The coordinator's clock between two readings of it: its last answer plus what has passed since.
 
     Milliseconds since the Unix epoch, never ahead of the coordinator by more than clocks drift.

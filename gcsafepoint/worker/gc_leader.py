@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gcsafepoint.worker.cluster import Cluster, KeyRange, LockPage, SafePointDecreasesError
+from gcsafepoint.worker.cluster import Cluster, LockPage, SafePointDecreasesError
 from gcsafepoint.worker.config import CENTRAL, GCConfig
 from gcsafepoint.worker.delete_ranges import DeleteRange, DueRanges, Report, delete_again, delete_first, load_due
 from gcsafepoint.worker.do_gc import CentralGC
-from gcsafepoint.worker.election import Clock, Election, LeaseLostError
+from gcsafepoint.worker.election import CoordinatorClock, Election, LeaseLostError
 from gcsafepoint.worker.listener import Listener, Stage
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
@@ -40,6 +40,7 @@ from gcsafepoint.worker.resolve_locks import resolve_locks
 from gcsafepoint.worker.round import Phase, Result, Round, Rounds, SafePointBound, limited_by_service, target_safe_point
 from gcsafepoint.worker.times import format_instant
 from storage.model.errors import ConflictError, InvalidError, TidemarkError
+from storage.model.span import KeyRange
 from storage.model.ts import physical_ms
 
 _ATTEMPTS = 3
@@ -66,7 +67,7 @@ class GCLeader:
         records: Records,
         election: Election,
         rounds: Rounds,
-        clock: Clock,
+        clock: CoordinatorClock,
         listener: Listener,
         *,
         least_life_time_ms: int,

@@ -7,8 +7,9 @@ regions the transaction touched.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gcsafepoint.worker.cluster import Cluster, KeyRange, Lock, LockPage, walk
+from gcsafepoint.worker.cluster import Cluster, Lock, LockPage, walk
 from gcsafepoint.worker.config import GCConfig
+from storage.model.span import KeyRange
 from storage.tasks import together
 
 Count = Callable[[LockPage], None]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from gcsafepoint.worker.cluster import Cluster, LeasedCluster
 from gcsafepoint.worker.config import BOUNDS, Bounds
-from gcsafepoint.worker.election import Clock, Election
+from gcsafepoint.worker.election import CoordinatorClock, Election
 from gcsafepoint.worker.gc_leader import GCLeader
 from gcsafepoint.worker.listener import Listener
 from gcsafepoint.worker.records import LAST_RUN_TIME, MAX_WRITE_BYTES_KEY, Records, Settings, read_settings, tidy_rounds
@@ -49,7 +49,7 @@ class GCWorker:
     ) -> None:
         self.bounds = bounds
         self.election = election
-        self.clock = Clock(monotonic_s)
+        self.clock = CoordinatorClock(monotonic_s)
         self.rounds = Rounds(election.uuid)
         self._unguarded = cluster
         self._cluster = LeasedCluster(cluster, election.check)

@@ -14,7 +14,7 @@ from kvproto import debugpb_pb2 as debugpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto.debugpb_pb2_grpc import DebugStub
 
-from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService, SafePointDecreasesError
+from gcsafepoint.worker.cluster import Lock, LockPage, LowestService, SafePointDecreasesError
 from gcsafepoint.worker.config import MAX_WRITE_BYTES
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Record, Records
@@ -27,6 +27,7 @@ from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient
 from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError, UnavailableError
+from storage.model.span import KeyRange
 from storage.model.ts import physical_ms
 
 _FOREVER_S = (1 << 63) - 1

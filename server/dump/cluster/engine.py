@@ -200,7 +200,7 @@ class ClusterDump:
         dump, surveyed = pick.dump, pick.surveyed
         limit = surveyed.pace.limit(job, len(pick.places))
         at = [(place, *dump.ahead(place)) for place in pick.places]
-        pages = [Page(surveyed.begin(place, part), surveyed.ranges[place].end, limit) for place, part, _ in at]
+        pages = [Page(surveyed.begin(place, part), surveyed.ranges[place].end_key, limit) for place, part, _ in at]
         try:
             read = await self._chunks.read(pick.table_id, pages)
         except TidemarkError as err:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.dump.progress import Cell, Cursor, Range
-from storage.model.span import Span
+from storage.model.span import KeyRange, Span
 from storage.tidb.key import record_key
 
 RANGES_MAX: Final = 32
@@ -25,14 +25,6 @@ _LETTERS: Final = (string.digits, string.hexdigits[:16], string.digits + "ABCDEF
 _ALPHABETS: Final = [
     bytes(sorted(it.encode())) for it in (*_LETTERS, string.ascii_uppercase, string.digits + string.ascii_letters)
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """`[begin, end)`."""
-
-    begin: bytes
-    end: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +153,10 @@ class Outlook:
         rows = 0.0
         for place, key in at:
             scale = self._scales[place]
-            width = scale.at(self._ranges[place].end) - scale.at(key)
+            width = scale.at(self._ranges[place].end_key) - scale.at(key)
             rows += max(width, 0) * density.get(place, usual)
         return round(rows)
 
 
 def _within(inner: KeyRange, part: Span) -> bool:
-    return part.start_key <= inner.begin and inner.end <= part.end_key
+    return part.start_key <= inner.start_key and inner.end_key <= part.end_key

@@ -11,10 +11,10 @@ from typing import Final, Protocol
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Page, PageRead, Pulled
 from server.dump.cluster.pace import ChunkPace
-from server.dump.cluster.plan import Extent, KeyRange, KeyScale, Outlook, key_ranges, planned_ranges
+from server.dump.cluster.plan import Extent, KeyScale, Outlook, key_ranges, planned_ranges
 from server.dump.progress import Range, TableState
 from server.dump.table_dump import TableDump
-from storage.model.span import Span
+from storage.model.span import KeyRange, Span
 from storage.tasks import together
 
 SMALL_ROWS: Final = 4096
@@ -58,7 +58,7 @@ class Surveyed:
 
     def begin(self, place: int, at: Range) -> bytes:
         """Where a range goes on."""
-        return at.after[0].data + b"\0" if at.after else self.ranges[place].begin
+        return at.after[0].data + b"\0" if at.after else self.ranges[place].start_key
 
     def saw(self, place: int, page: Page, read: PageRead) -> None:
         """A page was read."""
@@ -114,8 +114,8 @@ class Surveyor:
 
     async def _sample_one(self, surveyed: Surveyed, dump: TableDump, place: int, ts: int) -> None:
         begin = surveyed.begin(place, dump.ahead(place)[0])
-        keys = await self._store.keys(begin, surveyed.ranges[place].end, ts, _SAMPLE_ROWS)
+        keys = await self._store.keys(begin, surveyed.ranges[place].end_key, ts, _SAMPLE_ROWS)
         if len(keys) == _SAMPLE_ROWS:
             surveyed.outlook.saw(place, keys[0], keys[-1], len(keys))
         elif keys:
-            surveyed.outlook.saw(place, begin, surveyed.ranges[place].end, len(keys))
+            surveyed.outlook.saw(place, begin, surveyed.ranges[place].end_key, len(keys))

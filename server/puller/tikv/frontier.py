@@ -8,19 +8,7 @@ nor lets it run ahead. Keys are memcomparable-encoded, as regions bound them; `e
 import bisect
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """`[start, end)`; `end == b""` means no end."""
-
-    start: bytes
-    end: bytes
-
-    def clip(self, other: "KeyRange") -> "KeyRange | None":
-        """The part of `other` inside this range, or None."""
-        start = max(self.start, other.start)
-        end = min((end for end in (self.end, other.end) if end), default=b"")
-        return KeyRange(start, end) if not end or start < end else None
+from storage.model.span import KeyRange
 
 
 @dataclass(slots=True)
@@ -35,7 +23,7 @@ class Frontier:
     """The pieces of one span and their timestamps."""
 
     def __init__(self, span: KeyRange, start_ts: int) -> None:
-        self._pieces = [_Piece(span.start, span.end, start_ts)]
+        self._pieces = [_Piece(span.start_key, span.end_key, start_ts)]
         self._owned: dict[int, _Piece] = {}
 
     @property
@@ -49,16 +37,16 @@ class Frontier:
 
     def gaps(self) -> list[KeyRange]:
         """What no subscription covers, neighbours joined, in key order."""
-        found: list[KeyRange] = []
+        gaps: list[KeyRange] = []
         touching = False
         for piece in self._pieces:
             if piece.owner is not None:
                 touching = False
                 continue
-            start = found.pop().start if touching else piece.start
-            found.append(KeyRange(start, piece.end))
+            start = gaps.pop().start_key if touching else piece.start
+            gaps.append(KeyRange(start, piece.end))
             touching = True
-        return found
+        return gaps
 
     def lowest_gap(self) -> int | None:
         """The timestamp of the gap that is furthest behind; None: there is no gap."""
@@ -70,15 +58,15 @@ class Frontier:
         That is the lowest of what it covers: some of it may come twice, nothing is left out.
         """
         assert owner not in self._owned, f"subscription {owner} already has a piece"
-        self._split(part.start)
-        if part.end:
-            self._split(part.end)
-        first = self._index(part.start)
-        after = self._index(part.end) if part.end else len(self._pieces)
+        self._split(part.start_key)
+        if part.end_key:
+            self._split(part.end_key)
+        first = self._index(part.start_key)
+        after = self._index(part.end_key) if part.end_key else len(self._pieces)
         covered = self._pieces[first:after]
         assert covered, "an empty part was assigned"
         assert all(piece.owner is None for piece in covered), "the part is not a gap"
-        piece = _Piece(part.start, part.end, min(piece.ts for piece in covered), owner)
+        piece = _Piece(part.start_key, part.end_key, min(piece.ts for piece in covered), owner)
         self._pieces[first:after] = [piece]
         self._owned[owner] = piece
         return piece.ts

@@ -23,7 +23,7 @@ from server.puller import metrics
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.fault import Fault, fault_of
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.frontier import Frontier, KeyRange
+from server.puller.tikv.frontier import Frontier
 from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.puller.tikv.open_transactions import OpenTransactions
@@ -33,7 +33,7 @@ from storage.codec import encode_bytes
 from storage.jitter import jittered
 from storage.leveldb import CorruptDatabaseError
 from storage.model.errors import TidemarkError
-from storage.model.span import Span
+from storage.model.span import KeyRange, Span
 from storage.model.ts import physical_ms
 
 _INBOX_BYTES = 32 << 20
@@ -154,7 +154,7 @@ class TablePuller:
             self._gap.clear()
             try:
                 for gap in self._frontier.gaps():
-                    for route in await self._upstream.pd.scan_regions(gap.start, gap.end, _SCAN_LIMIT):
+                    for route in await self._upstream.pd.scan_regions(gap.start_key, gap.end_key, _SCAN_LIMIT):
                         self._subscribe(gap, route)
             except TidemarkError as err:
                 _log.warning("regions cannot be located", table_id=self.span.table_id, error=str(err))

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from server.puller import metrics
-from server.puller.tikv.frontier import KeyRange
 from server.puller.tikv.puller import TablePuller
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from storage.codec import decode_bytes
 from storage.model.errors import TidemarkError
+from storage.model.span import KeyRange
 
 _EVERY_S = 1.0
 _LAG_MS = 2_000
@@ -66,7 +66,7 @@ class StuckLocks:
 
 def raw_bounds(part: KeyRange) -> tuple[bytes, bytes]:
     """The raw keys of a range of encoded ones; an empty end key is no end."""
-    return _raw(part.start), _raw(part.end)
+    return _raw(part.start_key), _raw(part.end_key)
 
 
 def _raw(encoded: bytes) -> bytes:

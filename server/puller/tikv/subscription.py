@@ -13,9 +13,9 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 
 from server.puller.tikv.fault import Fault
-from server.puller.tikv.frontier import KeyRange
 from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher
+from storage.model.span import KeyRange
 
 _VERSION = "8.5.0"
 _request_ids = itertools.count(1)
@@ -49,8 +49,8 @@ class Subscription:
             region_id=self.region_id,
             region_epoch=self.epoch,
             checkpoint_ts=self.matcher.start_ts,
-            start_key=self.part.start,
-            end_key=self.part.end,
+            start_key=self.part.start_key,
+            end_key=self.part.end_key,
             request_id=self.request_id,
             extra_op=kvrpcpb.ReadOldValue,
             register=cdcpb.ChangeDataRequest.Register(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gcsafepoint.worker.cluster import KeyRange, Lock, LockPage, LowestService
+from gcsafepoint.worker.cluster import Lock, LockPage, LowestService
 from gcsafepoint.worker.config import UNBOUND
 from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.election import Election
@@ -16,6 +16,7 @@ from gcsafepoint.worker.records import Record
 from gcsafepoint.worker.round import Round
 from gcsafepoint.worker.worker import GCWorker
 from storage.model.errors import TidemarkError, UnavailableError
+from storage.model.span import KeyRange
 from storage.model.ts import compose, physical_ms
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.cluster import KeyRange
 from gcsafepoint.worker.do_gc import Position, RangeWalk
+from storage.model.span import KeyRange
 
 
 def stores_of(keys: list[bytes], owners: list[int]) -> dict[int, list[KeyRange]]:

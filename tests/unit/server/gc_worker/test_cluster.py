@@ -11,7 +11,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 from kvproto import tikvpb_pb2 as tikvpb
 
-from gcsafepoint.worker.cluster import KeyRange, LowestService, SafePointDecreasesError
+from gcsafepoint.worker.cluster import LowestService, SafePointDecreasesError
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Record
 from server.gc_worker.cluster import TikvCluster, lowest_service
@@ -21,6 +21,7 @@ from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes
 from storage.model.errors import CorruptError
+from storage.model.span import KeyRange
 from storage.model.ts import MAX_TS, compose
 
 BORDERS = [b"", *(encode_bytes(b"%03d" % number) for number in range(1, 300)), b""]

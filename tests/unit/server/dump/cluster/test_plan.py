@@ -51,10 +51,10 @@ def test_planned_ranges_cover_each_part_without_hole_or_overlap(given_extents: l
     assert ranges is not None
     assert len(ranges) == len(planned) <= RANGES_MAX + len(parts)
     for part in parts:
-        inside = [each for each in ranges if part.start_key <= each.begin < part.end_key]
-        assert (inside[0].begin, inside[-1].end) == (part.start_key, part.end_key)
-        assert all(left.end == right.begin for left, right in itertools.pairwise(inside))
-        assert all(each.begin < each.end for each in inside)
+        inside = [each for each in ranges if part.start_key <= each.start_key < part.end_key]
+        assert (inside[0].start_key, inside[-1].end_key) == (part.start_key, part.end_key)
+        assert all(left.end_key == right.start_key for left, right in itertools.pairwise(inside))
+        assert all(each.start_key < each.end_key for each in inside)
 
 
 @given(extents(), st.data())
@@ -128,14 +128,14 @@ def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(key_of: Call
     assert ranges is not None
     outlook = Outlook(ranges, [plan])
     for place, each in enumerate(ranges):
-        begin = bisect.bisect_left(keys, each.begin)
-        seen = keys[begin : min(begin + 64, bisect.bisect_left(keys, each.end))]
+        begin = bisect.bisect_left(keys, each.start_key)
+        seen = keys[begin : min(begin + 64, bisect.bisect_left(keys, each.end_key))]
         if seen and place % 3 == 0:  # the others are taken to be like these
             outlook.saw(place, seen[0], seen[-1], len(seen))
-    left = outlook.left([(place, each.begin) for place, each in enumerate(ranges)])
+    left = outlook.left([(place, each.start_key) for place, each in enumerate(ranges)])
     assert 0.5 * len(keys) < left < 2 * len(keys)
     assert outlook.left([(len(ranges) - 1, keys[-1])]) == 0
     small = Outlook([KeyRange(span.start_key, span.end_key)], [Extent(span, KeyScale(keys), rows=len(keys))])
     assert small.left([(0, span.start_key)]) == len(keys)
-    held = [bisect.bisect_left(keys, each.end) - bisect.bisect_left(keys, each.begin) for each in ranges]
+    held = [bisect.bisect_left(keys, each.end_key) - bisect.bisect_left(keys, each.start_key) for each in ranges]
     assert max(held) < 6 * len(keys) / len(ranges), "ranges are of about the same size"

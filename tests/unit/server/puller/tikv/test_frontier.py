@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.tikv.frontier import Frontier, KeyRange
+from server.puller.tikv.frontier import Frontier
+from storage.model.span import KeyRange
 
 WIDTH = 12
 
@@ -78,7 +79,7 @@ def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data):
         action = data.draw(st.sampled_from(["assign", "advance", "release"]))
         if action == "assign" and (gaps := frontier.gaps()):
             gap = data.draw(st.sampled_from(gaps))
-            low, high = gap.start[0], gap.end[0] if gap.end else WIDTH
+            low, high = gap.start_key[0], gap.end_key[0] if gap.end_key else WIDTH
             start = data.draw(st.integers(low, high - 1))
             end = data.draw(st.integers(start + 1, high))
             name = next(names)
@@ -97,6 +98,10 @@ def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data):
                 ts = [max(old, new) if held == name else old for old, held in zip(ts, owner, strict=True)]
         assert frontier.resolved_ts == min(ts) >= last
         last = frontier.resolved_ts
-        uncovered = [cell for gap in frontier.gaps() for cell in range(gap.start[0], gap.end[0] if gap.end else WIDTH)]
+        uncovered = [
+            cell
+            for gap in frontier.gaps()
+            for cell in range(gap.start_key[0], gap.end_key[0] if gap.end_key else WIDTH)
+        ]
         assert uncovered == [cell for cell, held in enumerate(owner) if held is None]
         assert len(frontier) == len({held for held in owner if held is not None})
