@@ -80,8 +80,8 @@ class GCLeader:
         self._clock = clock
         self._listener = listener
 
-    async def run_round(self, number: int) -> Round:
-        """Run the admitted round `number` (the timestamp it began at); returns it when it has ended.
+    async def run_round(self, round_id: int) -> Round:
+        """Run the admitted round `round_id` (the timestamp it began at); returns it when it has ended.
 
         Raises:
             GCDisabledError: nothing may be collected.
@@ -89,45 +89,49 @@ class GCLeader:
             TidemarkError: whatever ended the round early.
         """
         try:
-            async with self._election.while_leading(), self._stage(Stage.TOTAL, number):
-                result = await self._phases(number)
+            async with self._election.while_leading(), self._stage(Stage.TOTAL, round_id):
+                result = await self._run_phases(round_id)
         except TidemarkError as err:
             lost = isinstance(err, LeaseLostError)
-            await self._end(number, Result.LOST if lost else Result.FAILED, err)
+            await self._end(round_id, Result.LOST if lost else Result.FAILED, err)
             raise
         except BaseException:
-            await self._end(number, Result.STOPPED, None)
+            await self._end(round_id, Result.STOPPED, None)
             raise
-        return await self._end(number, result, None)
+        return await self._end(round_id, result, None)
 
-    async def _phases(self, number: int) -> Result:
+    async def _run_phases(self, round_id: int) -> Result:
         await tidy_rounds(self._records, self._rounds.running, self._clock.now_ms(), self._election.fence)
-        await self._record(self._rounds[number])
-        async with self._stage(Stage.PREPARE, number):
-            config, fresh = await self._prepare(number)
-        resolved_ts = self._rounds[number].safe_point if fresh else await read_ts(self._records, COLLECTED_TS)
-        ranges = await load_due(self._records, resolved_ts, physical_ms(number))
+        await self._record(self._rounds[round_id])
+        async with self._stage(Stage.PREPARE, round_id):
+            config, fresh = await self._prepare(round_id)
+
+        # without a fresh safepoint only ranges are due: those below the safepoint whose locks are resolved already
+        resolved_ts = self._rounds[round_id].safe_point if fresh else await read_ts(self._records, COLLECTED_TS)
+        ranges = await load_due(self._records, resolved_ts, physical_ms(round_id))
         if not fresh and not ranges:
             return Result.NOTHING_NEW
-        await self._enter(number, Phase.RESOLVE_LOCKS)
+
+        await self._enter(round_id, Phase.RESOLVE_LOCKS)
         if fresh:
-            await self._resolve_locks(number, config)
-        await self._enter(number, Phase.DELETE_RANGES)
-        await self._delete_ranges(number, ranges)
+            await self._resolve_locks(round_id, config)
+        await self._enter(round_id, Phase.DELETE_RANGES)
+        await self._delete_ranges(round_id, ranges)
         if not fresh:
             return Result.NOTHING_NEW
-        await self._enter(number, Phase.DO_GC)
-        return await self._do_gc(number, config)
 
-    async def _prepare(self, number: int) -> tuple[GCConfig, bool]:
+        await self._enter(round_id, Phase.DO_GC)
+        return await self._do_gc(round_id, config)
+
+    async def _prepare(self, round_id: int) -> tuple[GCConfig, bool]:
         """Decide the safepoint and save it; returns the settings, and whether that safepoint was not collected yet."""
-        config, target = await self._approve(number)
+        config, target = await self._approve(round_id)
         saved = await read_ts(self._records, SAFE_POINT_TS)
         bound = await self._hold(target) if target.ts >= saved else target
         moved = bound.ts > saved
-        self._rounds.aim(number, max(saved, bound.ts), bound.blocker)
+        self._rounds.aim(round_id, max(saved, bound.ts), bound.blocker)
         if bound.blocker or not moved:
-            self._listener.held_back(self._rounds[number], target.ts, moved=moved)
+            self._listener.held_back(self._rounds[round_id], target.ts, moved=moved)
         if moved:
             saved_time = format_instant(physical_ms(bound.ts))
             await self._write({SAFE_POINT: saved_time, SAFE_POINT_TS: str(bound.ts)})
@@ -140,90 +144,93 @@ class GCLeader:
             return SafePointBound(0)  # nothing new is given up until time has gone by
         return limited_by_service(target, lowest.safe_point, lowest.service_id)
 
-    async def _approve(self, number: int) -> tuple[GCConfig, SafePointBound]:
+    async def _approve(self, round_id: int) -> tuple[GCConfig, SafePointBound]:
         """Record the round's beginning under the settings it read; returns them and the safepoint to ask for."""
         for _ in range(_ATTEMPTS):
             settings = await read_settings(self._records)
             config = settings.config
             self._listener.configured(config)
+
             if not config.enable:
                 raise GCDisabledError("gc is switched off; set tikv_gc_enable to true to run a round")
             if config.life_time_ms < self._least_life_time_ms:
                 self._listener.life_time_raised(config.life_time_ms, self._least_life_time_ms)
+
             life_time_ms = max(config.life_time_ms, self._least_life_time_ms)
-            target = target_safe_point(number, life_time_ms, await oldest_running(self._records))
-            began: dict[str, str | None] = {LAST_RUN_TIME: format_instant(physical_ms(number))}
+            target = target_safe_point(round_id, life_time_ms, await oldest_running(self._records))
+            began: dict[str, str | None] = {LAST_RUN_TIME: format_instant(physical_ms(round_id))}
             self._election.check()
             if await self._records.write(began, {**self._election.fence, **settings.revisions}):
                 return config, target
-        await self._write({})  # raises if it was the leader that changed, and no setting
+        # an empty write tells the two reasons apart: it raises if the leader changed, and not a setting
+        await self._write({})
         raise SettingsChangedError("the GC settings changed again and again while a round began; it begins anew later")
 
-    async def _resolve_locks(self, number: int, config: GCConfig) -> None:
+    async def _resolve_locks(self, round_id: int, config: GCConfig) -> None:
         stores = await self._cluster.ranges_by_store()
-        self._rounds.expect(number, sum(map(len, stores.values())))
+        self._rounds.expect(round_id, sum(map(len, stores.values())))
 
         def count(page: LockPage) -> None:
-            self._rounds.count(number, regions=int(not page.more), resolved_locks=len(page.locks))
+            self._rounds.count(round_id, regions=int(not page.more), resolved_locks=len(page.locks))
             self._listener.page_resolved(len(page.locks), more=page.more)
 
-        async with self._stage(Stage.RESOLVE_LOCKS, number):
-            await resolve_locks(self._cluster, config, stores, self._rounds[number].safe_point, count)
+        async with self._stage(Stage.RESOLVE_LOCKS, round_id):
+            await resolve_locks(self._cluster, config, stores, self._rounds[round_id].safe_point, count)
 
-    async def _delete_ranges(self, number: int, ranges: DueRanges) -> None:
-        self._rounds.expect(number, len(ranges))
-        async with self._stage(Stage.DELETE_RANGES, number):
+    async def _delete_ranges(self, round_id: int, ranges: DueRanges) -> None:
+        self._rounds.expect(round_id, len(ranges))
+        async with self._stage(Stage.DELETE_RANGES, round_id):
             await delete_first(
                 self._cluster,
                 self._records,
                 lambda: self._election.fence,
                 ranges.first,
-                physical_ms(number),
-                self._range_report(number, redo=False),
+                physical_ms(round_id),
+                self._range_report(round_id, redo=False),
             )
-        async with self._stage(Stage.REDO_DELETE_RANGES, number):
+        async with self._stage(Stage.REDO_DELETE_RANGES, round_id):
             await delete_again(
                 self._cluster,
                 self._records,
                 lambda: self._election.fence,
                 ranges.again,
-                self._range_report(number, redo=True),
+                self._range_report(round_id, redo=True),
             )
 
-    def _range_report(self, number: int, *, redo: bool) -> Report:
+    def _range_report(self, round_id: int, *, redo: bool) -> Report:
         def report(delete_range: DeleteRange, err: TidemarkError | None) -> None:
-            self._rounds.count(number, deleted_ranges=int(err is None), failed_ranges=int(err is not None))
+            self._rounds.count(round_id, deleted_ranges=int(err is None), failed_ranges=int(err is not None))
             self._listener.range_deleted(delete_range, err, redo=redo)
 
         return report
 
-    async def _do_gc(self, number: int, config: GCConfig) -> Result:
-        async with self._stage(Stage.UPLOAD_SAFE_POINT, number):
-            await self._cluster.publish_safe_point(self._rounds[number].safe_point)
-        if config.mode == CENTRAL and not await self._collect(number, config):
+    async def _do_gc(self, round_id: int, config: GCConfig) -> Result:
+        async with self._stage(Stage.UPLOAD_SAFE_POINT, round_id):
+            await self._cluster.publish_safe_point(self._rounds[round_id].safe_point)
+        if config.mode == CENTRAL and not await self._collect(round_id, config):
             return Result.GAVE_WAY
-        await self._write({COLLECTED_TS: str(self._rounds[number].safe_point)})
+        await self._write({COLLECTED_TS: str(self._rounds[round_id].safe_point)})
         return Result.DONE
 
-    async def _collect(self, number: int, config: GCConfig) -> bool:
+    async def _collect(self, round_id: int, config: GCConfig) -> bool:
         central = CentralGC(
-            self._cluster, self._records, lambda: self._election.fence, lambda: self._rounds.superseded(number)
+            self._cluster, self._records, lambda: self._election.fence, lambda: self._rounds.superseded(round_id)
         )
-        ranges = await central.plan(await self._cluster.ranges_by_store(), self._rounds[number].safe_point)
-        self._rounds.expect(number, len(ranges.store_ranges))
+        ranges = await central.plan(await self._cluster.ranges_by_store(), self._rounds[round_id].safe_point)
+        self._rounds.expect(round_id, len(ranges.store_ranges))
 
         def report(err: TidemarkError | None) -> None:
-            self._rounds.count(number, collected_regions=int(err is None))
+            self._rounds.count(round_id, collected_regions=int(err is None))
             self._listener.region_collected(err)
 
-        async with self._stage(Stage.DO_GC, number):
+        async with self._stage(Stage.DO_GC, round_id):
             return await central.run(ranges, config, report)
 
-    async def _enter(self, number: int, phase: Phase) -> None:
-        await self._record(self._rounds.enter(number, phase, self._clock.now_ms()))
+    async def _enter(self, round_id: int, phase: Phase) -> None:
+        await self._record(self._rounds.enter(round_id, phase, self._clock.now_ms()))
 
-    async def _end(self, number: int, result: Result, err: TidemarkError | None) -> Round:
-        ended = self._rounds.end(number, result, self._clock.now_ms(), str(err or ""))
+    async def _end(self, round_id: int, result: Result, err: TidemarkError | None) -> Round:
+        ended = self._rounds.end(round_id, result, self._clock.now_ms(), str(err or ""))
         self._listener.round_ended(ended)
         await self._record(ended)
         return ended
@@ -240,8 +247,8 @@ class GCLeader:
             raise LeaseLostError("another worker became GC leader while this one was in a round")
 
     @asynccontextmanager
-    async def _stage(self, stage: Stage, number: int) -> AsyncIterator[None]:
-        self._listener.stage_began(stage, self._rounds[number])
+    async def _stage(self, stage: Stage, round_id: int) -> AsyncIterator[None]:
+        self._listener.stage_began(stage, self._rounds[round_id])
         began_s = self._clock.monotonic_s()
         error: TidemarkError | None = None
         try:
@@ -251,7 +258,7 @@ class GCLeader:
             raise
         finally:
             seconds = self._clock.monotonic_s() - began_s
-            self._listener.stage_ended(stage, self._rounds[number], seconds, error)
+            self._listener.stage_ended(stage, self._rounds[round_id], seconds, error)
 
 
 @dataclass(frozen=True, slots=True)

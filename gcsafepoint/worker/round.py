@@ -107,50 +107,50 @@ class Rounds:
         """The ids of those that run."""
         return frozenset(self._running)
 
-    def __getitem__(self, number: int) -> Round:
+    def __getitem__(self, round_id: int) -> Round:
         """The running round of that id."""
-        return self._running[number]
+        return self._running[round_id]
 
-    def admit(self, number: int, now_ms: int) -> Round:
-        """Start the round with the id `number`.
+    def admit(self, round_id: int, now_ms: int) -> Round:
+        """Start the round with the id `round_id`.
 
         Raises:
             GCRunningError: one has not reached Do GC yet.
         """
         if any(gc_round.phase < Phase.DO_GC for gc_round in self._running.values()):
             raise GCRunningError("there's already a gc job running, skipped")
-        gc_round = Round(id=number, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms)
-        self._running[number] = gc_round
+        gc_round = Round(id=round_id, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms)
+        self._running[round_id] = gc_round
         return gc_round
 
-    def enter(self, number: int, phase: Phase, now_ms: int) -> Round:
+    def enter(self, round_id: int, phase: Phase, now_ms: int) -> Round:
         """Go on to the next phase; the one before it took until now."""
-        before = self._running[number]
+        before = self._running[round_id]
         assert phase == before.phase + 1 < Phase.ENDED, f"from {before.phase.label} to {phase.label}"
-        self._running[number] = replace(
+        self._running[round_id] = replace(
             _phase_left(before, now_ms), phase=phase, phase_started_ms=now_ms, total=0, done=0
         )
         if phase is Phase.DO_GC:
-            self._newest_in_do_gc = max(self._newest_in_do_gc, number)
-        return self._running[number]
+            self._newest_in_do_gc = max(self._newest_in_do_gc, round_id)
+        return self._running[round_id]
 
-    def aim(self, number: int, safe_point: int, blocker: str = "") -> None:
+    def aim(self, round_id: int, safe_point: int, blocker: str = "") -> None:
         """Set what the round collects up to, before its first phase on data."""
-        before = self._running[number]
+        before = self._running[round_id]
         assert before.phase is Phase.PREPARE, f"a safepoint for {before.phase.label}"
-        self._running[number] = replace(before, safe_point=safe_point, blocker=blocker)
+        self._running[round_id] = replace(before, safe_point=safe_point, blocker=blocker)
 
-    def expect(self, number: int, total: int) -> None:
+    def expect(self, round_id: int, total: int) -> None:
         """Set how much the current phase has to do."""
-        self._running[number] = replace(self._running[number], total=total)
+        self._running[round_id] = replace(self._running[round_id], total=total)
 
-    def superseded(self, number: int) -> bool:
+    def superseded(self, round_id: int) -> bool:
         """Whether a newer round has reached Do GC."""
-        return number < self._newest_in_do_gc
+        return round_id < self._newest_in_do_gc
 
     def count(
         self,
-        number: int,
+        round_id: int,
         *,
         regions: int = 0,
         resolved_locks: int = 0,
@@ -159,8 +159,8 @@ class Rounds:
         collected_regions: int = 0,
     ) -> None:
         """Add to what the round has done."""
-        gc_round = self._running[number]
-        self._running[number] = replace(
+        gc_round = self._running[round_id]
+        self._running[round_id] = replace(
             gc_round,
             done=gc_round.done + regions + deleted_ranges + failed_ranges + collected_regions,
             regions=gc_round.regions + regions,
@@ -170,9 +170,9 @@ class Rounds:
             collected_regions=gc_round.collected_regions + collected_regions,
         )
 
-    def end(self, number: int, result: Result, now_ms: int, error: str = "") -> Round:
+    def end(self, round_id: int, result: Result, now_ms: int, error: str = "") -> Round:
         """Take the round from the running ones."""
-        gc_round = _phase_left(self._running.pop(number), now_ms)
+        gc_round = _phase_left(self._running.pop(round_id), now_ms)
         self.last = replace(gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error)
         return self.last
 

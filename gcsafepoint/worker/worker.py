@@ -109,11 +109,11 @@ class GCWorker:
             GCRunningError: one is in its first phases already.
             LeaseLostError: this worker does not lead.
         """
-        number = await self._cluster.now_ts()
+        round_id = await self._cluster.now_ts()
         if self._tasks is None:
             raise WorkerStoppedError
-        gc_round = self.rounds.admit(number, physical_ms(number))
-        return gc_round, self._tasks.create_task(self._outcome(number), name="gc round")
+        gc_round = self.rounds.admit(round_id, physical_ms(round_id))
+        return gc_round, self._tasks.create_task(self._outcome(round_id), name="gc round")
 
     async def run_round_now(self) -> Round:
         """Run a round now; returns it when it has ended.
@@ -130,9 +130,9 @@ class GCWorker:
             raise outcome
         return outcome
 
-    async def _outcome(self, number: int) -> Outcome:
+    async def _outcome(self, round_id: int) -> Outcome:
         try:
-            return await self.leader.run_round(number)
+            return await self.leader.run_round(round_id)
         except Exception as err:  # noqa: BLE001 - a round that fails is no reason to end the worker
             return request_error(err, "gc round")  # the listener heard of it; the next round does what is left
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from server.cli.daemon import run_daemon
-from server.gc_worker.daemon import GCWorkerConfig, opened
+from server.gc_worker.daemon import GCWorkerConfig, open_gc_worker
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the GC worker until SIGTERM."""
-    return run_daemon(argv, "gc-worker", GCWorkerConfig, opened)
+    return run_daemon(argv, "gc-worker", GCWorkerConfig, open_gc_worker)

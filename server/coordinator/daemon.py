@@ -78,7 +78,7 @@ class CoordinatorConfig:
 
 
 @asynccontextmanager
-async def opened(
+async def open_coordinator(
     config: CoordinatorConfig, security: SecurityConfig, routes: Routes | None = None
 ) -> AsyncIterator[Mapping[str, str]]:
     """Serve for the block, `routes` on the HTTP port included; yields the bound address.

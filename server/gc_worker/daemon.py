@@ -1,4 +1,4 @@
-"""The daemon: its settings, and everything of it connected."""
+"""The gc-worker daemon: its settings, and the worker put together with its clients and its admin service."""
 
 import asyncio
 import datetime as dt
@@ -75,7 +75,7 @@ class GCWorkerConfig:
 
 
 @asynccontextmanager
-async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+async def open_gc_worker(config: GCWorkerConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
     """Run a worker for the block; yields where it listens."""
     config.checked()
     async with (
@@ -104,13 +104,13 @@ async def opened(config: GCWorkerConfig, security: SecurityConfig) -> AsyncItera
         service = GCService(worker, cluster, records, pd)
         server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
         async with server.listen(config.addr) as bound:
-            election.address = config.advertise_addr or _told(bound)
+            election.address = config.advertise_addr or _advertised(bound)
             async with beside(_work(worker, pd, config.tick_seconds)):
                 yield {"gc-worker": bound}
 
 
-def _told(bound: str) -> str:
-    """Where others find what listens at `bound`: a wildcard is no address, the host's name is."""
+def _advertised(bound: str) -> str:
+    """The address to advertise for a listener at `bound`: the host's name in place of a wildcard."""
     host, _, port = bound.rpartition(":")
     return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "") else bound  # noqa: S104 - only compared
 

@@ -11,7 +11,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
-from server.coordinator.daemon import CoordinatorConfig, opened
+from server.coordinator.daemon import CoordinatorConfig, open_coordinator
 from server.rpc.credentials import SecurityConfig
 
 METHODS: list[MethodDescriptor] = list(pdpb_pb2.DESCRIPTOR.services_by_name["PD"].methods)
@@ -80,7 +80,7 @@ async def coordinator(directory: Path, *, bootstrapped: bool = True) -> AsyncIte
     """A new cluster for the block, or the one that `directory` holds."""
     config = CoordinatorConfig(addr="127.0.0.1:0", metadata=f"leveldb:{directory / 'meta'}")
     async with (
-        opened(config, SecurityConfig()) as bound,
+        open_coordinator(config, SecurityConfig()) as bound,
         grpc.aio.insecure_channel(bound["coordinator"]) as channel,
     ):
         members = await pdpb_pb2_grpc.PDStub(channel).GetMembers(pdpb_pb2.GetMembersRequest())

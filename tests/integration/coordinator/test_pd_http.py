@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from server.coordinator.daemon import CoordinatorConfig, opened
+from server.coordinator.daemon import CoordinatorConfig, open_coordinator
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import AlreadyBootstrappedError, PdClient
 from tests.integration.coordinator.clusters import Cluster, in_thread
@@ -85,7 +85,7 @@ def parsed(body: bytes) -> Any:
 async def coordinator(directory: Path, security: SecurityConfig = PLAIN) -> AsyncIterator[tuple[str, PdClient]]:
     """A bootstrapped cluster: its address, and a gRPC client of it."""
     config = CoordinatorConfig(addr="127.0.0.1:0", metadata=f"leveldb:{directory / 'meta'}")
-    async with opened(config, security) as bound, PdClient.open(bound["coordinator"], security) as pd:
+    async with open_coordinator(config, security) as bound, PdClient.open(bound["coordinator"], security) as pd:
         with suppress(AlreadyBootstrappedError):
             await pd.bootstrap(a_store(), a_region())
         yield bound["coordinator"], pd

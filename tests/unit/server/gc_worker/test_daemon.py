@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from server.config import ConfigError
-from server.gc_worker.daemon import GCWorkerConfig, _told
+from server.gc_worker.daemon import GCWorkerConfig, _advertised
 
 
 def test_the_defaults_are_tidbs_tick_and_lease() -> None:
@@ -31,5 +31,5 @@ def test_a_shortest_time_that_is_none_is_refused(text: str) -> None:
 
 
 def test_a_wildcard_is_told_as_the_hosts_name() -> None:
-    assert _told("127.0.0.1:8302") == "127.0.0.1:8302"
-    assert _told("0.0.0.0:8302") == _told("[::]:8302") == f"{socket.gethostname()}:8302"
+    assert _advertised("127.0.0.1:8302") == "127.0.0.1:8302"
+    assert _advertised("0.0.0.0:8302") == _advertised("[::]:8302") == f"{socket.gethostname()}:8302"
