@@ -51,7 +51,7 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
 
     `protected` says of each changefeed whether it needs none: its own service keeps its history, or it does not run.
     """
-    found = []
+    left_over = []
     for service_id in service_ids:
         if service_id.startswith(CREATING_PREFIX):
             changefeed = service_id.removeprefix(CREATING_PREFIX)
@@ -60,8 +60,8 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
         else:
             continue
         if protected.get(changefeed, True):
-            found.append(service_id)
-    return found
+            left_over.append(service_id)
+    return left_over
 
 
 def owner_of(service_id: str) -> str:

@@ -24,7 +24,7 @@ _EXPLAIN = "/tidemark/api/v1/gc/explain"
 
 
 class HttpApi:
-    """Made on the event loop that `loop` is."""
+    """The routes; make it on the event loop that the calls run on."""
 
     def __init__(self, current: CurrentTerm, members: Members, explainer: Explainer) -> None:
         self._loop = asyncio.get_running_loop()

@@ -208,11 +208,11 @@ class TsoService:
         self._oracle = oracle
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         return {"GetMinTS": self._headers.call_before_bootstrap(pdpb_pb2.GetMinTSResponse, self.get_min_ts)}
 
     def batches(self) -> Mapping[str, BatchHandler]:
-        """PD's names for what is served here in batches."""
+        """The batch handlers by the names of their RPCs."""
         return {"Tso": self.tso}
 
     async def tso(self, requests: Sequence[bytes]) -> Sequence[Answer]:
@@ -293,7 +293,7 @@ class ClusterTsService:
         self._writing = asyncio.Lock()
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         headers = self._headers
         return {
             "SetExternalTimestamp": headers.call_before_bootstrap(

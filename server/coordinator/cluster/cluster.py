@@ -211,7 +211,7 @@ class ClusterService:
         self._registering = asyncio.Lock()
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         headers = self._headers
         return {
             "IsBootstrapped": headers.call_before_bootstrap(pdpb_pb2.IsBootstrappedResponse, self.is_bootstrapped),

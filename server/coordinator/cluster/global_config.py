@@ -38,7 +38,7 @@ class GlobalConfigService:
         self._metadata = metadata
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         return {
             "StoreGlobalConfig": self.store_global_config,
             "LoadGlobalConfig": self.load_global_config,

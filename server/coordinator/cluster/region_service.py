@@ -34,7 +34,7 @@ class RegionService:
         self._regions = cluster.regions
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         headers = self._headers
         return {
             "GetRegion": headers.call(pdpb_pb2.GetRegionResponse, self.get_region),
@@ -195,7 +195,7 @@ class RegionSplitService:
         self._connect = connect
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         headers = self._headers
         return {
             "AskBatchSplit": headers.call(pdpb_pb2.AskBatchSplitResponse, self.ask_batch_split),

@@ -35,7 +35,7 @@ class KeyspaceService:
         self._keys = keys
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         load, load_all = keyspacepb_pb2.LoadKeyspaceResponse, keyspacepb_pb2.GetAllKeyspacesResponse
         return {
             "LoadKeyspace": self._headers.call(load, self.load_keyspace),

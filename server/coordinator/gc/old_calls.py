@@ -33,12 +33,12 @@ class GcClassicService:
         self._safe_points = safe_points
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here one by one."""
+        """The handlers of single requests by the names of their RPCs."""
         handler = refusing_by_status(self.update_gc_safe_point)
         return {"UpdateGCSafePoint": self._headers.call(pdpb_pb2.UpdateGCSafePointResponse, handler)}
 
     def batches(self) -> Mapping[str, BatchHandler]:
-        """PD's names for what is served here in batches."""
+        """The batch handlers by the names of their RPCs."""
         return {
             "GetGCSafePoint": self.get_gc_safe_points,
             "UpdateServiceGCSafePoint": self.update_service_gc_safe_points,
@@ -118,7 +118,7 @@ class GcV2Service:
         self._safe_points = safe_points
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         handlers = (
             ("GetGCSafePointV2", pdpb_pb2.GetGCSafePointV2Response, self.get_gc_safe_point_v2),
             ("UpdateGCSafePointV2", pdpb_pb2.UpdateGCSafePointV2Response, self.update_gc_safe_point_v2),

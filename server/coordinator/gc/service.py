@@ -31,14 +31,14 @@ class GcService:
         )
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served one by one."""
+        """The handlers of single requests by the names of their RPCs."""
         calls = dict(self._classic.calls())
         for service in self._newer:
             calls |= service.calls()
         return calls
 
     def batches(self) -> Mapping[str, BatchHandler]:
-        """PD's names for what is served in batches."""
+        """The batch handlers by the names of their RPCs."""
         return self._classic.batches()
 
 
@@ -50,7 +50,7 @@ class GcStateService:
         self._safe_points = safe_points
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         handlers = (
             ("GetGCState", pdpb_pb2.GetGCStateResponse, self.get_gc_state),
             ("GetAllKeyspacesGCStates", pdpb_pb2.GetAllKeyspacesGCStatesResponse, self.get_all_keyspaces_gc_states),
@@ -119,7 +119,7 @@ class GcBarrierService:
         self._safe_points = safe_points
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         handlers = (
             ("SetGCBarrier", pdpb_pb2.SetGCBarrierResponse, self.set_gc_barrier),
             ("DeleteGCBarrier", pdpb_pb2.DeleteGCBarrierResponse, self.delete_gc_barrier),

@@ -169,7 +169,7 @@ class MemberService:
         self._members = members
 
     def calls(self) -> Mapping[str, Any]:
-        """PD's names for what is served here."""
+        """The handlers by the names of their RPCs."""
         return {"GetMembers": self.get_members, "GetClusterInfo": self.get_cluster_info}
 
     async def get_members(self, _request: pdpb_pb2.GetMembersRequest, _context: Any) -> pdpb_pb2.GetMembersResponse:

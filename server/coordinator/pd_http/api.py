@@ -30,7 +30,7 @@ _SLICE_REGIONS = 1024
 _MAX_REGIONS = 1024
 """In one answer: making it stops the timestamps for some milliseconds. The rest is had by `regions/key`."""
 
-Led = Callable[[LeaderTerm, Request, Sequence[str]], Awaitable[Answer]]
+LeaderHandler = Callable[[LeaderTerm, Request, Sequence[str]], Awaitable[Answer]]
 """Answers a request from the present term; the strings are what stands for `{…}` in the route's path."""
 
 
@@ -42,7 +42,7 @@ class PdHttp:
         self._current = current
         self._members = members
         self._started_s = int(time.time())
-        self._routes: list[tuple[list[str], Mapping[str, Led | Callable[[], Answer]]]] = [
+        self._routes: list[tuple[list[str], Mapping[str, LeaderHandler | Callable[[], Answer]]]] = [
             (path.split("/"), methods) for path, methods in self._table().items()
         ]
 
@@ -55,27 +55,27 @@ class PdHttp:
         if handler is None:
             taken = ", ".join(sorted(methods))
             return fault(405, "ErrMethodNotAllowed", f"{request.path[:256]} takes {taken}, not {request.method}")
-        if request.path.removeprefix(PREFIX) in self._of_anyone:
-            return self._of_anyone[request.path.removeprefix(PREFIX)]()
-        return await self._led(handler, request, arguments)
+        if request.path.removeprefix(PREFIX) in self._member_routes:
+            return self._member_routes[request.path.removeprefix(PREFIX)]()
+        return await self._answer_as_leader(handler, request, arguments)
 
-    async def _led(self, handler: Any, request: Request, arguments: Sequence[str]) -> Answer:
+    async def _answer_as_leader(self, handler: Any, request: Request, arguments: Sequence[str]) -> Answer:
         term = self._current.term
         if term is None:
-            return self._elsewhere(request)
+            return self._redirect_to_leader(request)
         try:
             async with term.leadership.while_held():
                 answer: Answer = await handler(term, request, arguments)
             term.leadership.check()
         except NotLeaderError:
-            return self._elsewhere(request)
+            return self._redirect_to_leader(request)
         except (RuleContentError, SafePointRequestError) as err:
             return json_answer(err.message, 500 if isinstance(err, SafePointRequestError) else 400)
         except TidemarkError as err:
             return error_answer(err)
         return answer
 
-    def _elsewhere(self, request: Request) -> Answer:
+    def _redirect_to_leader(self, request: Request) -> Answer:
         """Send the client to the leader, if we know who leads and do not mean ourselves."""
         leader = self._members.leader
         if leader is None or not leader.client_urls or leader.member_id == self._members.me.member_id:
@@ -98,14 +98,14 @@ class PdHttp:
         return None, ()
 
     def _table(self) -> dict[str, dict[str, Any]]:
-        self._of_anyone: dict[str, Callable[[], Answer]] = {
+        self._member_routes: dict[str, Callable[[], Answer]] = {
             "version": lambda: json_answer({"version": documents.VERSION}),
             "status": self._status,
             "members": self._all_members,
             "health": self._health,
             "leader": self._leader,
         }
-        anyone = {path: {"GET": handler} for path, handler in self._of_anyone.items()}
+        anyone = {path: {"GET": handler} for path, handler in self._member_routes.items()}
         return {
             **anyone,
             "cluster": {"GET": cluster},
@@ -176,7 +176,7 @@ async def cluster_status(term: LeaderTerm, _request: Request, _: Sequence[str]) 
 
 async def stores(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """All stores."""
-    counts = await _counted(term, b"", b"")
+    counts = await _count_regions(term, b"", b"")
     listed = [documents.store(term.cluster, one, counts) for _, one in sorted(term.cluster.stores.items())]
     return json_answer({"count": len(listed), "stores": listed})
 
@@ -186,25 +186,25 @@ async def store(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -
     one = term.cluster.stores.get(_number(arguments[0]))
     if one is None:
         return json_answer(f"[PD:core:ErrStoreNotFound]store {arguments[0]} not found", 404)
-    return json_answer(documents.store(term.cluster, one, await _counted(term, b"", b"")))
+    return json_answer(documents.store(term.cluster, one, await _count_regions(term, b"", b"")))
 
 
 async def regions(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """The first regions, by key; as many as one answer may have."""
-    return json_answer(documents.regions(_limited(term, b"", b"", _limit(request, _MAX_REGIONS))))
+    return json_answer(documents.regions(_first_regions(term, b"", b"", _limit(request, _MAX_REGIONS))))
 
 
 async def regions_from_key(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """`?key=&end_key=&limit=`: regions from a key on; the keys are percent-encoded bytes."""
     start, end = request.query_bytes("key"), request.query_bytes("end_key")
-    return json_answer(documents.regions(_limited(term, start, end, _limit(request, _SCAN_REGIONS))))
+    return json_answer(documents.regions(_first_regions(term, start, end, _limit(request, _SCAN_REGIONS))))
 
 
 async def regions_of_store(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """Regions with a peer on a store."""
     number = _number(arguments[0])
     regions_there: list[KnownRegion] = []
-    async for known in walked(term.cluster.regions, b"", b""):
+    async for known in scan_in_turns(term.cluster.regions, b"", b""):
         if any(peer.store_id == number for peer in known.region.peers):
             regions_there.append(known)
         if len(regions_there) == _MAX_REGIONS:
@@ -232,7 +232,7 @@ async def region_by_key(term: LeaderTerm, _request: Request, arguments: Sequence
 async def region_stats(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """`?start_key=&end_key=`: how many regions there are, and where."""
     start, end = request.query_bytes("start_key"), request.query_bytes("end_key")
-    return json_answer(documents.region_stats(await _counted(term, start, end)))
+    return json_answer(documents.region_stats(await _count_regions(term, start, end)))
 
 
 async def safe_points(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
@@ -345,18 +345,18 @@ def _limit(request: Request, default: int) -> int:
     return min(limit or default, _MAX_REGIONS)
 
 
-def _limited(term: LeaderTerm, start: bytes, end: bytes, limit: int) -> list[KnownRegion]:
+def _first_regions(term: LeaderTerm, start: bytes, end: bytes, limit: int) -> list[KnownRegion]:
     return list(islice(term.cluster.regions.scan(start, end), limit))
 
 
-async def _counted(term: LeaderTerm, start: bytes, end: bytes) -> documents.RegionCounts:
+async def _count_regions(term: LeaderTerm, start: bytes, end: bytes) -> documents.RegionCounts:
     counts = documents.RegionCounts()
-    async for known in walked(term.cluster.regions, start, end):
+    async for known in scan_in_turns(term.cluster.regions, start, end):
         counts.add(known)
     return counts
 
 
-async def walked(regions: Regions, start: bytes, end: bytes) -> AsyncIterator[KnownRegion]:
+async def scan_in_turns(regions: Regions, start: bytes, end: bytes) -> AsyncIterator[KnownRegion]:
     """Regions that touch `[start, end)`, by slices: others are answered in between, and regions may split and merge.
 
     What was passed already is not given again, whatever it has become.

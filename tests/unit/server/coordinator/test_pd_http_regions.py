@@ -64,7 +64,7 @@ async def test_others_have_their_turn_meanwhile(regions: CountedRegions) -> None
 
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(other())
-        walked = Counter([known.region.id async for known in api.walked(regions, b"", b"")])
+        walked = Counter([known.region.id async for known in api.scan_in_turns(regions, b"", b"")])
         task.cancel()
     assert walked == Counter(range(1, REGIONS + 1))
     assert turns >= REGIONS // 1024
@@ -72,7 +72,7 @@ async def test_others_have_their_turn_meanwhile(regions: CountedRegions) -> None
 
 async def test_regions_that_merge_meanwhile_are_not_counted_again(regions: CountedRegions) -> None:
     ids = []
-    async for known in api.walked(regions, b"", b""):
+    async for known in api.scan_in_turns(regions, b"", b""):
         ids.append(known.region.id)
         if len(ids) == 1024:  # what was passed and what comes become one
             peers = [metapb_pb2.Peer(id=9, store_id=1)]
