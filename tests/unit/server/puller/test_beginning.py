@@ -16,11 +16,11 @@ from server.puller.beginning import Beginning, StreamSilentError
 from server.puller.pump.stream import PumpStream
 from server.puller.tikv.fault import Fault
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.frontier import KeyRange
 from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
+from storage.model.span import KeyRange
 from storage.pump.binlog import fake
 
 LIMIT_S = 60

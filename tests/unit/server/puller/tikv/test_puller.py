@@ -124,7 +124,7 @@ async def send(subscription, *contents):
 async def test_rows_are_in_the_sorter_before_they_are_resolved():
     async with pulling(Pd(region(1, b"", b""))) as (feeds, sorter, _, _):
         only = await feeds.next()
-        assert (only.part.start, only.part.end) == (encode_bytes(b"a"), encode_bytes(b"z"))
+        assert (only.part.start_key, only.part.end_key) == (encode_bytes(b"a"), encode_bytes(b"z"))
         assert only.matcher.start_ts == 10
         await send(only, initialized(), committed(12, b"k"), 12)
         await sorter.until(12)
