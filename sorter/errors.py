@@ -1,4 +1,4 @@
-"""What can go wrong in the sorter, by what the caller does next."""
+"""The sorter's errors; their kinds say what the caller does next."""
 
 from storage.model.errors import (
     ClosedError,
@@ -30,7 +30,7 @@ class EventBatchError(InvalidError):
 
 
 class EventBelowResolvedError(TidemarkError):
-    """A row came after its time: `resolve` had promised that there is none."""
+    """A row is at or below the resolved_ts: `resolve` had promised that no such row follows."""
 
     code = "ErrEventBelowResolved"
 
@@ -48,7 +48,7 @@ class NotResolvedError(UnavailableError):
 
 
 class RangeCleanedError(InvalidError):
-    """The range starts at or below what was acknowledged and cleaned."""
+    """The range starts at or below the position up to which the table was cleaned."""
 
     code = "ErrRangeCleaned"
 
@@ -71,19 +71,19 @@ class BlockCorruptError(TableDamagedError):
 
 
 class RowsLostError(TableDamagedError):
-    """What comes out of a range is not what was added to it."""
+    """The rows read from a range are not those that were added to it."""
 
     code = "ErrSorterRowsLost"
 
 
 class SorterDiskError(UnavailableError):
-    """The disk refuses to take rows (full, or broken); no row was lost."""
+    """The disk refuses writes (it is full, or broken); no row was lost."""
 
     code = "ErrSorterDisk"
 
 
 class IndexLostError(UnavailableError):
-    """The index is damaged, of all tables of a shard: open the sorter again, and pull from the checkpoint."""
+    """The index, which many tables share, is damaged: open the sorter again, and pull from the checkpoint."""
 
     code = "ErrSorterIndexLost"
 

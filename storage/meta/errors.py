@@ -1,6 +1,6 @@
-"""What a metadata call can fail with: one table of etcd's statuses and texts, read by the client and by the server.
+"""The errors of metadata calls: one table of etcd's statuses and texts, used by the client and by the server.
 
-`text` is etcd's own, to the letter: its clients compare it. `message` adds what to do about it.
+`text` is exactly etcd's: its clients compare it. `message` adds what to do about it.
 """
 
 from storage.model.errors import (
@@ -49,7 +49,7 @@ class RequestTooLargeError(MetaRequestError):
 
 
 class CompactedError(EtcdError, ConflictError):
-    """The asked revision is no longer kept."""
+    """The requested revision is no longer kept."""
 
     code = "ErrMetaCompacted"
     status = "OUT_OF_RANGE"
@@ -62,7 +62,7 @@ class CompactedError(EtcdError, ConflictError):
 
 
 class FutureRevisionError(EtcdError, InvalidError):
-    """The asked revision does not exist yet."""
+    """The requested revision does not exist yet."""
 
     code = "ErrMetaFutureRevision"
     status = "OUT_OF_RANGE"
@@ -70,7 +70,7 @@ class FutureRevisionError(EtcdError, InvalidError):
 
 
 class LeaseNotFoundError(EtcdError, NotFoundError):
-    """The lease expired, was revoked, or never was."""
+    """The lease expired, was revoked, or never existed."""
 
     code = "ErrMetaLeaseNotFound"
     status = "NOT_FOUND"
@@ -78,7 +78,7 @@ class LeaseNotFoundError(EtcdError, NotFoundError):
 
 
 class LeaseExistsError(EtcdError, ConflictError):
-    """The asked lease id is taken."""
+    """The requested lease id is taken."""
 
     code = "ErrMetaLeaseExists"
     status = "FAILED_PRECONDITION"
@@ -86,7 +86,7 @@ class LeaseExistsError(EtcdError, ConflictError):
 
 
 class LeaseTtlError(EtcdError, InvalidError):
-    """The asked TTL is beyond what a lease can have."""
+    """The requested TTL is above the maximum."""
 
     code = "ErrMetaLeaseTtl"
     status = "OUT_OF_RANGE"
@@ -139,7 +139,7 @@ class UserNeededError(MetaAuthError):
 
 
 class InvalidTokenError(MetaUnavailableError):
-    """The token is over; a new one helps."""
+    """The token has expired; a new one helps."""
 
     code = "ErrMetaToken"
     status = "UNAUTHENTICATED"

@@ -1,4 +1,4 @@
-"""Metadata as the rooms see it: the `Meta` Protocol and its values; revisions grow with each write."""
+"""The metadata store as its users see it: the `Meta` Protocol and its values; revisions grow with each write."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -95,12 +95,12 @@ class Lease(Protocol):
     id: int
     ttl_s: int
     deadline: float
-    """Loop time until which nobody else can hold what this lease holds, counted from before the renewal was asked for.
+    """Loop time until which the lease is surely alive, counted from before the last renewal was sent.
 
-    Compare the clock with it where it matters: a process that was stopped and continues hears of `lost` later.
+    Compare the clock with it where it matters: in a process that was stopped and continues, `lost` is set late.
     """
     lost: asyncio.Event
-    """Set when the server no longer holds the lease, or when it can no longer be known; never unset."""
+    """Set when the server no longer holds the lease, or when that cannot be known; never cleared."""
 
     async def __aenter__(self) -> Self:
         """Start renewing."""
@@ -114,7 +114,7 @@ class Lease(Protocol):
 
 
 class Meta(Protocol):
-    """The metadata store; every call raises `MetaUnavailableError` when nobody answers in time."""
+    """The metadata store; every call raises `MetaUnavailableError` when no server answers in time."""
 
     async def get(self, key: bytes) -> KeyValue | None:
         """The pair of `key`, or None."""
@@ -141,9 +141,9 @@ class Meta(Protocol):
         ...
 
     async def write_all(self, ops: Sequence[Op]) -> int:
-        """Apply any number of writes whose order and togetherness do not matter; returns the last revision.
+        """Apply any number of writes that need neither order nor atomicity; returns the last revision.
 
-        They go in transactions that fit, one after the other: after an error some are applied, and it may be repeated.
+        They go in as many transactions as needed: after an error some are applied, and the call may be repeated.
         """
         ...
 
@@ -160,5 +160,5 @@ class Meta(Protocol):
         ...
 
     async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
-        """Wait until `key` is ours under `lease`; returns its create revision, the fence for `Compare.created_at`."""
+        """Wait until `key` is created under `lease`; returns its create revision, for `Compare.created_at`."""
         ...
