@@ -44,13 +44,13 @@ class WithBefore:
 
     def _before(self, raw: pa.RecordBatch) -> pa.Array:
         op = np.asarray(raw["op"])
-        known = (op == DELETE) | ((op != INSERT) & np.asarray(raw["old_value"].is_valid()))
-        old = _deletes(raw.take(pa.array(np.flatnonzero(known))))
+        has_before = (op == DELETE) | ((op != INSERT) & np.asarray(raw["old_value"].is_valid()))
+        old = _deletes(raw.take(pa.array(np.flatnonzero(has_before))))
         columns = self._mounter.mount(old).columns[_META_FIELDS:]
         fields = list(self.schema.field(BEFORE).type)
         rows = pa.StructArray.from_arrays(columns, fields=fields)
-        place = np.cumsum(known) - 1
-        return rows.take(pa.array(place, pa.int64(), mask=~known))
+        place = np.cumsum(has_before) - 1
+        return rows.take(pa.array(place, pa.int64(), mask=~has_before))
 
 
 def _deletes(raw: pa.RecordBatch) -> pa.RecordBatch:

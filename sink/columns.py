@@ -48,14 +48,14 @@ def row_values(raw: pa.RecordBatch) -> pa.Array:
     return pc.if_else(deletes, raw["old_value"], raw["value"]) if pc.any(deletes).as_py() else raw["value"]
 
 
-def check_dates(table: str, key: Mapping[str, pa.Array], dates: Collection[str], known: pa.Array) -> None:
-    """See that no date of a key, in its columns by name, became null; `known` are the rows of which there is a key.
+def check_dates(table: str, key: Mapping[str, pa.Array], dates: Collection[str], has_key: pa.Array) -> None:
+    """See that no date of a key, in its columns by name, became null; `has_key` are the rows of which there is a key.
 
     Raises:
         KeyValueError: such rows would be one row at the reader.
     """
     for name in dates:
-        unknown = pc.and_(key[name].is_null(), known)
+        unknown = pc.and_(key[name].is_null(), has_key)
         if pc.any(unknown, min_count=0).as_py():
             raise KeyValueError(
                 f"a row of {table}{_others(key, name, pc.index(unknown, True).as_py())} has a date in its key column "

@@ -89,8 +89,8 @@ def find_cut(extents: Iterable[Extent], start_ts: int, upper_ts: int, bounds: Bo
     for extent in sorted(extents, key=lambda extent: extent.min_commit_ts):
         if fitting.first_too_many is not None and extent.min_commit_ts > fitting.first_too_many:
             break
-        wanted = clip_ts(extent.commit_ts(), start_ts + 1, upper_ts)
-        fitting.add(wanted, extent.bytes / extent.rows)
+        timestamps = clip_ts(extent.commit_ts(), start_ts + 1, upper_ts)
+        fitting.add(timestamps, extent.bytes / extent.rows)
     return fitting.end(upper_ts)
 
 
@@ -129,8 +129,8 @@ class _Weighed:
         """Inner borders of slices."""
         total = self.bytes[-1]
         count = int(min(-(-total // slice_bytes), SLICES_MAX))
-        wanted = np.searchsorted(self.bytes, total * np.arange(1, count) / count)
-        return sorted({int(ts) for ts in self.ts[wanted] if ts < self.ts[-1]})
+        places = np.searchsorted(self.bytes, total * np.arange(1, count) / count)
+        return sorted({int(ts) for ts in self.ts[places] if ts < self.ts[-1]})
 
     def until(self, end_ts: int) -> tuple[float, float]:
         """Rows and bytes up to `end_ts`."""
@@ -148,12 +148,12 @@ def sliced(span: Span, extents: Iterable[Extent], start_ts: int, end_ts: int, sl
     weighed = _weighed(extents, start_ts, end_ts, max(slice_bytes, 1))
     if weighed is None:
         return []
-    found, begin, before = [], start_ts, (0.0, 0.0)
+    slices, begin, before = [], start_ts, (0.0, 0.0)
     for end in [*weighed.cuts(max(slice_bytes, 1)), end_ts]:
         upto = weighed.until(end)
-        found.append(Slice(span, begin, end, int(upto[0] - before[0]), int(upto[1] - before[1])))
+        slices.append(Slice(span, begin, end, int(upto[0] - before[0]), int(upto[1] - before[1])))
         begin, before = end, upto
-    return found
+    return slices
 
 
 def _weighed(extents: Iterable[Extent], start_ts: int, end_ts: int, slice_bytes: int) -> _Weighed | None:

@@ -154,9 +154,9 @@ class Holds:
 
 def _shown(ddl: Ddl, window: Window, last_ts: int, versions: Versions) -> Ddl:
     ids = {version.name: version.span.table_id for version in versions.at(ddl.ts)}
-    known = {name for name, table_id in ids.items() if table_id in window.tables}
-    others = tuple(name for name in ddl.truncated if name not in known)
-    names = {name for name in known if window.tables[ids[name]] is not None}
+    reread = {name for name, table_id in ids.items() if table_id in window.tables}
+    others = tuple(name for name in ddl.truncated if name not in reread)
+    names = {name for name in reread if window.tables[ids[name]] is not None}
     if ddl.ts != last_ts:
         names = {name for name in names if _is_retyped(name, ddl.ts, versions)}
     return replace(ddl, truncated=(*others, *sorted(names)))

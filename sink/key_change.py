@@ -51,26 +51,26 @@ def deletes_first(
     The sorter gives a transaction's deletes, then its updates, then its inserts; only updates become deletes (`split`).
     So what is to be reordered are updates that cross batches; `again` reads a transaction from its begin.
     """
-    held: pa.RecordBatch | None = None
+    previous: pa.RecordBatch | None = None
     given: Position | None = None
     for each in batches:
         batch = each if given is None else _behind(each, given)
         if not batch.num_rows:
             continue
         given = None
-        if held is not None and _cuts_updates(held, batch):
-            given = _position(held, held.num_rows - 1)
-            yield from _not_empty(held.slice(0, _updates_begin(held, given)))
+        if previous is not None and _cuts_updates(previous, batch):
+            given = _position(previous, previous.num_rows - 1)
+            yield from _not_empty(previous.slice(0, _updates_begin(previous, given)))
             yield from _whole(given, split, again)
-            batch, held = _behind(batch, given), None
+            batch, previous = _behind(batch, given), None
             if not batch.num_rows:
                 continue
             given = None
-        if held is not None:
-            yield held
-        held = batch
-    if held is not None:
-        yield held
+        if previous is not None:
+            yield previous
+        previous = batch
+    if previous is not None:
+        yield previous
 
 
 def _whole(

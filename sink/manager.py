@@ -98,8 +98,8 @@ class SinkManager:
         """
         first, last = versions[0], versions[-1]
         with self._changed:
-            known = self._tables.get(first.span) is not None
-        if not known:
+            is_followed = self._tables.get(first.span) is not None
+        if not is_followed:
             begin_ts = max(first.from_ts, start_ts)
             self._sorter.add_table(first.span, begin_ts)
             self.add_table(first.span, begin_ts, _mounting(first), born=first.from_ts > start_ts)

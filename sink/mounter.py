@@ -82,9 +82,9 @@ class Mounter:
         if any(columns[place].null_count for place in self._date_keys):
             key = {self._columns[place].name: columns[place] for place in self._key_places}
             for column in (self._columns[place] for place in self._date_keys):
-                told = block.cells(column.id).rows.valid
-                known = pa.array(told | keys.cells(column.id).present if column.id in keys.column_ids else told)
-                check_dates(self.name, key, [column.name], known)
+                has_row = block.cells(column.id).rows.valid
+                has_key = pa.array(has_row | keys.cells(column.id).present if column.id in keys.column_ids else has_row)
+                check_dates(self.name, key, [column.name], has_key)
 
     def _field(self, column: Column) -> pa.Field:
         default = self._defaults.get(column.id)

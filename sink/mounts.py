@@ -115,10 +115,10 @@ class Mounts:
 
     def next_change(self, ts: int) -> int:
         """The first DDL above `ts`; MAX_TS: none is known."""
-        since, found = self._newest, MAX_TS
+        since, next_ts = self._newest, MAX_TS
         while since.before is not None and since.ts > ts:
-            since, found = since.before, since.ts
-        return found
+            since, next_ts = since.before, since.ts
+        return next_ts
 
     def check_range(self, start_ts: int, end_ts: int) -> None:
         """Refuse a range whose rows have two schemas.

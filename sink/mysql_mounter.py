@@ -84,10 +84,10 @@ class MysqlMounter:
 
 def _held(column: Column) -> Plain | None:
     """What older rows hold, as batches would show it."""
-    held = column.held
-    if column.type not in DATES or not isinstance(held, str):
-        return held
+    value = column.held
+    if column.type not in DATES or not isinstance(value, str):
+        return value
     if not column.as_text:
-        return None if held.startswith("0000") else held
-    day, _, clock = held.partition("T")
+        return None if value.startswith("0000") else value
+    day, _, clock = value.partition("T")
     return day if column.type is Type.DATE else CoreTime.parse(f"{day} {clock}").text(column.meta)

@@ -72,16 +72,16 @@ class Ranges:
         Raises:
             TableNotFoundError, RangeError, NotResolvedError, RangeCleanedError, RangeCrossesDdlError: as `read`.
         """
-        found = []
+        slices = []
         for span in self._spans(start_ts, end_ts) if spans is None else spans:
             table = self._checked(span, start_ts, end_ts)
             extents = self._extents(table, start_ts, end_ts)
             if slice_bytes is None:
                 part = whole(span, extents, start_ts, end_ts)
-                found += [part] if part.rows else []
+                slices += [part] if part.rows else []
             else:
-                found += sliced(span, extents, start_ts, end_ts, slice_bytes)
-        return found
+                slices += sliced(span, extents, start_ts, end_ts, slice_bytes)
+        return slices
 
     def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
         """The table's mounted rows with `start_ts` < commit_ts <= `end_ts`, in order; the range is fixed on return.

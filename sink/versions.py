@@ -98,8 +98,8 @@ class Versions:
     def unchanged(self, known_ts: int, ts: int) -> bool:
         """Whether the same tables, with the same schemas, are in force right above both."""
         with self._lock:
-            known = self.start_ts <= known_ts <= ts
-            return known and bisect.bisect_right(self._ts, known_ts) == bisect.bisect_right(self._ts, ts)
+            is_within = self.start_ts <= known_ts <= ts
+            return is_within and bisect.bisect_right(self._ts, known_ts) == bisect.bisect_right(self._ts, ts)
 
     def version(self, name: str, ts: int) -> Version | None:
         """The table of that name in force right above `ts`; None: there is none then."""
@@ -146,9 +146,9 @@ class Versions:
     def next_change(self, ts: int, name: str | None = None) -> int:
         """The ts of the first DDL above `ts`, on that table or on any; MAX_TS: none is known."""
         with self._lock:
-            known = self._ts if name is None else self._ts_of.get(name, [])
-            at = bisect.bisect_right(known, ts)
-            return known[at] if at < len(known) else MAX_TS
+            ddls = self._ts if name is None else self._ts_of.get(name, [])
+            at = bisect.bisect_right(ddls, ts)
+            return ddls[at] if at < len(ddls) else MAX_TS
 
     def ddls(self, ts: int, most: int = DDLS_MAX) -> list[Ddl]:
         """The first DDLs at or above `ts`, ascending."""

@@ -109,7 +109,7 @@ class Handover:
         async with self.table.lock:
             if int.from_bytes(self.kv.get(mark) or b"") >= region.conf_ver:
                 return
-            if any(region.overlaps(known.start_key, known.end_key) for known in self.table.gate.regions):
+            if any(region.overlaps(served.start_key, served.end_key) for served in self.table.gate.regions):
                 raise NotForUsError(f"region {region.region_id} overlaps regions that store {peers[0].store_id} serves")
             self.fence.read(await self.pd.tso())
             await self.collector.save(self.collector.walk.begun(gc_safe_point))

@@ -41,9 +41,9 @@ async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identi
     Raises:
         ClusterMismatchError: the directory was written for another cluster.
     """
-    known = kv.get(_STORE_KEY)
-    if known is not None:
-        return _stored(kv, known, pd)
+    stored = kv.get(_STORE_KEY)
+    if stored is not None:
+        return _stored(kv, stored, pd)
     store_id = await pd.alloc_id()
     regions = [] if await pd.is_bootstrapped() else await _first_regions(pd, split_keys)
     batch = WriteBatch()

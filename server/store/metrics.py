@@ -88,5 +88,5 @@ def observe_gc(seen: int, deleted: int) -> None:
 
 def show_gc_state(state: str) -> None:
     """The store's GC is `working` or `idle`."""
-    for known in ("working", "idle"):
-        GC_STATUS.labels(known).set(known == state)
+    for each in ("working", "idle"):
+        GC_STATUS.labels(each).set(each == state)

@@ -105,10 +105,10 @@ def pessimistically_locked(
     response = kvrpcpb.PessimisticLockResponse()
     if _is_forced(request):
         for key in locked:
-            known = key.value or b"" if request.return_values or key.conflict_ts else b""
+            value = key.value or b"" if request.return_values or key.conflict_ts else b""
             kind = kvrpcpb.LockResultLockedWithConflict if key.conflict_ts else kvrpcpb.LockResultNormal
             response.results.add(
-                type=kind, value=known, existence=key.value is not None, locked_with_conflict_ts=key.conflict_ts
+                type=kind, value=value, existence=key.value is not None, locked_with_conflict_ts=key.conflict_ts
             )
         return response
     if request.return_values:
@@ -177,13 +177,13 @@ def check_txn_status(request: kvrpcpb.CheckTxnStatusRequest, _: Region) -> Comma
     return partial(status.check_txn_status, check=check)
 
 
-def txn_status(found: TxnStatus, request: kvrpcpb.CheckTxnStatusRequest) -> kvrpcpb.CheckTxnStatusResponse:
+def txn_status(status: TxnStatus, request: kvrpcpb.CheckTxnStatusRequest) -> kvrpcpb.CheckTxnStatusResponse:
     """The answer to KvCheckTxnStatus."""
-    action = kvrpcpb.Action.ValueType(found.action)
-    if found.lock is None:
-        return kvrpcpb.CheckTxnStatusResponse(commit_version=found.commit_ts, action=action)
-    info = lock_info(request.primary_key, found.lock)
-    return kvrpcpb.CheckTxnStatusResponse(lock_ttl=found.lock.ttl_ms, action=action, lock_info=info)
+    action = kvrpcpb.Action.ValueType(status.action)
+    if status.lock is None:
+        return kvrpcpb.CheckTxnStatusResponse(commit_version=status.commit_ts, action=action)
+    info = lock_info(request.primary_key, status.lock)
+    return kvrpcpb.CheckTxnStatusResponse(lock_ttl=status.lock.ttl_ms, action=action, lock_info=info)
 
 
 def check_secondaries(request: kvrpcpb.CheckSecondaryLocksRequest, _: Region) -> Command:
@@ -191,10 +191,10 @@ def check_secondaries(request: kvrpcpb.CheckSecondaryLocksRequest, _: Region) ->
     return partial(status.check_secondaries, keys=request.keys, start_ts=request.start_version)
 
 
-def secondaries(found: SecondariesStatus, _: Any) -> kvrpcpb.CheckSecondaryLocksResponse:
+def secondaries(status: SecondariesStatus, _: Any) -> kvrpcpb.CheckSecondaryLocksResponse:
     """The answer to KvCheckSecondaryLocks."""
-    locks = [lock_info(key, lock) for key, lock in found.locks]
-    return kvrpcpb.CheckSecondaryLocksResponse(locks=locks, commit_ts=found.commit_ts)
+    locks = [lock_info(key, lock) for key, lock in status.locks]
+    return kvrpcpb.CheckSecondaryLocksResponse(locks=locks, commit_ts=status.commit_ts)
 
 
 def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command:
@@ -214,6 +214,6 @@ def _mutations(mutations: Sequence[kvrpcpb.Mutation]) -> list[Mutation]:
     return [Mutation(m.op, m.key, m.value, m.assertion) for m in mutations]
 
 
-def _ttl_ms(asked: int) -> int:
+def _ttl_ms(requested_ms: int) -> int:
     """A lock lives for a millisecond at least: a status with lock_ttl 0 means that the transaction is over."""
-    return max(1, asked)
+    return max(1, requested_ms)

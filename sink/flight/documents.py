@@ -93,8 +93,8 @@ class Plan:
         slice_bytes = _optional_number(doc, "slice_bytes")
         if slice_bytes == 0:
             raise FlightRequestError("`slice_bytes` must be above 0")
-        wanted = None if tables is None else tuple(tables)
-        return cls(_text(doc, "changefeed"), wanted, *_range(doc), slice_bytes, _flag(doc, "before"))
+        names = None if tables is None else tuple(tables)
+        return cls(_text(doc, "changefeed"), names, *_range(doc), slice_bytes, _flag(doc, "before"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +223,9 @@ def described(feed: FeedDescription) -> Answer:
     }
 
 
-def planned(asked: Plan, part: Slice, location: str) -> Answer:
+def planned(request: Plan, part: Slice, location: str) -> Answer:
     """One slice of the answer to `plan`; `location` is the server's own."""
-    ticket = Ticket(asked.changefeed, part.table, part.start_ts, part.end_ts, asked.before)
+    ticket = Ticket(request.changefeed, part.table, part.start_ts, part.end_ts, request.before)
     return {
         "table": part.table,
         "locations": [*part.locations, location],

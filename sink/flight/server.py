@@ -105,32 +105,34 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
     def do_get(self, context: Any, ticket: Any) -> Any:  # noqa: ARG002 - the base class's signature
         """The rows of one slice."""
         with _errors_cross_the_wire("get"):
-            wanted = Ticket.parse(ticket.ticket)
+            request = Ticket.parse(ticket.ticket)
             schema, batches = self._feeds.read(
-                wanted.changefeed, wanted.table, wanted.start, wanted.end, before=wanted.before
+                request.changefeed, request.table, request.start, request.end, before=request.before
             )
             return fl.GeneratorStream(schema, _streamed(batches))
 
     def _describe(self, body: bytes) -> Answer:
-        asked = Describe.parse(body)
-        found = self._feeds.describe(asked.changefeed, asked.ts, before=asked.before, known_ts=asked.known_ts)
-        return described(found)
+        request = Describe.parse(body)
+        description = self._feeds.describe(
+            request.changefeed, request.ts, before=request.before, known_ts=request.known_ts
+        )
+        return described(description)
 
     def _latest(self, body: bytes) -> Answer:
-        asked = Latest.parse(body)
-        wait_s = asked.wait_ms / 1e3
+        request = Latest.parse(body)
+        wait_s = request.wait_ms / 1e3
         feeds = self._feeds
-        ts = feeds.latest(asked.changefeed, asked.table, asked.start, asked.max_rows, asked.max_bytes, wait_s)
+        ts = feeds.latest(request.changefeed, request.table, request.start, request.max_rows, request.max_bytes, wait_s)
         return {"ts": ts}
 
     def _plan(self, body: bytes) -> Answer:
-        asked = Plan.parse(body)
-        slices = self._feeds.plan(asked.changefeed, asked.tables, asked.start, asked.end, asked.slice_bytes)
-        return {"slices": [planned(asked, part, self.location) for part in slices]}
+        request = Plan.parse(body)
+        slices = self._feeds.plan(request.changefeed, request.tables, request.start, request.end, request.slice_bytes)
+        return {"slices": [planned(request, part, self.location) for part in slices]}
 
     def _ack(self, body: bytes) -> Answer:
-        asked = Ack.parse(body)
-        return {"checkpoint_ts": self._feeds.ack(asked.changefeed, asked.table, asked.ts)}
+        request = Ack.parse(body)
+        return {"checkpoint_ts": self._feeds.ack(request.changefeed, request.table, request.ts)}
 
     def _report(self, body: bytes) -> Answer:
         request = JobReport.parse(body)

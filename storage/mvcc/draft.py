@@ -64,8 +64,8 @@ class Versions:
 
     def value(self, encoded: bytes, newest_ts: int = MAX_TS) -> bytes | None:
         """What a key is at `newest_ts`, whatever its lock."""
-        found = self.data_write(encoded, newest_ts)
-        return None if found is None or found[1].kind != PUT else self.written_value(encoded, found[1])
+        write = self.data_write(encoded, newest_ts)
+        return None if write is None or write[1].kind != PUT else self.written_value(encoded, write[1])
 
     def written_value(self, encoded: bytes, record: Write | Lock) -> bytes:
         """The value of a PUT record.
@@ -166,8 +166,8 @@ class Draft(Versions):
 
     def _own_keys(self, lower: bytes, upper: bytes) -> list[bytes]:
         if lower[:1] == WRITE and upper.endswith(AFTER_VERSIONS):
-            known: set[bytes] = self._new_writes.get(upper[1 : -len(AFTER_VERSIONS)], set())
-            return [key for key in known if lower <= key < upper]
+            versions: set[bytes] = self._new_writes.get(upper[1 : -len(AFTER_VERSIONS)], set())
+            return [key for key in versions if lower <= key < upper]
         return [key for key in {*self.ops, *self._stage} if lower <= key and (not upper or key < upper)]
 
     def _merged(

@@ -59,13 +59,13 @@ def column_range(column: bytes, lower: bytes, upper: bytes) -> tuple[bytes, byte
     return column + lower, column + upper if upper else bytes([column[0] + 1])
 
 
-def encode_document(known: int, **fields: Any) -> bytes:
-    """A document of the format `known`."""
-    return json.dumps({"format": known, **fields}).encode()
+def encode_document(version: int, **fields: Any) -> bytes:
+    """A document of the format `version`."""
+    return json.dumps({"format": version, **fields}).encode()
 
 
 @contextmanager
-def reading_document(data: bytes, known: int, what: str) -> Iterator[Any]:
+def reading_document(data: bytes, version: int, what: str) -> Iterator[Any]:
     """What `encode_document` wrote, for a block that takes it apart; `what` names it in errors.
 
     Raises:
@@ -73,8 +73,8 @@ def reading_document(data: bytes, known: int, what: str) -> Iterator[Any]:
     """
     try:
         document = json.loads(data)
-        if document["format"] != known:
-            raise CorruptError(f"{what} has format {document['format']}; this program knows {known}")
+        if document["format"] != version:
+            raise CorruptError(f"{what} has format {document['format']}; this program knows {version}")
         yield document
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise CorruptError(f"{what} is damaged: {err}; restore the store from a backup") from err

@@ -70,12 +70,12 @@ def pessimistic_lock(draft: Draft, request: PessimisticLock) -> list[LockedKey]:
 
 def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> LockedKey:
     encoded = encode_bytes(mutation.key)
-    held = draft.lock(encoded)
-    if held is not None and held.start_ts != request.start_ts:
-        raise KeyIsLockedError(mutation.key, held)
-    if held is not None and held.kind != PESSIMISTIC:
+    lock = draft.lock(encoded)
+    if lock is not None and lock.start_ts != request.start_ts:
+        raise KeyIsLockedError(mutation.key, lock)
+    if lock is not None and lock.kind != PESSIMISTIC:
         raise PessimisticLockLostError(mutation.key, request.start_ts)
-    conflict_ts = 0 if held is not None else _check_newest(draft, request, mutation.key, encoded)
+    conflict_ts = 0 if lock is not None else _check_newest(draft, request, mutation.key, encoded)
     must_be_new = mutation.assertion == Assertion.NOT_EXIST
     value = None
     if request.return_values or request.only_if_exists or must_be_new or conflict_ts:
@@ -84,7 +84,7 @@ def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> Loc
     if must_be_new and value is not None:
         raise AlreadyExistsError(mutation.key)
     if not request.only_if_exists or value is not None:
-        draft.put_lock(encoded, _new_lock(request, held, conflict_ts))
+        draft.put_lock(encoded, _new_lock(request, lock, conflict_ts))
     return LockedKey(value, conflict_ts)
 
 
@@ -106,11 +106,11 @@ def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: b
     return conflict_ts
 
 
-def _new_lock(request: PessimisticLock, held: Lock | None, conflict_ts: int) -> Lock:
+def _new_lock(request: PessimisticLock, current: Lock | None, conflict_ts: int) -> Lock:
     for_update_ts, ttl_ms, min_commit_ts = request.for_update_ts, request.ttl_ms, request.min_commit_ts
-    if held is not None:
-        for_update_ts = max(for_update_ts, held.for_update_ts)
-        ttl_ms, min_commit_ts = max(ttl_ms, held.ttl_ms), max(min_commit_ts, held.min_commit_ts)
+    if current is not None:
+        for_update_ts = max(for_update_ts, current.for_update_ts)
+        ttl_ms, min_commit_ts = max(ttl_ms, current.ttl_ms), max(min_commit_ts, current.min_commit_ts)
     return Lock(PESSIMISTIC, request.primary, request.start_ts, ttl_ms, max(for_update_ts, conflict_ts), min_commit_ts)
 
 
@@ -125,13 +125,13 @@ def pessimistic_rollback_range(
     draft: Draft, lower: bytes, upper: bytes, start_ts: int, for_update_ts: int
 ) -> Unfinished | None:
     """Like `pessimistic_rollback`, for all keys of the encoded range `[lower, upper)`."""
-    found = list(islice(draft.scan(*column_range(LOCK, lower, upper)), STEP_KEYS))
-    for key, data in found:
+    locks = list(islice(draft.scan(*column_range(LOCK, lower, upper)), STEP_KEYS))
+    for key, data in locks:
         _give_back(draft, key[1:], decode_lock(data), start_ts, for_update_ts)
-    if len(found) < STEP_KEYS:
+    if len(locks) < STEP_KEYS:
         return None
     more = partial(pessimistic_rollback_range, start_ts=start_ts, for_update_ts=for_update_ts)
-    return Unfinished(partial(more, lower=found[-1][0][1:] + b"\0", upper=upper))
+    return Unfinished(partial(more, lower=locks[-1][0][1:] + b"\0", upper=upper))
 
 
 def _give_back(draft: Draft, encoded: bytes, lock: Lock | None, start_ts: int, for_update_ts: int) -> None:

@@ -140,20 +140,20 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> C
     action = txn.actions[index] if index < len(txn.actions) else _SKIP_CHECK
     must_own = txn.for_update_ts > 0 and action == _MUST_BE_LOCKED
     encoded = encode_bytes(mutation.key)
-    held = draft.lock(encoded)
-    if held is not None and held.start_ts != txn.start_ts:
+    lock = draft.lock(encoded)
+    if lock is not None and lock.start_ts != txn.start_ts:
         if must_own:
             raise PessimisticLockLostError(mutation.key, txn.start_ts)
-        raise KeyIsLockedError(mutation.key, held)
+        raise KeyIsLockedError(mutation.key, lock)
     newest_ts = 0
-    if held is None:
+    if lock is None:
         newest_ts = _check_newest(draft, txn, mutation.key, encoded, _newest_allowed(txn, action), must_own=must_own)
-    elif held.kind != PESSIMISTIC:
-        return Checked(mutation, encoded, held)
-    elif txn.locked_at and txn.locked_at.get(index, held.for_update_ts) != held.for_update_ts:
+    elif lock.kind != PESSIMISTIC:
+        return Checked(mutation, encoded, lock)
+    elif txn.locked_at and txn.locked_at.get(index, lock.for_update_ts) != lock.for_update_ts:
         raise PessimisticLockLostError(mutation.key, txn.start_ts)
     _check_beliefs(draft, txn, mutation, encoded)
-    return Checked(mutation, encoded, held, newest_ts)
+    return Checked(mutation, encoded, lock, newest_ts)
 
 
 def _newest_allowed(txn: Prewrite, action: int) -> int:
@@ -197,12 +197,12 @@ def _check_beliefs(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: byt
         return
     if must_be_new:
         draft.fence.read(max(txn.start_ts, txn.for_update_ts))
-    found = draft.data_write(encoded)
-    exists = found is not None and found[1].kind == PUT
+    newest = draft.data_write(encoded)
+    exists = newest is not None and newest[1].kind == PUT
     if must_be_new and exists:
         raise AlreadyExistsError(mutation.key)
     if (asserted == Assertion.EXIST and not exists) or (asserted == Assertion.NOT_EXIST and exists):
-        existing = (found[1].start_ts, found[0]) if found else (0, 0)
+        existing = (newest[1].start_ts, newest[0]) if newest else (0, 0)
         raise AssertionFailedError(mutation.key, txn.start_ts, asserted, existing)
 
 
@@ -305,14 +305,14 @@ def _lock_all(
         if item.mutation.op == Op.CHECK_NOT_EXISTS or item.is_prewritten:
             continue
         kind, value, short = _stored_value(draft, item, txn.start_ts)
-        key, held = item.mutation.key, item.held
+        key, current = item.mutation.key, item.held
         lock = Lock(
             kind,
             txn.primary,
             txn.start_ts,
-            max(txn.ttl_ms, held.ttl_ms) if held else txn.ttl_ms,
+            max(txn.ttl_ms, current.ttl_ms) if current else txn.ttl_ms,
             txn.for_update_ts,
-            max(min_commit_ts, held.min_commit_ts) if held else min_commit_ts,
+            max(min_commit_ts, current.min_commit_ts) if current else min_commit_ts,
             txn.txn_size,
             short,
             async_commit,

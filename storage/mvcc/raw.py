@@ -90,23 +90,23 @@ def delete(draft: Draft, keys: Sequence[bytes]) -> None:
 
 def delete_range(draft: Draft, lower: bytes, upper: bytes) -> Unfinished | None:
     """Remove the keys of `[lower, upper)`."""
-    found = [key[1:] for key, _ in islice(draft.scan(*column_range(RAW, lower, upper)), STEP_KEYS)]
-    delete(draft, found)
-    if len(found) < STEP_KEYS:
+    keys = [key[1:] for key, _ in islice(draft.scan(*column_range(RAW, lower, upper)), STEP_KEYS)]
+    delete(draft, keys)
+    if len(keys) < STEP_KEYS:
         return None
-    return Unfinished(partial(delete_range, lower=found[-1] + b"\0", upper=upper))
+    return Unfinished(partial(delete_range, lower=keys[-1] + b"\0", upper=upper))
 
 
 def compare_and_swap(draft: Draft, new: RawPair, previous: bytes | None, now_s: int, *, remove: bool) -> Swapped:
     """Write `new`, or remove its key, if the key holds `previous` (None: is absent)."""
-    found = get(draft, new.key, now_s)
-    if found != previous:
-        return Swapped(succeeded=False, previous=found)
+    current = get(draft, new.key, now_s)
+    if current != previous:
+        return Swapped(succeeded=False, previous=current)
     if remove:
         delete(draft, [new.key])
     else:
         put(draft, [new])
-    return Swapped(succeeded=True, previous=found)
+    return Swapped(succeeded=True, previous=current)
 
 
 def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:

@@ -103,8 +103,8 @@ def decode_lock(data: bytes) -> Lock:
     if version == _ASYNC_VERSION:
         secondaries, end = _decode_keys(data, end)
     short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
-    known = (kind, primary, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, short_value)
-    return Lock(*known, version == _ASYNC_VERSION, secondaries, txn_source)
+    fields = (kind, primary, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, short_value)
+    return Lock(*fields, version == _ASYNC_VERSION, secondaries, txn_source)
 
 
 def _flags(short_value: bytes | None, txn_source: int) -> int:

@@ -182,8 +182,8 @@ def _key_near(kv: KV, region: Region, offset_bytes: int) -> bytes | None:
             low = middle + 1
         else:
             high = middle
-    found = (_first(kv, column, low.to_bytes(_WIDTH), region.end_key) for column in _COLUMNS)
-    return min((key for key in found if key is not None), default=None)
+    candidates = (_first(kv, column, low.to_bytes(_WIDTH), region.end_key) for column in _COLUMNS)
+    return min((key for key in candidates if key is not None), default=None)
 
 
 def _first(kv: KV, column: bytes, lower: bytes, upper: bytes) -> bytes | None:

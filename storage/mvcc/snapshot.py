@@ -52,8 +52,8 @@ class Snapshot:
         Raises:
             KeyIsLockedError: a lock stands in the way.
         """
-        found = self.version(key)
-        return None if found is None else found[0]
+        version = self.version(key)
+        return None if version is None else version[0]
 
     def version(self, key: bytes) -> tuple[bytes, int] | None:
         """The value of a raw key and its commit_ts (0: it is still a lock, committed elsewhere). Raises as `get`."""
@@ -63,10 +63,10 @@ class Snapshot:
             if lock.start_ts not in self._committed:
                 raise KeyIsLockedError(key, lock)
             return (self._versions.written_value(encoded, lock), 0) if lock.kind == PUT else None
-        found = self._versions.data_write(encoded, self._ts)
-        if found is None or found[1].kind != PUT:
+        write = self._versions.data_write(encoded, self._ts)
+        if write is None or write[1].kind != PUT:
             return None
-        return self._versions.written_value(encoded, found[1]), found[0]
+        return self._versions.written_value(encoded, write[1]), write[0]
 
     def scan(
         self, lower: bytes, upper: bytes, limit: int, *, key_only: bool = False, reverse: bool = False
@@ -164,5 +164,5 @@ class Snapshot:
 def scan_locks(reader: Reader, lower: bytes, upper: bytes, max_ts: int, limit: int) -> list[tuple[bytes, Lock]]:
     """(raw key, lock) of the encoded range with start_ts <= `max_ts`, at most `limit` (0: all)."""
     pairs = reader.scan(*column_range(LOCK, lower, upper))
-    found = ((user_key(key[1:]), decode_lock(data)) for key, data in pairs)
-    return list(islice((item for item in found if item[1].start_ts <= max_ts), limit or None))
+    locks = ((user_key(key[1:]), decode_lock(data)) for key, data in pairs)
+    return list(islice((item for item in locks if item[1].start_ts <= max_ts), limit or None))

@@ -166,17 +166,17 @@ def resolve_range(draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[in
     Raises:
         CommitTsExpiredError: a lock must commit later than it is told.
     """
-    found = list(islice(draft.scan(*column_range(LOCK_COLUMN, lower, upper)), STEP_KEYS))
-    for key, data in found:
+    locks = list(islice(draft.scan(*column_range(LOCK_COLUMN, lower, upper)), STEP_KEYS))
+    for key, data in locks:
         encoded, lock = key[1:], decode_lock(data)
         commit_ts = outcomes.get(lock.start_ts)
         if commit_ts:
             commit_lock(draft, user_key(encoded), encoded, lock, commit_ts)
         elif commit_ts == 0:
             rollback_lock(draft, user_key(encoded), encoded, lock)
-    if len(found) < STEP_KEYS:
+    if len(locks) < STEP_KEYS:
         return None
-    return Unfinished(partial(resolve_range, lower=found[-1][0][1:] + b"\0", upper=upper, outcomes=outcomes))
+    return Unfinished(partial(resolve_range, lower=locks[-1][0][1:] + b"\0", upper=upper, outcomes=outcomes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,15 +65,15 @@ def stored_versions(reader: Reader, regions: RegionMap) -> "RegionVersions":
     Raises:
         CorruptError: a record is not one.
     """
-    known: dict[int, VersionCounts] = {}
+    counts_by_region: dict[int, VersionCounts] = {}
     for key, data in scan_prefix(reader, _PREFIX):
         if len(data) != _RECORD.size:
             raise CorruptError(f"a region's version counts have {len(data)} bytes, not {_RECORD.size}")
         version, *counts = _RECORD.unpack(data)
         region = regions.get(int.from_bytes(key[len(_PREFIX) :]))
         if region is not None and region.version == version:
-            known[region.region_id] = VersionCounts(*counts)
-    return RegionVersions(regions, known)
+            counts_by_region[region.region_id] = VersionCounts(*counts)
+    return RegionVersions(regions, counts_by_region)
 
 
 class RegionVersions:

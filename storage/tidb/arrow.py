@@ -119,10 +119,10 @@ def _moments(column: Column, cells: Cells) -> pa.Array:
         texts = moment_texts(distinct.tolist(), column.decimal, is_date=column.type is Type.DATE)
         return pa.array(texts, pa.string()).take(pa.array(places, mask=~cells.present))
     if column.type is Type.DATE:
-        days, known = unpack_days(packed)
-        return pa.array(days.astype(np.int32), mask=~(known & cells.present)).cast(pa.date32())
-    micros, known = unpack_micros(packed)
-    return pa.array(micros, mask=~(known & cells.present)).cast(arrow_type(column))
+        days, is_moment = unpack_days(packed)
+        return pa.array(days.astype(np.int32), mask=~(is_moment & cells.present)).cast(pa.date32())
+    micros, is_moment = unpack_micros(packed)
+    return pa.array(micros, mask=~(is_moment & cells.present)).cast(arrow_type(column))
 
 
 def _floats(column: Column, cells: Cells) -> pa.Array:
@@ -133,26 +133,28 @@ def _floats(column: Column, cells: Cells) -> pa.Array:
 
 
 def _texts(column: Column, cells: Cells) -> pa.Array:
-    found = cells.binary()
+    cells_as_bytes = cells.binary()
     if not column.is_text:
-        return found
+        return cells_as_bytes
     try:
-        return found.cast(pa.string())
+        return cells_as_bytes.cast(pa.string())
     except pa.ArrowInvalid:  # not UTF-8 somewhere: find the nearest text, value by value
-        texts = [None if data is None else decode_text(column, data) for data in found.to_pylist()]
+        texts = [None if data is None else decode_text(column, data) for data in cells_as_bytes.to_pylist()]
         return pa.array(texts, pa.string())
 
 
 def _scalars(column: Column, cells: Cells) -> pa.Array:
-    found = cells.binary().to_pylist()
-    return _array(column, [None if cell is None else decode_cell(column, cell) for cell in found])
+    raw_cells = cells.binary().to_pylist()
+    return _array(column, [None if cell is None else decode_cell(column, cell) for cell in raw_cells])
 
 
 def _distinct(column: Column, numbers: npt.NDArray[Any], present: Mask) -> pa.Array:
     """Decode each distinct number once: times, enums, sets and bits repeat, or decode slowly."""
     distinct, places = np.unique(np.where(present, numbers, 0), return_inverse=True)
     used = np.isin(distinct, numbers[present])
-    values = [of_integer(column, int(number)) if known else None for number, known in zip(distinct, used, strict=True)]
+    values = [
+        of_integer(column, int(number)) if is_used else None for number, is_used in zip(distinct, used, strict=True)
+    ]
     return _array(column, values).take(pa.array(places, mask=~present))
 
 

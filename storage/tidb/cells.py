@@ -94,9 +94,9 @@ class _Layout:
     def having(self, column_id: int) -> tuple[Offsets, Offsets]:
         """The rows in which the column is not null, and its place among the offsets there (in one item if alike)."""
         hits = self.ids[:, : self.not_null] == column_id
-        found = hits.any(axis=1)
-        at = self.at if bool(found.all()) else self.at[np.broadcast_to(found, self.at.shape)]
-        return at, hits[found].argmax(axis=1) if self.not_null else found[found].astype(np.int64)
+        has_value = hits.any(axis=1)
+        at = self.at if bool(has_value.all()) else self.at[np.broadcast_to(has_value, self.at.shape)]
+        return at, hits[has_value].argmax(axis=1) if self.not_null else has_value[has_value].astype(np.int64)
 
     def missing(self, column_id: int) -> Offsets:
         """The rows that do not list the column."""
@@ -128,11 +128,11 @@ class RowBlock:
         begin, end = self._rows.begin, self._rows.begin
         for layout in self._layouts:
             at, number = layout.having(column_id)
-            found = self._bounds(layout, at, number)
+            bounds = self._bounds(layout, at, number)
             present[at] = True
             if len(at) == len(self):
-                return Cells(self._rows, *found, present, missing)
-            begin, end = _put(begin, at, found[0]), _put(end, at, found[1])
+                return Cells(self._rows, *bounds, present, missing)
+            begin, end = _put(begin, at, bounds[0]), _put(end, at, bounds[1])
             missing[layout.missing(column_id)] = True
         return Cells(self._rows, begin, end, present, missing)
 
@@ -149,19 +149,19 @@ def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
     old = np.flatnonzero((column.u8(column.begin) != VERSION) & column.valid)
     if not len(old):
         return column
-    found = rows.take(pa.array(old))
+    old_rows = rows.take(pa.array(old))
     try:
-        translated = encode_rows(Pairs.scan(BinaryColumn(found)))
+        translated = encode_rows(Pairs.scan(BinaryColumn(old_rows)))
     except UncommonDatumError:
-        translated = pa.array([as_v2(row) for row in found.to_pylist()], pa.binary())
+        translated = pa.array([as_v2(row) for row in old_rows.to_pylist()], pa.binary())
     index = np.arange(len(rows))
     index[old] = len(rows) + np.arange(len(old))
     return BinaryColumn(pa.concat_arrays([rows, translated]).take(pa.array(index)))
 
 
-def _put(offsets: Offsets, at: Offsets, found: Offsets) -> Offsets:
+def _put(offsets: Offsets, at: Offsets, new: Offsets) -> Offsets:
     changed = offsets.copy()
-    changed[at] = found
+    changed[at] = new
     return changed
 
 

@@ -146,15 +146,15 @@ class Datums:
         return cls(nowhere, nowhere, np.full(count, number, np.int64), every, every, none, nowhere)
 
 
-def decode_datums(column: BinaryColumn, at: Offsets, wanted: Mask) -> Datums:
-    """The datum at each offset; undefined where not `wanted`.
+def decode_datums(column: BinaryColumn, at: Offsets, present: Mask) -> Datums:
+    """The datum at each offset; undefined where not `present`.
 
     Raises:
         UncommonDatumError: there is none, or one in a form that only keys have.
         CorruptError: a number is too large.
     """
     at = np.minimum(at, len(column.data) - _WORD - 1)  # where none is wanted, at may be anywhere
-    flags = np.where(wanted, column.u8(at), NIL)
+    flags = np.where(present, column.u8(at), NIL)
     out = Datums(
         at + 1,
         np.zeros(len(at), np.int64),
@@ -162,7 +162,7 @@ def decode_datums(column: BinaryColumn, at: Offsets, wanted: Mask) -> Datums:
         np.isin(flags, (INT, DURATION, VARINT)),
         np.isin(flags, (INT, UINT, DURATION, VARINT, UVARINT)),
         flags == NIL,
-        at + wanted,
+        at + present,
     )
     for flag in np.flatnonzero(np.bincount(flags, minlength=256)).tolist():
         if flag != NIL:

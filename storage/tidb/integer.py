@@ -91,18 +91,18 @@ def decode_varint(data: bytes, offset: int = 0) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), offset
 
 
-def decode_uvarints(column: BinaryColumn, at: Offsets, wanted: Mask) -> tuple[Words, Offsets]:
-    """The number at each offset and the offset after it; undefined where not `wanted`.
+def decode_uvarints(column: BinaryColumn, at: Offsets, present: Mask) -> tuple[Words, Offsets]:
+    """The number at each offset and the offset after it; undefined where not `present`.
 
     Raises:
-        CorruptError: one that is wanted exceeds 64 bits.
+        CorruptError: one that is present exceeds 64 bits.
     """
     word = column.u64(at)
     stops = ~word & _MORE
     lowest = stops & (~stops + np.uint64(1))
     numbers = _joined(word & ((lowest << np.uint64(1)) - np.uint64(1)))
     sizes = (np.bitwise_count(lowest - np.uint64(1)).astype(np.int64) + 1) // _WORD
-    long = (lowest == 0) & wanted
+    long = (lowest == 0) & present
     if bool(long.any()):
         numbers, sizes = _long(column, at, long, numbers, sizes)
     return numbers, at + sizes

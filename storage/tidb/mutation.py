@@ -95,7 +95,9 @@ class TableMutations:
         """
         given = {INSERTED: inserted, UPDATED: updated, DELETED: deleted}
         for kind, raw in given.items():
-            places = [self._places + place for place, it in enumerate(sequence) if it == kind] if raw else []
+            places = (
+                [self._places + place for place, row_kind in enumerate(sequence) if row_kind == kind] if raw else []
+            )
             if len(places) != (len(raw) if raw else sequence.count(kind)):
                 raise MutationError(
                     f"table {self._table.id}, commit_ts {commit_ts}: {len(raw)} rows of kind {kind}, but their "
@@ -121,9 +123,9 @@ class TableMutations:
         readers = ((INSERTED, self._inserted), (UPDATED, self._updated), (DELETED, self._deleted))
         parts = [part for kind, read in readers for part in self._read(self._rows[kind], read)]
         events = _folded(_joined(parts))
-        has_old, has_new = (np.asarray(it.is_valid()) for it in (events.old, events.new))
+        has_old, has_new = (np.asarray(image.is_valid()) for image in (events.old, events.new))
         op = np.where(has_old & has_new, UPDATE, np.where(has_new, INSERT, DELETE)).astype(np.uint8)
-        commit_ts, start_ts = (np.array(it, np.uint64)[events.txn] for it in (self._commit_ts, self._start_ts))
+        commit_ts, start_ts = (np.array(values, np.uint64)[events.txn] for values in (self._commit_ts, self._start_ts))
         columns = [pa.array(commit_ts), pa.array(start_ts), pa.array(op), events.key, events.new, events.old]
         return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
@@ -146,7 +148,7 @@ class TableMutations:
     def _inserted(self, column: BinaryColumn, txn: _Numbers, place: _Numbers) -> Sequence[_Events]:
         columns = self._table.common_handle_columns
         handle, at = self._handle(column)
-        pairs = Pairs.scan(column, at, {it.id: datums for it, datums in zip(columns, handle, strict=False)})
+        pairs = Pairs.scan(column, at, {each.id: datums for each, datums in zip(columns, handle, strict=False)})
         rows = self._encoded(pairs)
         keys = self._common_keys(rows) if columns else record_keys(self._table.id, handle[0].number)
         return (_Events(keys, _nulls(len(rows)), rows, txn, place),)
@@ -194,8 +196,8 @@ class TableMutations:
         if self._table.common_handle_columns:
             return self._common_keys(rows)
         handle = self._table.handle_column
-        numbers, found = pairs.numbers(handle.id if handle else ROW_ID)
-        if not bool(found.all()):
+        numbers, has_handle = pairs.numbers(handle.id if handle else ROW_ID)
+        if not bool(has_handle.all()):
             raise MutationError(f"table {self._table.id}: a row without {handle.name if handle else '_tidb_rowid'}")
         return record_keys(self._table.id, numbers)
 

@@ -91,10 +91,10 @@ class Pairs:
     def numbers(self, column_id: int) -> tuple[_Numbers, Mask]:
         """The column's integers, and which rows have one."""
         hits = self.used & self.is_number & (self.ids == column_id)
-        found = hits.any(axis=1)
-        if not len(found) or not hits.shape[1]:
-            return np.zeros(len(found), np.int64), found
-        return np.take_along_axis(self.number, hits.argmax(axis=1)[:, None], axis=1)[:, 0], found
+        has_number = hits.any(axis=1)
+        if not len(has_number) or not hits.shape[1]:
+            return np.zeros(len(has_number), np.int64), has_number
+        return np.take_along_axis(self.number, hits.argmax(axis=1)[:, None], axis=1)[:, 0], has_number
 
     def without(self, column_ids: Collection[int]) -> "Pairs":
         """The pairs of other columns."""
@@ -143,8 +143,8 @@ class Pairs:
 def _matrices(rows: int, places: list[tuple[Mask, Datums, Datums]]) -> list[npt.NDArray[Any]]:
     """`_MATRICES`, with a column for each place."""
     parts = [
-        (used, ids.number, it.is_null, it.number, it.is_number, it.is_signed, it.begin, it.size)
-        for used, ids, it in places
+        (used, ids.number, datums.is_null, datums.number, datums.is_number, datums.is_signed, datums.begin, datums.size)
+        for used, ids, datums in places
     ]
     kinds = (np.bool_, np.int64, np.bool_, np.int64, np.bool_, np.bool_, np.int64, np.int64)
     if not parts:

@@ -107,13 +107,13 @@ class SchemaHistory:
         databases: dict[int, str] = {}
         infos: list[tuple[int, Document]] = []
         for key, value in pairs:
-            found = decode_schema_key(key)
-            if found is None:
+            schema_key = decode_schema_key(key)
+            if schema_key is None:
                 continue
-            if found.table_id:
-                infos.append((found.database_id, _document(key, value)))
+            if schema_key.table_id:
+                infos.append((schema_key.database_id, _document(key, value)))
             else:
-                databases[found.database_id] = _database_name(_document(key, value), f"the meta key {key.hex()}")
+                databases[schema_key.database_id] = _database_name(_document(key, value), f"the meta key {key.hex()}")
         return cls(ts, databases, [Table(number, databases.get(number, ""), info) for number, info in infos])
 
     def __iter__(self) -> Iterator[Table]:
@@ -184,15 +184,15 @@ class SchemaHistory:
             if name is None:
                 raise CorruptError(f"DDL job {job.id} at {commit_ts} is in database {schema_id}, which is not known")
             table = Table(schema_id, name, info)
-            told = self._removed_partitions(job, table, commit_ts) | _modified(job, commit_ts)
-            yield replace(table, info={**info, **told})
+            marks = self._removed_partitions(job, table, commit_ts) | _modified(job, commit_ts)
+            yield replace(table, info={**info, **marks})
 
     def _removed_partitions(self, job: Job, table: Table, commit_ts: int) -> dict[str, Any]:
         before = self._tables.get(table.id)
         if job.action not in {Action.DROP_PARTITION, Action.TRUNCATE_PARTITION} or before is None:
             return {}
-        known = dict.fromkeys((*before.partition_ids, *before.head.dropping_ids))
-        removed = [number for number in known if number not in table.partition_ids]
+        partition_ids = dict.fromkeys((*before.partition_ids, *before.head.dropping_ids))
+        removed = [number for number in partition_ids if number not in table.partition_ids]
         return {REMOVED: {"ts": commit_ts, "partition_ids": removed}} if removed else {}
 
     def _put(self, change: Change, job: Job) -> Change:

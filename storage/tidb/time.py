@@ -142,19 +142,19 @@ def unpack_days(packed: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], 
     year, month = months // 13, months % 13
     begin = _month_begin(year * 12 + month - 1)
     length = _month_begin(year * 12 + month) - begin
-    known = (year >= 1) & (year <= 9999) & (month >= 1) & (day >= 1) & (day <= length)
-    return begin + day - 1, known
+    is_day = (year >= 1) & (year <= 9999) & (month >= 1) & (day >= 1) & (day <= length)
+    return begin + day - 1, is_day
 
 
 def unpack_micros(packed: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Mask]:
     """Microseconds since 1970-01-01 00:00:00, and which ones are moments of the calendar."""
-    days, known = unpack_days(packed)
+    days, is_moment = unpack_days(packed)
     clock = (packed >> np.uint64(24)).astype(np.int64)
     hour, minute, second = clock >> 12 & 31, clock >> 6 & 63, clock & 63
     micros = (packed & np.uint64(0xFFFFFF)).astype(np.int64)
-    known &= (hour < 24) & (minute < 60) & (second < 60) & (micros < _MICROS_PER_SECOND)
+    is_moment &= (hour < 24) & (minute < 60) & (second < 60) & (micros < _MICROS_PER_SECOND)
     seconds = days * _SECONDS_PER_DAY + (hour * 60 + minute) * 60 + second
-    return seconds * _MICROS_PER_SECOND + micros, known
+    return seconds * _MICROS_PER_SECOND + micros, is_moment
 
 
 def pack_micros(micros: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

@@ -87,8 +87,8 @@ class Connection:
 
     def close(self) -> None:
         """Drop all subscriptions and what is queued."""
-        for wanted in self._subscriptions.values():
-            self._backend.hub.detach(wanted)
+        for subscription in self._subscriptions.values():
+            self._backend.hub.detach(subscription)
         self._subscriptions.clear()
         self._outbox.drop()
 
@@ -102,13 +102,13 @@ class Connection:
                 self._register(scans, request)
 
     def _register(self, scans: asyncio.TaskGroup, request: cdcpb.ChangeDataRequest) -> None:
-        found = self._checked(request)
-        if isinstance(found, cdcpb.Error):
-            self._outbox.control(Failure(request.region_id, request.request_id, found))
+        region = self._checked(request)
+        if isinstance(region, cdcpb.Error):
+            self._outbox.control(Failure(request.region_id, request.request_id, region))
             return
-        lower, upper = found.clamp(request.start_key, request.end_key)
-        wanted = Subscription(
-            region=found,
+        lower, upper = region.clamp(request.start_key, request.end_key)
+        subscription = Subscription(
+            region=region,
             request_id=request.request_id,
             checkpoint_ts=request.checkpoint_ts,
             lower=lower,
@@ -116,22 +116,22 @@ class Connection:
             old_values=request.extra_op == kvrpcpb.ReadOldValue,
             filter_loop=request.filter_loop,
         )
-        self._subscriptions[request.request_id, request.region_id] = wanted
-        scans.create_task(self._scan(wanted), name=f"feed-scan-{found.region_id}")
+        self._subscriptions[request.request_id, request.region_id] = subscription
+        scans.create_task(self._scan(subscription), name=f"feed-scan-{region.region_id}")
 
     def _checked(self, request: cdcpb.ChangeDataRequest) -> Region | cdcpb.Error:
         backend = self._backend
-        asked = request.header.cluster_id
-        if asked and asked != backend.cluster_id:
-            mismatch = cdcpb.ClusterIDMismatch(current=backend.cluster_id, request=asked)
+        cluster_id = request.header.cluster_id
+        if cluster_id and cluster_id != backend.cluster_id:
+            mismatch = cdcpb.ClusterIDMismatch(current=backend.cluster_id, request=cluster_id)
             return cdcpb.Error(cluster_id_mismatch=mismatch)
-        known = self._subscriptions.get((request.request_id, request.region_id))
-        if known is not None and not known.ended:
+        earlier = self._subscriptions.get((request.request_id, request.region_id))
+        if earlier is not None and not earlier.ended:
             return cdcpb.Error(duplicate_request=cdcpb.DuplicateRequest(region_id=request.region_id))
         if len(self._subscriptions) >= _MAX_SUBSCRIPTIONS and not self._forget_ended():
             return _busy(f"a feed connection has at most {_MAX_SUBSCRIPTIONS} subscriptions; open another one")
-        found = backend.gate.find(request.region_id, request.region_epoch)
-        return _feed_error(found) if isinstance(found, errorpb.Error) else found
+        region = backend.gate.find(request.region_id, request.region_epoch)
+        return _feed_error(region) if isinstance(region, errorpb.Error) else region
 
     def _deregister(self, request: cdcpb.ChangeDataRequest) -> None:
         """region_id 0 means all regions of the request id."""
@@ -142,44 +142,52 @@ class Connection:
 
     def _forget_ended(self) -> bool:
         """Make room for new subscriptions; returns whether there was something to forget."""
-        ended = [key for key, wanted in self._subscriptions.items() if wanted.ended]
+        ended = [key for key, subscription in self._subscriptions.items() if subscription.ended]
         for key in ended:
             del self._subscriptions[key]
         return bool(ended)
 
-    async def _scan(self, wanted: Subscription) -> None:
+    async def _scan(self, subscription: Subscription) -> None:
         """Attach, send what is on disk, then INITIALIZED: live changes begin exactly where the snapshot ends."""
         async with self._scan_slots:
-            snapshot = await self._backend.group.quiet(lambda: self._attach(wanted))
+            snapshot = await self._backend.group.quiet(lambda: self._attach(subscription))
             changes = changes_since(
-                snapshot, wanted.lower, wanted.upper, wanted.checkpoint_ts, old_values=wanted.old_values
+                snapshot,
+                subscription.lower,
+                subscription.upper,
+                subscription.checkpoint_ts,
+                old_values=subscription.old_values,
             )
             try:
-                async with cursor(snapshot, _pieces(filter(wanted.covers, changes)), self._backend.scanners) as pieces:
-                    while not wanted.ended and (piece := await pieces.next()) is not None:
-                        await self._send(wanted, *piece)
+                async with cursor(
+                    snapshot, _pieces(filter(subscription.covers, changes)), self._backend.scanners
+                ) as pieces:
+                    while not subscription.ended and (piece := await pieces.next()) is not None:
+                        await self._send(subscription, *piece)
             except CorruptError as err:  # busy makes the client wait, as for lost history; other regions go on
-                if not wanted.ended:
-                    self._backend.hub.refuse(wanted, self._outbox, _busy(str(err)))
-        if not wanted.ended:
-            self._outbox.control(Initialized(wanted))
-            wanted.initialized = True
+                if not subscription.ended:
+                    self._backend.hub.refuse(subscription, self._outbox, _busy(str(err)))
+        if not subscription.ended:
+            self._outbox.control(Initialized(subscription))
+            subscription.initialized = True
 
-    async def _send(self, wanted: Subscription, rows: list[Change], size: int) -> None:
+    async def _send(self, subscription: Subscription, rows: list[Change], size: int) -> None:
         await self._backend.scan_rate.throttle(size)
-        await self._outbox.put(Rows(wanted, rows, size))
+        await self._outbox.put(Rows(subscription, rows, size))
         metrics.FEED_ROWS.inc(len(rows))
 
-    def _attach(self, wanted: Subscription) -> Snapshot:
+    def _attach(self, subscription: Subscription) -> Snapshot:
         backend = self._backend
         snapshot = backend.engine.kv.snapshot()
-        if wanted.ended:  # deregistered, or the client gone, while this waited
+        if subscription.ended:  # deregistered, or the client gone, while this waited
             return snapshot
-        backend.hub.attach(wanted, self._outbox)
-        if backend.gate.regions.get(wanted.region.region_id) != wanted.region:  # it changed since it was checked
-            backend.hub.refuse_stale(wanted, self._outbox)
-        elif wanted.checkpoint_ts < backend.history_begins():
-            backend.hub.refuse(wanted, self._outbox, _lost(wanted.checkpoint_ts, backend.history_begins()))
+        backend.hub.attach(subscription, self._outbox)
+        if (
+            backend.gate.regions.get(subscription.region.region_id) != subscription.region
+        ):  # it changed since it was checked
+            backend.hub.refuse_stale(subscription, self._outbox)
+        elif subscription.checkpoint_ts < backend.history_begins():
+            backend.hub.refuse(subscription, self._outbox, _lost(subscription.checkpoint_ts, backend.history_begins()))
         backend.engine.old_values = backend.hub.wants_old_values
         return snapshot
 

@@ -53,23 +53,23 @@ class FeedHub:
     @property
     def wants_old_values(self) -> bool:
         """Whether a subscription wants to know what a prewrite replaces."""
-        return any(wanted.old_values for listed in self._by_region.values() for wanted, _ in listed)
+        return any(subscription.old_values for listed in self._by_region.values() for subscription, _ in listed)
 
-    def attach(self, wanted: Subscription, outbox: Outbox) -> None:
-        """Send `wanted` all changes from now on; call it between two groups."""
-        self._by_region.setdefault(wanted.region.region_id, []).append((wanted, outbox))
+    def attach(self, subscription: Subscription, outbox: Outbox) -> None:
+        """Send `subscription` all changes from now on; call it between two groups."""
+        self._by_region.setdefault(subscription.region.region_id, []).append((subscription, outbox))
         metrics.FEED_REGIONS.inc()
 
-    def detach(self, wanted: Subscription) -> None:
+    def detach(self, subscription: Subscription) -> None:
         """Send nothing more."""
-        wanted.ended = True
-        listed = self._by_region.get(wanted.region.region_id, [])
-        remaining = [entry for entry in listed if entry[0] is not wanted]
+        subscription.ended = True
+        listed = self._by_region.get(subscription.region.region_id, [])
+        remaining = [entry for entry in listed if entry[0] is not subscription]
         metrics.FEED_REGIONS.dec(len(listed) - len(remaining))
         if remaining:
-            self._by_region[wanted.region.region_id] = remaining
+            self._by_region[subscription.region.region_id] = remaining
         else:
-            self._by_region.pop(wanted.region.region_id, None)
+            self._by_region.pop(subscription.region.region_id, None)
 
     def observe(self, changes: Sequence[Change]) -> None:
         """Follow a group that is durable, before its writers are answered."""
@@ -80,8 +80,8 @@ class FeedHub:
                 by_region[self._gate.regions.at(change.encoded).region_id].append(change)
         metrics.OPEN_LOCKS.set(len(self._locks))
         for region_id, part in by_region.items():
-            for wanted, outbox in tuple(self._by_region.get(region_id, ())):
-                self._send(wanted, outbox, part)
+            for subscription, outbox in tuple(self._by_region.get(region_id, ())):
+                self._send(subscription, outbox, part)
 
     def forget_locks(self, lower: bytes, upper: bytes) -> None:
         """Follow the destruction of an encoded range."""
@@ -95,27 +95,27 @@ class FeedHub:
             error = cdcpb.Error(region_not_found=errorpb.RegionNotFound(region_id=region.region_id))
             if new:
                 error = cdcpb.Error(epoch_not_match=self._gate.changed_to(new))
-            for wanted, outbox in tuple(self._by_region.get(region.region_id, ())):
-                self._fail(wanted, outbox, error)
+            for subscription, outbox in tuple(self._by_region.get(region.region_id, ())):
+                self._fail(subscription, outbox, error)
 
-    def refuse(self, wanted: Subscription, outbox: Outbox, error: cdcpb.Error) -> None:
+    def refuse(self, subscription: Subscription, outbox: Outbox, error: cdcpb.Error) -> None:
         """End a subscription that is not initialized yet."""
-        self._fail(wanted, outbox, error)
+        self._fail(subscription, outbox, error)
 
-    def refuse_stale(self, wanted: Subscription, outbox: Outbox) -> None:
+    def refuse_stale(self, subscription: Subscription, outbox: Outbox) -> None:
         """End a subscription whose region changed before it was attached."""
-        region_id = wanted.region.region_id
+        region_id = subscription.region.region_id
         current = self._gate.regions.get(region_id)
         if current is None:
             missing = errorpb.RegionNotFound(region_id=region_id)
-            self._fail(wanted, outbox, cdcpb.Error(region_not_found=missing))
+            self._fail(subscription, outbox, cdcpb.Error(region_not_found=missing))
         else:
-            self._fail(wanted, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current)))
+            self._fail(subscription, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current)))
 
     def safe_ts(self, lower: bytes, upper: bytes) -> int:
         """Nothing will commit in the encoded range at or before this timestamp; 0: not known, or no region of ours."""
-        asked = [region for region in self._gate.regions if region.overlaps(lower, upper)]
-        return min((self._resolved.get(region, self._resolved_everywhere) for region in asked), default=0)
+        regions = [region for region in self._gate.regions if region.overlaps(lower, upper)]
+        return min((self._resolved.get(region, self._resolved_everywhere) for region in regions), default=0)
 
     async def run(self, pd: PdClient, interval_s: float) -> None:
         """Send resolved timestamps until cancelled."""
@@ -131,11 +131,11 @@ class FeedHub:
     def resolve(self, now_ts: int) -> None:
         """Send resolved timestamps given `now_ts`, taken from the oracle before this call."""
         settled_ts = self._locks.settle(now_ts)
-        known, self._resolved = self._resolved, {}
+        before, self._resolved = self._resolved, {}
         for region in self._gate.regions:
             oldest = self._locks.min_start_ts(region.start_key)
             resolved_ts = settled_ts if oldest is None else min(settled_ts, oldest - 1)
-            self._resolved[region] = max(resolved_ts, known.get(region, 0))
+            self._resolved[region] = max(resolved_ts, before.get(region, 0))
         self._resolved_everywhere = max(self._resolved_everywhere, min(self._resolved.values(), default=0))
         metrics.RESOLVED_TS.set(self._resolved_everywhere)
         self._tell_resolved()
@@ -143,25 +143,25 @@ class FeedHub:
     def _tell_resolved(self) -> None:
         by_outbox: dict[Outbox, dict[tuple[int, int], list[int]]] = {}
         for region_id, listed in self._by_region.items():
-            for wanted, outbox in listed:
-                if wanted.initialized:
-                    wanted.resolved_ts = max(wanted.resolved_ts, self._resolved[wanted.region])
+            for subscription, outbox in listed:
+                if subscription.initialized:
+                    subscription.resolved_ts = max(subscription.resolved_ts, self._resolved[subscription.region])
                     tick = by_outbox.setdefault(outbox, defaultdict(list))
-                    request_id = wanted.request_id if outbox.multiplexed else 0
-                    tick[request_id, wanted.resolved_ts].append(region_id)
+                    request_id = subscription.request_id if outbox.multiplexed else 0
+                    tick[request_id, subscription.resolved_ts].append(region_id)
         for outbox, tick in by_outbox.items():
             outbox.resolve(Resolved(tick))
 
-    def _send(self, wanted: Subscription, outbox: Outbox, changes: Sequence[Change]) -> None:
-        for piece, size in chunks(change for change in changes if wanted.covers(change)):
-            if not outbox.offer(Rows(wanted, piece, size)):
+    def _send(self, subscription: Subscription, outbox: Outbox, changes: Sequence[Change]) -> None:
+        for piece, size in chunks(change for change in changes if subscription.covers(change)):
+            if not outbox.offer(Rows(subscription, piece, size)):
                 metrics.FEED_CONGESTED.inc()
-                _log.warning("change feed reader is too slow", region_id=wanted.region.region_id)
-                congested = cdcpb.Congested(region_id=wanted.region.region_id)
-                self._fail(wanted, outbox, cdcpb.Error(congested=congested))
+                _log.warning("change feed reader is too slow", region_id=subscription.region.region_id)
+                congested = cdcpb.Congested(region_id=subscription.region.region_id)
+                self._fail(subscription, outbox, cdcpb.Error(congested=congested))
                 return
             metrics.FEED_ROWS.inc(len(piece))
 
-    def _fail(self, wanted: Subscription, outbox: Outbox, error: cdcpb.Error) -> None:
-        self.detach(wanted)
-        outbox.control(Failure(wanted.region.region_id, wanted.request_id, error))
+    def _fail(self, subscription: Subscription, outbox: Outbox, error: cdcpb.Error) -> None:
+        self.detach(subscription)
+        outbox.control(Failure(subscription.region.region_id, subscription.request_id, error))

@@ -192,8 +192,8 @@ def _add(message: cdcpb.ChangeDataEvent, item: Item) -> None:
         message.events.add(region_id=item.region_id, request_id=item.request_id, error=item.error)
         return
     assert isinstance(item, Rows | Initialized)
-    wanted = item.subscription
-    event = message.events.add(region_id=wanted.region.region_id, request_id=wanted.request_id)
+    subscription = item.subscription
+    event = message.events.add(region_id=subscription.region.region_id, request_id=subscription.request_id)
     rows = event.entries.entries
     if isinstance(item, Initialized):
         rows.add(type=cdcpb.Event.INITIALIZED)
@@ -207,6 +207,6 @@ def _add(message: cdcpb.ChangeDataEvent, item: Item) -> None:
             op_type=cdcpb.Event.Row.PUT if change.op == PUT else cdcpb.Event.Row.DELETE,
             key=change.key,
             value=change.value if with_values else b"",
-            old_value=change.old_value if with_values and wanted.old_values else b"",
+            old_value=change.old_value if with_values and subscription.old_values else b"",
             txn_source=change.txn_source,
         )

@@ -36,11 +36,11 @@ class ChangeDataService:
     async def EventFeedV2(self, requests: Any, context: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         """Like EventFeed; refuses features it does not have."""
         metadata = dict(context.invocation_metadata() or ())
-        asked = {name.strip() for name in str(metadata.get("features", "")).split(",") if name.strip()}
-        if asked - _FEATURES:
-            unknown = ", ".join(sorted(asked - _FEATURES))
+        features = {name.strip() for name in str(metadata.get("features", "")).split(",") if name.strip()}
+        if features - _FEATURES:
+            unknown = ", ".join(sorted(features - _FEATURES))
             raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"feed features this store lacks: {unknown}")
-        async for message in self._feed(requests, multiplexed="stream-multiplexing" in asked):
+        async for message in self._feed(requests, multiplexed="stream-multiplexing" in features):
             yield message
 
     async def _feed(self, requests: Any, *, multiplexed: bool) -> AsyncIterator[cdcpb.ChangeDataEvent]:
