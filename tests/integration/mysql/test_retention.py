@@ -1,14 +1,20 @@
 """For how long a real MariaDB still keeps the log that a changefeed needs."""
 
+import asyncio
 import math
+import signal
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from prometheus_client import REGISTRY
 
 from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.source_uri import SourceUri
+from server.puller.mysql.anchors import Anchors
+from server.puller.mysql.asking import Askers
 from server.puller.mysql.log import present
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.retention import Retention
@@ -42,3 +48,32 @@ async def test_a_running_changefeed_tells_it_and_an_ended_one_does_not(meta: Etc
             await meta.put(keys.status("feed"), status_json(feed.start_ts))
             await feed.until(lambda: shown() == 5000)
         assert shown() is None
+
+
+class Asked(Askers):
+    """Says when somebody asks."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "asks feed")
+        self.begun = asyncio.Event()
+
+    def submit(self, *call: Any, **named: Any) -> "Future[Any]":
+        self.begun.set()
+        return super().submit(*call, **named)
+
+
+async def test_a_server_that_hangs_keeps_no_thread_from_others(meta: EtcdMeta) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    with running_mariadb() as server:
+        options, askers = MySqlOptions.of(SourceUri.parse(server.uri)), Asked()
+        await Anchors(meta, "feed").put(present(options))
+        assert server.running is not None
+        server.running.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.TaskGroup() as tasks, asyncio.timeout(20):  # the server has a minute
+                asking = tasks.create_task(Retention("feed", options, meta).run(askers))
+                await askers.begun.wait()
+                assert await asyncio.to_thread(divmod, 7, 2) == (3, 1)
+                asking.cancel()
+        finally:
+            server.running.send_signal(signal.SIGCONT)
