@@ -129,7 +129,9 @@ class CutApplier:
         return self._barrier.cross(start_ts, first=last is None)
 
     def _forget(self, crossed: Crossed) -> None:
-        """Names that mean another table from here on."""
+        """Tables that are others from here on, and names that mean another one."""
+        for name in crossed.changed:  # also where the columns are the same, and the key is not
+            self._fitted.pop(name, None)
         for name in (*crossed.dropped, *crossed.recreated, *(name for pair in crossed.renamed for name in pair)):
             self._positions.pop(name, None)
             self._fitted.pop(name, None)

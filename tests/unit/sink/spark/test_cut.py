@@ -1,9 +1,11 @@
 """The order of steps and the replay rules, with targets and a changefeed that only remember."""
 
+import dataclasses
+
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import ChangefeedMeta, Slice, TableMeta
+from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Slice, TableMeta
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, skip
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -190,3 +192,22 @@ def test_targets_are_absolute_local_directories():
     for text in ("delta://host/lake", "hudi:///lake", "/lake", "parquet:lake"):
         with pytest.raises(SourceError, match="ErrTargetInvalid"):
             SinkUri.parse(text)
+
+
+def test_a_table_with_another_key_and_the_same_columns_is_written_by_that_key(manifest, monkeypatch):
+    lake, keys = Lake(), []
+    feed = Feed({"d.a": [5, 15, 25]})
+    rekeyed = {**TABLES, "d.a": dataclasses.replace(TABLES["d.a"], key=("_seq",))}
+    ddls = (Ddl(20, "ALTER TABLE a DROP PRIMARY KEY, ADD PRIMARY KEY (_seq)", ("d.a",)),)
+
+    def describe(ts=None, *, known=None):
+        return ChangefeedMeta(0, 0, TABLES if ts < 20 else rekeyed, tuple(ddl for ddl in ddls if ddl.ts >= ts))
+
+    monkeypatch.setattr(feed, "describe", describe)
+    applied = lake.apply
+    monkeypatch.setattr(lake, "apply", lambda changes: (keys.append(changes.table.key), applied(changes))[1])
+    cuts = applier(feed, lake, manifest)
+    for number, (start_ts, end_ts) in enumerate([(0, 10), (10, 20), (20, 30)]):
+        cuts.apply(Cut(number, start_ts, end_ts))
+    assert lake.rekeyed == ["d.a"]
+    assert [key for key in keys if key != ("id",)] == [("_seq",)]
