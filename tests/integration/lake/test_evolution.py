@@ -591,16 +591,29 @@ def test_a_new_key_on_columns_that_were_there_is_followed(place):
     feed = rekeyed_feed()
     feed.put(15, "bank.t", {"id": 3, "name": "n3"})  # written by the job that crosses the barrier
     feed.alter(20, "bank.t", "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (name)", id=pa.int32(), name=pa.string())
-    feed.versions[-1].key = "name"
-    state = feed._state(20)
-    state["bank.t"] = {row["name"]: row for row in state["bank.t"].values()}
-    feed._change("bank.t", "update", 30, 0, {"id": 2, "name": "one"})
-    feed._change("bank.t", "insert", 30, 1, {"id": 2, "name": "three"})
-    rows = feed._state(30)["bank.t"]
-    rows["one"] = {"id": 2, "name": "one", "_commit_ts": 30}
-    rows["three"] = {"id": 2, "name": "three", "_commit_ts": 30}
+    change_by_name(feed, "bank.t")
     keep(place, feed, (10, 15, 20, 30))
     assert_equal(place, feed, "bank.t", 30)
+
+
+def test_a_new_key_and_a_new_name_in_one_statement_are_followed(database_place):
+    feed = rekeyed_feed()
+    feed.rename(20, "bank.t", "bank.u")
+    change_by_name(feed, "bank.u")
+    keep(database_place, feed, (10, 20, 30), die_at=(30,))
+    assert_equal(database_place, feed, "bank.u", 30)
+
+
+def change_by_name(feed, table):
+    """From 20 on the table's key is its name; two rows change by it at 30, and have the same id then."""
+    feed.versions[-1].key = "name"
+    state = feed._state(20)
+    state[table] = {row["name"]: row for row in state[table].values()}
+    feed._change(table, "update", 30, 0, {"id": 2, "name": "one"})
+    feed._change(table, "insert", 30, 1, {"id": 2, "name": "three"})
+    rows = feed._state(30)[table]
+    rows["one"] = {"id": 2, "name": "one", "_commit_ts": 30}
+    rows["three"] = {"id": 2, "name": "three", "_commit_ts": 30}
 
 
 def test_names_that_postgresql_would_cut_off_are_refused_before_anything_is_written(postgres):

@@ -89,7 +89,7 @@ class Barrier:
             earlier = before.tables.get(old_names.get(name, name))
             gone = any(name in ddl.truncated for ddl in ddls)
             self.fitting(now.tables[name], None if name in recreated else earlier, emptied=gone)
-            self._rekey(before.tables.get(name), now.tables[name], ts)
+            self._rekey(earlier, now.tables[name], ts)
         return Crossed(
             now.tables,
             tuple(dropped),
