@@ -9,9 +9,8 @@ import grpc
 
 from server.rpc.errors import StatusError, status_of
 from server.rpc.front import Answer, Route
-from server.rpc.http2.connection import Connection
 from server.rpc.http2.messages import PREFIX_BYTES, MessageReader
-from server.rpc.http2.stream import Stream
+from server.rpc.http2.stream import ConnectionState, Stream
 from storage.model.errors import TidemarkError
 
 _MAX_OUTSTANDING = 4096
@@ -25,7 +24,7 @@ class BatchedCall(Stream):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ConnectionState,
         number: int,
         route: Route,
         max_bytes: int,
@@ -93,7 +92,7 @@ class BatchedStream(Stream):
 
     __slots__ = ("_begun", "_max_bytes", "_outstanding", "_reader", "_route")
 
-    def __init__(self, connection: Connection, number: int, route: Route, max_bytes: int, encoding: bytes) -> None:
+    def __init__(self, connection: ConnectionState, number: int, route: Route, max_bytes: int, encoding: bytes) -> None:
         super().__init__(connection, number)
         self._route = route
         self._reader = MessageReader(max_bytes, encoding)

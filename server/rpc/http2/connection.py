@@ -5,83 +5,40 @@ Invariants:
    connection fails with GOAWAY and hears nothing more. It raises nothing: an unexpected exception, too, ends this
    connection only (`crash`), whichever callback, timer, handler or route met it.
 2. What a peer can make us hold is bounded: one frame, one header block, the streams the host admits, and for each what
-   its window lets in. What it can make us send without end (acknowledgements) is bounded by patience.
+   its window lets in. What it can make us send without end (acknowledgements) is bounded by token buckets.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from server.rpc.errors import StatusError
 from server.rpc.http2 import frames
-from server.rpc.http2.control import Control, FrameHandler
-from server.rpc.http2.flood import Patience
+from server.rpc.http2.frame_handlers import Control, FrameHandler, Requests
 from server.rpc.http2.frames import ConnectionFault, ErrorCode, StreamFault
-from server.rpc.http2.host import UNKNOWN_PEER, Bounds, Host
-from server.rpc.http2.requests import Requests
-from server.rpc.http2.stream import STREAM_WINDOW, Stream
-
-if TYPE_CHECKING:
-    from server.rpc.http2.handled import HandledCall
+from server.rpc.http2.peer import Bounds, TokenBucket
+from server.rpc.http2.stream import STREAM_WINDOW, ConnectionState, Host
 
 CONNECTION_WINDOW = 16 << 20
-ROOM_BYTES = 128 << 10
-"""What answers may put into the socket in one turn of the loop, if it takes that."""
-MAX_UNREAD_BYTES = 1 << 20
-"""While more than this of finished calls' answers waits for the peer, no handler of another unary call starts."""
 _CHECKED_BYTES, _FRAME_COST_BYTES = 4096, 256
 """After so many bytes, each frame counting some more, the clock is looked at: is the turn over?"""
 _RESETS, _RESETS_PER_S = 20_000, 1000
-_EMPTY, _EMPTY_PER_S = 1000, 10
 
 
-class Connection:
-    """The protocol's state; `wake` is called when there is something to send and nobody is about to look."""
+class Connection(ConnectionState):
+    """What a connection receives, over what its calls know of it."""
 
     def __init__(self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]) -> None:
-        self.streams: dict[int, Stream] = {}
-        self.waiting: OrderedDict[int, Stream] = OrderedDict()
-        """Those whose DATA may go out in the next turn, window and socket allowing; not those without a window."""
-        self.starting: OrderedDict[int, HandledCall] = OrderedDict()
-        """Unary calls whose handlers wait for their turn."""
-        self.gated = False
-        """They wait until the peer has read answers."""
-        self.unpacking: OrderedDict[int, Stream] = OrderedDict()
-        """Those with a compressed message that needs more turns."""
-        self.room = ROOM_BYTES
-        """Bytes of DATA that may still be written in this turn; 0 while the socket is full."""
+        """See `ConnectionState`; the preface's answer is in `take` at once."""
+        super().__init__(host, bounds, clock, wake)
         self.behind = False
         """More was received than handled in this turn; `proceed` goes on."""
         self.progress = 0
         """Grows when frames are complete."""
-        self.last_stream = 0
-        """The greatest number of a stream that the peer has opened."""
-        self.window = self.initial_window = frames.DEFAULT_WINDOW
-        self.peer_frame_bytes = frames.MAX_FRAME_BYTES
-        self.unsent_bytes = 0
-        """Of answers that wait for the peer."""
-        self.max_unsent_bytes = bounds.unsent_bytes
-        self.unread_bytes = 0
-        """Of those, what belongs to calls that are over but for their peer."""
-        self.answers = 0
-        """Messages sent; pings between them are no flood."""
-        self.ready = False
-        """The peer's preface and settings were seen."""
-        self.failed: ConnectionFault | None = None
-        self.awaited_pong = self.congested = False
-        """`congested`: the socket takes no more for now."""
-        self.peer = UNKNOWN_PEER
-        self.host = host
         self._bounds = bounds
-        self._wake, self._clock = wake, clock
-        self._armed = True
-        self._out: list[bytes | memoryview] = []
+        self._clock = clock
         self._rest = b""
         self._credit = CONNECTION_WINDOW
-        self.draining = self._preface_seen = self._crashed = False
+        self._preface_seen = False
         self._requests = Requests(self, bounds)
-        self._resets = Patience("too many calls opened and reset", _RESETS, _RESETS_PER_S, clock)
-        self.empty = Patience("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
+        self._resets = TokenBucket("too many calls opened and reset", _RESETS, _RESETS_PER_S, clock)
         self._handlers: dict[int, FrameHandler] = {
             frames.DATA: self._on_data,
             frames.RST_STREAM: self._on_rst_stream,
@@ -90,40 +47,6 @@ class Connection:
             **Control(self, bounds.pings, bounds.pings_per_s, clock).handlers(),
         }
         self._introduce()
-
-    def send(self, data: bytes | memoryview) -> None:
-        """Queue whole frames, or the parts of one in their order."""
-        self._out.append(data)
-        if not self._armed:
-            self._armed = True
-            self._wake()
-
-    def take(self) -> bytes:
-        """What is to be written now, all of it."""
-        self._armed = True
-        while self.waiting and self.window > 0 and self.room > 0:
-            self.waiting.popitem(last=False)[1].drain()
-        if self.gated and self.unread_bytes <= MAX_UNREAD_BYTES:
-            self.host.go_on(self)
-        self._armed = False
-        out, self._out = self._out, []
-        if not self.congested:
-            self.room = ROOM_BYTES
-            if self.waiting and self.window > 0:
-                self.look_again()
-        return b"".join(out)
-
-    def make_room(self) -> None:
-        """Let the next turn write as much again; what waits for it is looked at then."""
-        self.room = ROOM_BYTES
-        if self.waiting and self.window > 0:
-            self.look_again()
-
-    def look_again(self) -> None:
-        """Let what waits be sent, with all else that this turn brings."""
-        if not self._armed:
-            self._armed = True
-            self._wake()
 
     @property
     def backlog_bytes(self) -> int:
@@ -154,70 +77,10 @@ class Connection:
         except Exception as err:  # noqa: BLE001 - see invariant 1
             self.crash(err)
 
-    def fail(self, fault: ConnectionFault) -> None:
-        """End it: GOAWAY says why, its calls are given up."""
-        self.send(frames.goaway(self.last_stream, fault.code, fault.text))
-        self.failed = fault
-        self.abort()
-
-    def crash(self, err: Exception) -> None:
-        """End this connection, and nothing else, after an unexpected exception in its code; log and count the first."""
-        if self._crashed:
-            return
-        self._crashed = True
-        self.host.report_error(self, err)
-        self._out.clear()  # the exception may have left half a frame
-        fault = ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error: the server's log has the cause")
-        self.send(frames.goaway(self.last_stream, fault.code, fault.text))
-        self.failed = self.failed or fault
-        self.abort()
-
     def abort(self) -> None:
         """The peer is gone: its calls are given up, and what it sent and was not handled is forgotten."""
         self._rest, self.behind = b"", False
-        for stream in list(self.streams.values()):
-            try:
-                stream.abort()
-            except Exception as err:  # noqa: BLE001 - one broken call must not keep the others from ending
-                self.forget(stream)
-                self.host.hold(-stream.held)
-                self.crash(err)
-
-    def drain(self) -> None:
-        """Take no more calls; those under way go on."""
-        if not self.draining:
-            self.draining = True
-            self.send(frames.goaway(frames.MAX_WINDOW, ErrorCode.NO_ERROR))
-            for stream in list(self.streams.values()):
-                stream.retire()
-
-    def ping(self) -> None:
-        """Ask the peer for a sign of life; `awaited_pong` until it comes."""
-        self.awaited_pong = True
-        self.send(frames.frame(frames.PING, 0, 0, bytes(8)))
-
-    def forget(self, stream: Stream) -> None:
-        """A stream ended."""
-        if self.streams.pop(stream.number, None) is not None:
-            self.host.released()
-        for places in (self.waiting, self.starting, self.unpacking):
-            if places:
-                places.pop(stream.number, None)
-
-    def resumed(self) -> None:
-        """The socket takes more again."""
-        self.congested = False
-        self.make_room()
-        for stream in list(self.streams.values()):
-            stream.writable()
-
-    def deliver(self, stream: Stream, data: bytes, *, ended: bool) -> None:
-        """What the peer says in a call, and whether it says more; what is wrong with it ends the call."""
-        stream.remote_closed = ended
-        try:
-            stream.receive(data, ended=ended)
-        except StatusError as err:
-            stream.finish(err.status, err.message)
+        super().abort()
 
     def _introduce(self) -> None:
         values = {3: self._bounds.streams, 4: STREAM_WINDOW, 6: self._bounds.metadata_bytes}
@@ -263,7 +126,7 @@ class Connection:
         """Go on with compressed messages, each by a slice."""
         for stream in list(self.unpacking.values()):
             self.unpacking.pop(stream.number, None)
-            self.deliver(stream, b"", ended=stream.remote_closed)
+            stream.deliver(b"", ended=stream.remote_closed)
             if self._clock() > until_s:
                 return
 
@@ -284,7 +147,7 @@ class Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         handler = self._handlers.get(kind)
         if handler is None:
-            self.empty.spend()  # frames of extensions are ignored, but not without end
+            self.empty_frames.spend()  # frames of extensions are ignored, but not without end
             return
         try:
             handler(flags, number, payload)
@@ -310,8 +173,8 @@ class Connection:
             payload = frames.unpadded(payload, flags)
         ended = bool(flags & frames.END_STREAM)
         if not payload and not ended:
-            self.empty.spend()
-        self.deliver(stream, payload, ended=ended)
+            self.empty_frames.spend()
+        stream.deliver(payload, ended=ended)
 
     def _take_credit(self, size: int) -> None:
         """Of the whole connection, which is given back at once: slow calls hold up themselves, not their neighbours."""

@@ -1,26 +1,26 @@
 """Calls answered by coroutines: one task each, as gRPC's handlers expect it.
 
-Requests wait in the call until they are read, and the peer is given room for more as they are; answers wait for it.
+Requests wait in the call until they are read, and the peer is given room for more as they are; answers wait for it. A
+handler is given a `Context` beside its requests: gRPC's own interface, over one of our calls.
 """
 
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from server.rpc.errors import StatusError, status_of
-from server.rpc.http2.connection import MAX_UNREAD_BYTES, Connection
-from server.rpc.http2.context import EOF, Context
 from server.rpc.http2.messages import MessageReader
-from server.rpc.http2.request_head import RequestHead
-from server.rpc.http2.stream import MAX_UNSENT_BYTES, STREAM_WINDOW, Stream
+from server.rpc.http2.request_head import Metadata, RequestHead
+from server.rpc.http2.stream import MAX_UNREAD_BYTES, MAX_UNSENT_BYTES, STREAM_WINDOW, ConnectionState, Stream
 from storage.defect import request_error
 
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 _TURN_BYTES = 64 << 10
 _LEAST_STARTS, _MOST_STARTS = 4, 16
 """Of handlers in one turn of the loop: fewer while turns are slower than `_SLOW_TURN_S`."""
@@ -35,7 +35,7 @@ class HandledCall(Stream):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ConnectionState,
         number: int,
         handler: Any,
         head: RequestHead,
@@ -150,7 +150,7 @@ class HandledCall(Stream):
             raise StatusError(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}") from err
 
     def start(self) -> None:
-        """Start the handler."""
+        """See `Stream`."""
         if self._task is None and not self.finishing:
             self._task = self._spawn(self._run())
 
@@ -175,7 +175,7 @@ class HandledCall(Stream):
         except Exception as err:  # noqa: BLE001 - an answer that cannot be sent, a done callback: not the daemon's end
             self.connection.crash(err)
 
-    async def _serve(self, context: Context) -> None:
+    async def _serve(self, context: "Context") -> None:
         try:
             await self._handle(context)
         except grpc.aio.AbortError:
@@ -196,7 +196,7 @@ class HandledCall(Stream):
             for callback in self.callbacks:
                 callback()
 
-    async def _handle(self, context: Context) -> None:
+    async def _handle(self, context: "Context") -> None:
         handler = self._handler
         function = (
             handler.stream_stream
@@ -220,9 +220,110 @@ class HandledCall(Stream):
             else:
                 self.send_message(raw)
 
-    def _conclude(self, context: Context, default: grpc.StatusCode) -> None:
+    def _conclude(self, context: "Context", default: grpc.StatusCode) -> None:
         code = context.code()
         self.finish(default if code is None else code, context.details(), context.trailing_metadata())
+
+
+class Context(grpc.aio.ServicerContext[Any, Any]):
+    """As `grpc.aio.ServicerContext` says; answers are never compressed."""
+
+    def __init__(self, call: HandledCall) -> None:
+        self._call = call
+        self._code: Any = None
+        self._details = ""
+        self._trailing: Metadata = ()
+
+    async def read(self) -> Any:
+        """The next request, or `grpc.aio.EOF`."""
+        return await self._call.read()
+
+    async def write(self, message: Any) -> None:
+        """Send one answer; waits while the peer does not take them."""
+        await self._call.write(message)
+
+    async def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Send the headers now, with these."""
+        self._call.send_head(tuple(initial_metadata or ()))
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[tuple[str, str | bytes]] = ()
+    ) -> NoReturn:
+        """End the call with this status, and the handler with an exception."""
+        self._code, self._details = code, details
+        if trailing_metadata:
+            self._trailing = tuple(trailing_metadata)
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    async def abort_with_status(self, status: Any) -> NoReturn:
+        """As `abort`."""
+        await self.abort(status.code, status.details, status.trailing_metadata or ())
+
+    def invocation_metadata(self) -> Any:
+        """What the client sent beside its requests."""
+        return self._call.head.invocation_metadata
+
+    def set_trailing_metadata(self, trailing_metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """What follows the status."""
+        self._trailing = tuple(trailing_metadata)
+
+    def trailing_metadata(self) -> Any:
+        """What was set."""
+        return self._trailing
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """The status of the call when its handler returns or fails."""
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        """Its text."""
+        self._details = details
+
+    def code(self) -> Any:
+        """What was set; None: nothing."""
+        return self._code
+
+    def details(self) -> str:
+        """What was set."""
+        return self._details
+
+    def peer(self) -> str:
+        """As gRPC writes addresses: `ipv4:127.0.0.1:1234`."""
+        return self._call.connection.peer.address
+
+    def peer_identities(self) -> Iterable[bytes] | None:
+        """The names in the client's certificate."""
+        return self._call.connection.peer.auth.get("x509_subject_alternative_name") or None
+
+    def peer_identity_key(self) -> str | None:
+        """Which kind of names they are."""
+        return "x509_subject_alternative_name" if self.peer_identities() else None
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """What TLS knows of the client."""
+        return self._call.connection.peer.auth
+
+    def time_remaining(self) -> Any:
+        """Seconds until the client gives up; None: never."""
+        return self._call.time_remaining()
+
+    def cancelled(self) -> bool:
+        """Whether the client gave up."""
+        return self._call.given_up
+
+    def done(self) -> bool:
+        """Whether the call has ended."""
+        return self._call.closed
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call it with this context when the handler has ended."""
+        self._call.callbacks.append(lambda: callback(self))
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """Does nothing."""
+
+    def disable_next_message_compression(self) -> None:
+        """Does nothing."""
 
 
 class HandlerStarts:
@@ -233,11 +334,11 @@ class HandlerStarts:
     """
 
     def __init__(self) -> None:
-        self._ready: OrderedDict[Connection, None] = OrderedDict()
+        self._ready: OrderedDict[ConnectionState, None] = OrderedDict()
         self._most = self._left = _MOST_STARTS
         self._scheduled_s = 0.0
 
-    def begin(self, call: HandledCall) -> None:
+    def begin(self, call: Stream) -> None:
         """Start its handler now, if there is a start left in this turn and none of its connection waits."""
         connection = call.connection
         if self._left > 0 and not connection.starting and connection.unread_bytes <= MAX_UNREAD_BYTES:
@@ -246,14 +347,14 @@ class HandlerStarts:
             connection.starting[call.number] = call
             self.go_on(connection)
 
-    def go_on(self, connection: Connection) -> None:
+    def go_on(self, connection: ConnectionState) -> None:
         """Its calls may start again: the peer has read."""
         connection.gated = False
         if connection.starting:
             self._ready[connection] = None
             self._schedule()
 
-    def _start(self, call: HandledCall) -> None:
+    def _start(self, call: Stream) -> None:
         self._left -= 1
         call.start()
         self._schedule()

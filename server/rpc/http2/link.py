@@ -11,7 +11,8 @@ import grpc
 from server.rpc.http2 import metrics
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
-from server.rpc.http2.host import Bounds, Host, Peer
+from server.rpc.http2.peer import Bounds, Peer
+from server.rpc.http2.stream import Host
 
 _PING_AFTER_S, _PONG_WITHIN_S = 30.0, 10.0
 _INTRODUCED_WITHIN_S = 10.0

@@ -21,15 +21,14 @@ from server.rpc.http1 import Http1Front, ProtocolChoice
 from server.rpc.http2 import frames, metrics
 from server.rpc.http2.admission import Admission
 from server.rpc.http2.batched import BatchedCall, BatchedStream
-from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ErrorCode
 from server.rpc.http2.handled import HandledCall, HandlerStarts
-from server.rpc.http2.host import Bounds
 from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
+from server.rpc.http2.peer import Bounds
 from server.rpc.http2.request_head import RequestHead
 from server.rpc.http2.sockets import close, listening
-from server.rpc.http2.stream import Stream
+from server.rpc.http2.stream import ConnectionState, Stream
 from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 
 _TICK_S = 2.0
@@ -121,7 +120,7 @@ class NativeServer:
         if self._serving is not None:
             self._serving.cancel()
 
-    def open(self, connection: Connection, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
+    def open(self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
         """See `Host`."""
         free = self._limits.calls - self._calls
         if free <= 0 or self._tasks >= 2 * self._limits.calls:
@@ -141,7 +140,7 @@ class NativeServer:
         self._calls -= 1
         self._check_quiet()
 
-    def report_error(self, connection: Connection, err: Exception) -> None:
+    def report_error(self, connection: ConnectionState, err: Exception) -> None:
         """See `Host`."""
         metrics.ERRORS.inc()
         _log.error("a connection ended by an unexpected error", peer=connection.peer.address, exc_info=err)
@@ -166,7 +165,7 @@ class NativeServer:
         self._held += change
         return self._held <= self._limits.held_bytes
 
-    def _stream(self, connection: Connection, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
+    def _stream(self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
         handler = self._handlers.get(head.method) or self._asked(head)
         size = self._limits.message_bytes
         route = getattr(handler, "route", None)

@@ -1,6 +1,8 @@
-"""One call's half of a connection: what it may send and receive, and how it ends. What it means is its subclasses'.
+"""One call's half of a connection, and the connection as its calls know it.
 
-Invariants:
+A `Stream` is what a call may send and receive, and how it ends; what it means is its subclasses'. `ConnectionState` is
+what the calls of one connection share: windows, the queue of bytes to send, and the end of all of them. Invariants:
+
 1. No DATA is sent beyond the peer's windows, and none is accepted beyond those we gave; a call whose messages nobody
    takes is given no more.
 2. A stream ends once: by its trailers (`finish`), or because it was reset or its connection ended (`abort`). After
@@ -8,9 +10,9 @@ Invariants:
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import grpc
 
@@ -23,18 +25,21 @@ from server.rpc.http2.frames import (
     END_STREAM,
     HEADER,
     HEADERS,
+    MAX_FRAME_BYTES,
     MAX_WINDOW,
+    PING,
+    ConnectionFault,
     ErrorCode,
     StreamFault,
     frame,
+    goaway,
     header_block,
     rst_stream,
     window_update,
 )
 from server.rpc.http2.messages import PREFIX_BYTES
-
-if TYPE_CHECKING:
-    from server.rpc.http2.connection import Connection
+from server.rpc.http2.peer import UNKNOWN_PEER, Bounds, TokenBucket
+from server.rpc.http2.request_head import RequestHead
 
 STREAM_WINDOW = 1 << 20
 """Bytes of DATA a call may be sent ahead of whoever reads it; SETTINGS say so."""
@@ -42,6 +47,11 @@ FRAME_COST_BYTES = 256
 """What a DATA frame counts beyond its bytes, of what one turn may write: a peer may let us send a byte at a time."""
 MAX_UNSENT_BYTES = 256 << 10
 """What of its answers may wait for the peer before whoever writes them has to wait."""
+ROOM_BYTES = 128 << 10
+"""What answers may put into the socket in one turn of the loop, if it takes that."""
+MAX_UNREAD_BYTES = 1 << 20
+"""While more than this of finished calls' answers waits for the peer, no handler of another unary call starts."""
+_EMPTY, _EMPTY_PER_S = 1000, 10
 
 STOPPING = "the server is stopping; ask another one, or again"
 _FULL = "too many bytes of unfinished requests are in memory; slow down and try again"
@@ -56,13 +66,48 @@ _TAIL = HEADER.pack(len(response_blocks.TRAILERS_OK) << 8 | HEADERS, END_HEADERS
 _HEAD_BLOCK, _TAIL_BLOCK = response_blocks.HEAD, response_blocks.TRAILERS_OK
 
 
+class Host(Protocol):
+    """Whoever owns connections."""
+
+    def open(self, connection: "ConnectionState", number: int, head: RequestHead, timeout_s: float | None) -> "Stream":
+        """The stream of a new call.
+
+        Raises:
+            StatusError: it is refused.
+        """
+
+    def released(self) -> None:
+        """A stream that `open` gave has ended."""
+
+    def report_error(self, connection: "ConnectionState", err: Exception) -> None:
+        """Log and count an unexpected exception that ended a connection. Must not raise."""
+
+    def begin(self, call: "Stream") -> None:
+        """Let a unary call's handler start, now or when its turn comes: see `HandlerStarts`."""
+
+    def go_on(self, connection: "ConnectionState") -> None:
+        """The peer has read answers: handlers of its calls that wait in `connection.starting` may start."""
+
+    def turn_s(self) -> float:
+        """How long one connection may handle what it received before the others have their turn."""
+
+    def fall_behind(self, change: int) -> None:
+        """One connection more (1) or less (-1) has received more than it handled in its turn."""
+
+    def buffer(self, change: int) -> None:
+        """So many more bytes wait for a peer to read them, or for their connection's turn."""
+
+    def hold(self, change: int) -> bool:
+        """So many more bytes of requests wait for their rest, or to be read; False: that is too much."""
+
+
 class Stream(ABC):
     """A call under way."""
 
     __slots__ = ("_credit", "_head_sent", "_trailers", "_unsent", "closed", "connection", "held", "number", "received",
                  "remote_closed", "rest", "unsent_bytes", "window")  # fmt: skip
 
-    def __init__(self, connection: "Connection", number: int) -> None:
+    def __init__(self, connection: "ConnectionState", number: int) -> None:
         self.connection = connection
         self.number = number
         self.window = connection.initial_window
@@ -83,8 +128,20 @@ class Stream(ABC):
             StatusError: the call cannot go on.
         """
 
+    def deliver(self, data: bytes, *, ended: bool) -> None:
+        """What the peer says in a call, and whether it says more; what is wrong with it ends the call."""
+        self.remote_closed = ended
+        try:
+            self.receive(data, ended=ended)
+        except StatusError as err:
+            self.finish(err.status, err.message)
+
     def aborted(self) -> None:
         """The call ended without an answer: the peer gave it up, or is gone."""
+        return
+
+    def start(self) -> None:
+        """Let the handler of a unary call begin; calls without one have nothing to start."""
         return
 
     def awaits_rest(self) -> bool:
@@ -275,3 +332,134 @@ class Stream(ABC):
         if self.unsent_bytes:
             self._count_unsent(-self.unsent_bytes)
         self.connection.forget(self)
+
+
+class ConnectionState:
+    """A connection as its calls and the handlers of its frames know it: what is open, and what waits to be sent."""
+
+    def __init__(self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        """`wake` is called when there is something to send and nobody is about to look."""
+        self.streams: dict[int, Stream] = {}
+        self.waiting: OrderedDict[int, Stream] = OrderedDict()
+        """Those whose DATA may go out in the next turn, window and socket allowing; not those without a window."""
+        self.starting: OrderedDict[int, Stream] = OrderedDict()
+        """Unary calls whose handlers wait for their turn."""
+        self.gated = False
+        """They wait until the peer has read answers."""
+        self.unpacking: OrderedDict[int, Stream] = OrderedDict()
+        """Those with a compressed message that needs more turns."""
+        self.room = ROOM_BYTES
+        """Bytes of DATA that may still be written in this turn; 0 while the socket is full."""
+        self.last_stream = 0
+        """The greatest number of a stream that the peer has opened."""
+        self.window = self.initial_window = DEFAULT_WINDOW
+        self.peer_frame_bytes = MAX_FRAME_BYTES
+        self.unsent_bytes = 0
+        """Of answers that wait for the peer."""
+        self.max_unsent_bytes = bounds.unsent_bytes
+        self.unread_bytes = 0
+        """Of those, what belongs to calls that are over but for their peer."""
+        self.answers = 0
+        """Messages sent; pings between them are no flood."""
+        self.ready = False
+        """The peer's preface and settings were seen."""
+        self.failed: ConnectionFault | None = None
+        self.awaited_pong = self.congested = self.draining = False
+        """`congested`: the socket takes no more for now."""
+        self.peer = UNKNOWN_PEER
+        self.host = host
+        self.empty_frames = TokenBucket("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
+        self._wake = wake
+        self._armed = True
+        self._out: list[bytes | memoryview] = []
+        self._crashed = False
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Queue whole frames, or the parts of one in their order."""
+        self._out.append(data)
+        if not self._armed:
+            self._armed = True
+            self._wake()
+
+    def take(self) -> bytes:
+        """What is to be written now, all of it."""
+        self._armed = True
+        while self.waiting and self.window > 0 and self.room > 0:
+            self.waiting.popitem(last=False)[1].drain()
+        if self.gated and self.unread_bytes <= MAX_UNREAD_BYTES:
+            self.host.go_on(self)
+        self._armed = False
+        out, self._out = self._out, []
+        if not self.congested:
+            self.room = ROOM_BYTES
+            if self.waiting and self.window > 0:
+                self.look_again()
+        return b"".join(out)
+
+    def make_room(self) -> None:
+        """Let the next turn write as much again; what waits for it is looked at then."""
+        self.room = ROOM_BYTES
+        if self.waiting and self.window > 0:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Let what waits be sent, with all else that this turn brings."""
+        if not self._armed:
+            self._armed = True
+            self._wake()
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """End it: GOAWAY says why, its calls are given up."""
+        self.send(goaway(self.last_stream, fault.code, fault.text))
+        self.failed = fault
+        self.abort()
+
+    def crash(self, err: Exception) -> None:
+        """End this connection, and nothing else, after an unexpected exception in its code; log and count the first."""
+        if self._crashed:
+            return
+        self._crashed = True
+        self.host.report_error(self, err)
+        self._out.clear()  # the exception may have left half a frame
+        fault = ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error: the server's log has the cause")
+        self.send(goaway(self.last_stream, fault.code, fault.text))
+        self.failed = self.failed or fault
+        self.abort()
+
+    def abort(self) -> None:
+        """The peer is gone: its calls are given up."""
+        for stream in list(self.streams.values()):
+            try:
+                stream.abort()
+            except Exception as err:  # noqa: BLE001 - one broken call must not keep the others from ending
+                self.forget(stream)
+                self.host.hold(-stream.held)
+                self.crash(err)
+
+    def drain(self) -> None:
+        """Take no more calls; those under way go on."""
+        if not self.draining:
+            self.draining = True
+            self.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
+            for stream in list(self.streams.values()):
+                stream.retire()
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life; `awaited_pong` until it comes."""
+        self.awaited_pong = True
+        self.send(frame(PING, 0, 0, bytes(8)))
+
+    def forget(self, stream: Stream) -> None:
+        """A stream ended."""
+        if self.streams.pop(stream.number, None) is not None:
+            self.host.released()
+        for places in (self.waiting, self.starting, self.unpacking):
+            if places:
+                places.pop(stream.number, None)
+
+    def resumed(self) -> None:
+        """The socket takes more again."""
+        self.congested = False
+        self.make_room()
+        for stream in list(self.streams.values()):
+            stream.writable()

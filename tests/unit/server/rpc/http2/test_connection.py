@@ -5,7 +5,7 @@ from hpack import Encoder
 
 from server.rpc.http2 import frames
 from server.rpc.http2.frames import ErrorCode, frame, window_update
-from server.rpc.http2.host import Bounds
+from server.rpc.http2.peer import Bounds
 from server.rpc.http2.stream import STREAM_WINDOW
 from tests.unit.server.rpc.http2.wire import BOUNDS, CALL, Client, Echo, EchoHost, data, message
 

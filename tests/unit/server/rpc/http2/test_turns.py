@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from server.rpc.http2 import frames, handled
-from server.rpc.http2.connection import MAX_UNREAD_BYTES, ROOM_BYTES
 from server.rpc.http2.frames import ErrorCode, frame
 from server.rpc.http2.handled import HandlerStarts
-from server.rpc.http2.host import Bounds
+from server.rpc.http2.peer import Bounds
+from server.rpc.http2.stream import MAX_UNREAD_BYTES, ROOM_BYTES
 from tests.unit.server.rpc.http2.test_link import connected
 from tests.unit.server.rpc.http2.wire import Client, EchoHost, data, message
 

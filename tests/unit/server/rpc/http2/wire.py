@@ -10,8 +10,8 @@ from server.rpc.errors import StatusError
 from server.rpc.http2 import frames
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ErrorCode, frame
-from server.rpc.http2.host import Bounds
 from server.rpc.http2.messages import MessageReader
+from server.rpc.http2.peer import Bounds
 from server.rpc.http2.request_head import RequestHead
 from server.rpc.http2.stream import Stream
 

@@ -1,12 +1,39 @@
-"""How much of what costs us and says nothing one peer may send: pings, settings, resets, empty frames."""
+"""Who is at the other end of a connection, and what it may have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
 
 
-class Patience:
-    """`burst` at once, then `per_s` each second; a token bucket."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one peer may have."""
+
+    metadata_bytes: int
+    streams: int
+    pings: int
+    """In a burst, while it is sent nothing."""
+    pings_per_s: float
+    unsent_bytes: int = 64 << 20
+    """Of answers that wait for it; one that would let more wait is not kept, and its call says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end."""
+
+    address: str
+    """As gRPC writes it: `ipv4:127.0.0.1:1234`."""
+    auth: Mapping[str, tuple[bytes, ...]]
+    """What TLS knows."""
+
+
+UNKNOWN_PEER = Peer("unknown", {})
+
+
+class TokenBucket:
+    """Of what costs us and says nothing, one peer may send `burst` at once, then `per_s` each second."""
 
     __slots__ = ("_burst", "_clock", "_last_s", "_left", "_per_s", "_text")
 
