@@ -13,7 +13,7 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2
 
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
-from server.capture.feed import Workshop
+from server.capture.feed import FeedFactory
 from server.capture.flight import OwnerFeeds
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
@@ -33,8 +33,8 @@ from server.dump.service import DumpService
 from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
+from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
-from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
@@ -84,7 +84,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             context = SourceContext(pd, feeds, kv, meta, security, tables_here=(config.workers or cores()) == 1)
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
-            owner = Owner(Workshop(records, sources(context), make_processor), pd)
+            owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
             membership = Membership(meta, identity, owner, records)
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)

@@ -25,7 +25,7 @@ from storage.model.errors import TidemarkError
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class FeedFactory:
     """What changefeeds are made with."""
 
     records: Records
@@ -43,7 +43,7 @@ class Feed:
     source: Source
     catalog: FeedCatalog
     processor: Processor
-    workshop: Workshop
+    factory: FeedFactory
     task: asyncio.Task[None] | None = None
     info_saved: bool = True
     job: JobReport | None = None
@@ -63,7 +63,7 @@ class Feed:
 
     @classmethod
     def of(
-        cls, workshop: Workshop, info: ChangefeedInfo, checkpoint_ts: int, changes: Iterable[SchemaChange]
+        cls, factory: FeedFactory, info: ChangefeedInfo, checkpoint_ts: int, changes: Iterable[SchemaChange]
     ) -> "Feed":
         """A changefeed that does not run yet.
 
@@ -71,18 +71,18 @@ class Feed:
             SourceUriError, FilterRuleError: its record is not for this version.
             InvalidError, TableIneligibleError: one of its tables cannot be read.
         """
-        source = workshop.make_source(info.id, info.source_uri)
-        return cls._made(workshop, info, checkpoint_ts, source, History(changes), rules=info.rules)
+        source = factory.make_source(info.id, info.source_uri)
+        return cls._made(factory, info, checkpoint_ts, source, History(changes), rules=info.rules)
 
     @classmethod
-    def unreadable(cls, workshop: Workshop, info: ChangefeedInfo, checkpoint_ts: int, error: TidemarkError) -> "Feed":
+    def unreadable(cls, factory: FeedFactory, info: ChangefeedInfo, checkpoint_ts: int, error: TidemarkError) -> "Feed":
         """A changefeed that cannot run for `error`, which `of` raised; its records stay as they are."""
-        return cls._made(workshop, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
+        return cls._made(factory, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
 
     @classmethod
     def _made(
         cls,
-        workshop: Workshop,
+        factory: FeedFactory,
         info: ChangefeedInfo,
         checkpoint_ts: int,
         source: Source,
@@ -90,9 +90,9 @@ class Feed:
         *,
         rules: Sequence[str],
     ) -> "Feed":
-        catalog = _catalog(workshop, info, source, history, checkpoint_ts, rules)
-        processor = workshop.make_processor(Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts))
-        return cls(info, checkpoint_ts, source, catalog, processor, workshop)
+        catalog = _catalog(factory, info, source, history, checkpoint_ts, rules)
+        processor = factory.make_processor(Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts))
+        return cls(info, checkpoint_ts, source, catalog, processor, factory)
 
     @property
     def id(self) -> str:
@@ -106,10 +106,10 @@ class Feed:
 
     def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:
         """Begin elsewhere next time it runs, with the tables of `changes`."""
-        make = self.workshop.make_processor
+        make = self.factory.make_processor
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         history = History(changes)
-        self.catalog = _catalog(self.workshop, self.info, self.source, history, checkpoint_ts, self.info.rules)
+        self.catalog = _catalog(self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules)
         self.processor = make(Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts))
 
     @property
@@ -141,8 +141,8 @@ class Feed:
 
 
 def _catalog(
-    workshop: Workshop, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
+    factory: FeedFactory, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
 ) -> FeedCatalog:
     columns, target = ColumnRules(info.columns, info.zero_dates), format_of(info.sink_uri)
     terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, columns, target)
-    return FeedCatalog(terms, source, history, start_ts, partial(workshop.records.schemas.append, info.id))
+    return FeedCatalog(terms, source, history, start_ts, partial(factory.records.schemas.append, info.id))

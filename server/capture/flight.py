@@ -1,15 +1,17 @@
 """The owner's changefeeds as the Flight server sees them; called from its threads.
 
 A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE: readers wait and ask
-again. After a restart the rows are pulled anew, so ranges above what is resolved so far are waited for.
+again. After a restart the rows are pulled anew, so ranges above what is resolved so far are waited for (`Waiting`);
+whoever waits is let go when the server closes.
 
 Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`). No cut, slice or
 read crosses a DDL.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -18,7 +20,6 @@ from server.capture.feed import Feed
 from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.runner import note_job
-from server.capture.waiting import READ_WAIT_S, Waiting
 from server.changefeed.info import State
 from sink.before import schema_of
 from sink.cut import Slice as SinkSlice
@@ -29,6 +30,8 @@ from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS, physical_ms
 
+READ_WAIT_S: Final = 60.0
+_STEP_S = 0.5
 T = TypeVar("T")
 _CALL_WAIT_S = 20.0
 _START_WAIT_S = 5.0
@@ -36,6 +39,29 @@ _IDLE_CUT_MS = 3_000
 """While nothing changes, readers are moved on, and with them the checkpoint, only this often."""
 _START_STEP_S = 0.02
 _NAMES_TOLD = 20
+
+
+class Waiting:
+    """Shared by all calls of one listener."""
+
+    def __init__(self) -> None:
+        self._closing = threading.Event()
+
+    def close(self) -> None:
+        """End all waiting."""
+        self._closing.set()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; returns whether the listener closes."""
+        return self._closing.wait(seconds)
+
+    def resolved(self, sink: Sink, span: Span | None, ts: int, limit_s: float) -> bool:
+        """Wait until the table (None: all) is resolved up to `ts`, for `limit_s` at most; returns whether it is."""
+        deadline = time.monotonic() + limit_s
+        while (left_s := deadline - time.monotonic()) > 0 and not self._closing.is_set():
+            if sink.wait_resolved(ts - 1, min(left_s, _STEP_S), span) >= ts:
+                return True
+        return sink.resolved_ts(span) >= ts
 
 
 class OwnerFeeds:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.processor import Assignment, ProcessorStats, Standing
+from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.rows import SorterRows
-from server.capture.run import Run
-from server.capture.sink import LocalSink
-from server.capture.stragglers import add_locks, slowest_tables
+from server.capture.run import LocalSink, Run
+from server.capture.slowest_tables import add_locks, slowest_tables
 from server.puller.source import Peer, SourceContext
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller
@@ -42,7 +41,7 @@ class Resources:
     """For each changefeed."""
 
 
-class LocalProcessor(Standing):
+class LocalProcessor(ProcessorPosition):
     """Implements `server.capture.processor.Processor`."""
 
     sink: LocalSink | None = None
@@ -62,7 +61,7 @@ class LocalProcessor(Standing):
 
     @property
     def slowest_peers(self) -> tuple[Peer, ...]:
-        """See `server.capture.stragglers.Pulled`."""
+        """See `server.capture.slowest_tables.Pulled`."""
         run = self._run
         return tuple(run.pulling.slowest_peers) if run and run.pulling else ()
 

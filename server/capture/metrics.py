@@ -1,4 +1,9 @@
-"""What a capture counts, and what it shows of its changefeeds when it is scraped."""
+"""What a capture counts, and what it shows of its changefeeds when it is scraped.
+
+`lags_s` is how far each stage of a changefeed is behind the one before it: upstream, puller, sorter, sink, reader.
+Sorted is what the pullers have promised to the sorter to be complete; the sink goes as far, but not beyond the schema
+changes that are known; the reader is where it has acknowledged. What the lake job does itself is `tidemark_spark_*`.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from server.capture.feed import Feed
 from server.capture.job_report import JOB_STATES, shown_state
-from server.capture.stages import lags_s
 from server.changefeed.info import State
 from storage.model.ts import physical_ms
 
+PULLER, SORTER, SINK, READER = STAGES = ("puller", "sorter", "sink", "reader")
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
 ERRORS = Counter("tidemark_capture_changefeed_errors_total", "how often a changefeed stopped by an error", ["code"])
 REPAIRS = Counter("tidemark_capture_table_repairs_total", "tables pulled again, as rows of them were damaged here")
@@ -20,7 +25,6 @@ JOB_ERRORS = Counter(
     "tidemark_capture_job_errors_total", "errors that lake jobs reported, each once while it lasts", ["changefeed"]
 )
 SAFEPOINTS = Counter("tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator")
-
 _GAUGES = {
     "tidemark_capture_checkpoint_ts": "everything up to it is at the target",
     "tidemark_capture_checkpoint_lag_seconds": "wall clock minus checkpoint_ts",
@@ -33,6 +37,17 @@ _GAUGES = {
     "tidemark_capture_sorter_disk_refuses": "1 while the sorter's disk takes no rows",
     "tidemark_capture_sorter_waiting_count": "calls that wait until the sorter's disk takes rows",
 }
+
+
+def lags_s(now_s: float, pulled_ts: int, sorted_ts: int, resolved_ts: int, checkpoint_ts: int) -> dict[str, float]:
+    """Seconds by stage, never below 0; a position that is not told (0) is no stage, and counts with the next."""
+    found, before_s = {}, now_s
+    for stage, ts in zip(STAGES, (pulled_ts, sorted_ts, resolved_ts, checkpoint_ts), strict=True):
+        if ts:
+            at_s = min(physical_ms(ts) / 1e3, before_s)
+            found[stage] = before_s - at_s
+            before_s = at_s
+    return found
 
 
 class FeedCollector(Collector):

@@ -16,6 +16,7 @@ from pyspark_tidemark.sink_uri import format_of
 from server.capture import metrics
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog.tables import chosen_tables
+from server.capture.checkpoint_saver import CheckpointSaver
 from server.capture.creation import NewChangefeed, check_range
 from server.capture.errors import (
     AuditUnsupportedError,
@@ -26,9 +27,8 @@ from server.capture.errors import (
     ParameterError,
     SnapshotLostError,
 )
-from server.capture.feed import Feed, Workshop
+from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
-from server.capture.keeper import Keeper
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import Safepoints
 from server.changefeed.columns import ColumnRules
@@ -49,14 +49,16 @@ _log = structlog.get_logger(__name__)
 class Owner:
     """The changefeeds; empty-handed (NotOwnerError) while `run` does not run."""
 
-    def __init__(self, workshop: Workshop, pd: PdClient) -> None:
+    def __init__(self, factory: FeedFactory, pd: PdClient) -> None:
         self.feeds: dict[str, Feed] = {}
-        self._workshop = workshop
+        self._factory = factory
         self._pd = pd
-        self._records = workshop.records
+        self._records = factory.records
         self._safepoints = Safepoints(pd)
         self._changing = asyncio.Lock()
-        self._keeper = Keeper(self.feeds, self._records, self._safepoints, self._changing, self._on_lost, self._end)
+        self._saver = CheckpointSaver(
+            self.feeds, self._records, self._safepoints, self._changing, self._on_lost, self._end
+        )
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -93,7 +95,7 @@ class Owner:
                     self._start(feed)
                 metrics.OWNER.set(1)
                 started()
-                await self._keeper.run()
+                await self._saver.run()
         finally:
             metrics.OWNER.set(0)
             self._tasks = None
@@ -121,7 +123,7 @@ class Owner:
         """
         new.records()
         await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
-        source = self._workshop.make_source(new.id, new.source_uri)
+        source = self._factory.make_source(new.id, new.source_uri)
         async with self._changing:
             self._check_active()
             if new.id in self.feeds:
@@ -220,7 +222,7 @@ class Owner:
             audit_s = feed.info.audit_s if audit_s is None else audit_s
             await self._check_audit(audit_s, sink_uri, feed.info.source_uri)
             source_uri = with_option(feed.info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
-            source = self._workshop.make_source(feed.id, source_uri) if source_uri != feed.info.source_uri else None
+            source = self._factory.make_source(feed.id, source_uri) if source_uri != feed.info.source_uri else None
             info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
             await self._records.save({}, {feed.id: info})
             feed.info = info
@@ -266,12 +268,12 @@ class Owner:
             _log.warning("secret in the metadata", changefeed=info.id, advice=info.secret_advice)
         try:
             changes = await self._records.schemas.load(info.id)
-            return Feed.of(self._workshop, info, checkpoint_ts, changes)
+            return Feed.of(self._factory, info, checkpoint_ts, changes)
         except UnavailableError:
             raise
         except Exception as err:  # noqa: BLE001 - records that cannot be read stop their changefeed, no other
             error = request_error(err, f"records of changefeed {info.id}")
-            feed = Feed.unreadable(self._workshop, info, checkpoint_ts, error)
+            feed = Feed.unreadable(self._factory, info, checkpoint_ts, error)
             note(feed, State.FAILED, error)
             return feed
 
@@ -286,7 +288,7 @@ class Owner:
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         chosen = await new.chosen(source, start_ts)
         info = new.info(start_ts, chosen)
-        feed = Feed.of(self._workshop, info, start_ts, [SchemaChange(start_ts, tables=by_id(chosen.tables))])
+        feed = Feed.of(self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(chosen.tables))])
         await self._records.create(info, chosen.tables)
         return feed
 
@@ -343,7 +345,7 @@ class Owner:
             feed.task = self._tasks.create_task(keep_running(feed, self._safepoints), name=f"changefeed {feed.id}")
 
     async def _hand_over(self, feed: Feed) -> None:
-        """The changefeed's own safepoint takes over from that of its creation; if not now, the keeper will set it."""
+        """The changefeed's own safepoint takes over from that of its creation; if not now, the checkpoint saver will set it."""
         try:
             await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
             await self._safepoints.end_creation(feed.source, feed.id)
@@ -351,7 +353,7 @@ class Owner:
             _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))
 
     def _on_lost(self, feed: Feed, error: SnapshotLostError) -> None:
-        """The keeper found the history gone."""
+        """The checkpoint saver found the history gone."""
         if feed.task is not None:
             feed.task.cancel()
         note(feed, State.FAILED, error)

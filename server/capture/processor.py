@@ -156,7 +156,7 @@ class Processor(Protocol):
         ...
 
 
-class Standing:
+class ProcessorPosition:
     """Where a processor stands: as its sink tells while it runs, and where `run` begins while it does not."""
 
     start_ts: int

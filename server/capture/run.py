@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 import structlog
 
+from server.capture.cut import CutPart, cut_part
 from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
 from server.capture.pulling import Intake, Pulling
 from server.capture.repairs import Repairs
 from server.capture.rows import Gate, SorterRows
-from server.capture.sink import LocalSink
+from sink.cut import Bounds
 from sink.ddl import Ddl
+from sink.manager import SinkManager
 from sink.versions import Version
 from sorter.errors import TableDamagedError
 from storage.model.span import Span
@@ -27,6 +29,17 @@ from storage.model.ts import MAX_TS
 _LOOK_EVERY_S = 1.0
 _DELIVERED_EVERY_S = 0.1
 _log = structlog.get_logger(__name__)
+
+
+class LocalSink(SinkManager):
+    """A sink manager that answers for its part of a cut over several processes."""
+
+    def cut_part(self, start_ts: int, upper_ts: int, bounds: Bounds) -> CutPart:
+        """See `server.capture.cut`; raises as `cut`."""
+        end_ts = min(upper_ts, self.cut(start_ts, bounds.max_rows, bounds.max_bytes))
+        if bounds.is_open or end_ts <= start_ts:
+            return CutPart(end_ts)
+        return cut_part(self.extents(start_ts, end_ts), start_ts, end_ts)
 
 
 class Run:

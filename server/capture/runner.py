@@ -44,7 +44,7 @@ async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
 
 
 def note(feed: Feed, state: State, error: TidemarkError, *, hint: str = "") -> None:
-    """Move to a state of error; the keeper saves it."""
+    """Move to a state of error; the checkpoint saver saves it."""
     metrics.ERRORS.labels(error.code).inc()
     log = _log.error if state is State.FAILED else _log.warning
     log("changefeed error", changefeed=feed.id, state=state.value, code=error.code, error=error.message)
@@ -53,7 +53,7 @@ def note(feed: Feed, state: State, error: TidemarkError, *, hint: str = "") -> N
 
 
 def note_job(feed: Feed, report: Report) -> None:
-    """Keep what the lake job reports, from any thread; the keeper saves it if it has to be durable."""
+    """Keep what the lake job reports, from any thread; the checkpoint saver saves it if it has to be durable."""
     before = feed.job
     if report.code and (before is None or before.report != report):
         metrics.JOB_ERRORS.labels(feed.id).inc()

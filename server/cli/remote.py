@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from server.rpc.client import connect
+from server.rpc.client import connect, metadata_at
 from server.rpc.credentials import SecurityConfig
-from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
 from storage.meta.client import EtcdMeta
 from storage.model.errors import InvalidError, TidemarkError, UnavailableError

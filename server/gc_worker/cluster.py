@@ -22,7 +22,7 @@ from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
-from server.rpc.region_bounds import region_end
+from server.rpc.region_cache import region_end
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient
 from storage.meta.meta import Compare, Delete, Meta, Put

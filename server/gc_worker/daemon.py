@@ -21,8 +21,8 @@ from server.daemon import Endpoints
 from server.gc_worker.cluster import MetaRecords, TikvCluster
 from server.gc_worker.listener import LogAndCount
 from server.gc_worker.service import GCService
+from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
-from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient, PdUnavailableError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient

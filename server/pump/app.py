@@ -24,9 +24,9 @@ from server.pump.steering import Steering
 from server.pump.stream_service import StreamService
 from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, write_heartbeats
 from server.routes import Routes
+from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine
-from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient

@@ -1,9 +1,15 @@
-"""Channels to peers: one way to make them, with TLS, limits and keepalive."""
+"""Channels to peers: one way to make them, with TLS, limits and keepalive; and the way to the cluster's metadata.
+
+Every coordinator serves the metadata, by etcd's API, at its own address.
+"""
+
+from contextlib import AbstractAsyncContextManager
 
 import grpc.aio
 
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES
+from storage.meta.client import EtcdMeta, open_meta
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -25,3 +31,8 @@ def connect(address: str, security: SecurityConfig | None = None) -> grpc.aio.Ch
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+
+
+def metadata_at(coordinator: str, security: SecurityConfig) -> AbstractAsyncContextManager[EtcdMeta]:
+    """A client of the metadata at `coordinator` (host:port) for the block; nobody is asked before its first call."""
+    return open_meta(f"etcd://{coordinator}", lambda address: connect(address, security))

@@ -12,8 +12,8 @@ from typing import Protocol
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.key_error import PrimaryMismatchError, TxnNotFoundError
-from server.rpc.passing import Passing
 from server.rpc.tikv import KvClient
+from server.rpc.tikv_reads import Passing
 from storage.model.errors import ConflictError
 from storage.model.ts import MAX_TS, physical_ms
 

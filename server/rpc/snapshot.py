@@ -6,9 +6,8 @@ from typing import TypeVar
 from server.rpc.backoff import Backoff
 from server.rpc.key_error import LockedError
 from server.rpc.lock_resolver import LockResolver
-from server.rpc.passing import Passing
 from server.rpc.tikv import KvClient
-from server.rpc.tikv_reads import Pairs
+from server.rpc.tikv_reads import Pairs, Passing
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.key_error import check
 from server.rpc.pd import RegionRoute
-from server.rpc.region_bounds import after, nearer, region_end
+from server.rpc.region_cache import after, nearer, region_end
 from server.rpc.region_router import RegionRouter, StoreRefusedError
 
 _DESTROY_S = 300.0

@@ -1,18 +1,40 @@
-"""Reads of transactional stores as of a timestamp; a lock that hides an answer is raised, never resolved here."""
+"""Reads of transactional stores as of a timestamp; a lock that hides an answer is raised, never resolved here.
+
+`Passing` says which locks a read may look through: kvrpcpb.Context's resolved_locks and committed_locks.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.key_error import check, raise_for
-from server.rpc.passing import NOTHING_PASSED, Passing
 from server.rpc.pd import RegionRoute
-from server.rpc.region_bounds import after, below, nearer, region_end, region_start
+from server.rpc.region_cache import after, below, nearer, region_end, region_start
 from server.rpc.region_router import RegionRouter
 
 _KEY, _VALUE = attrgetter("key"), attrgetter("value")
 Pairs = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """Transactions whose locks a read passes: `resolved` ones commit later or never, `committed` ones already did."""
+
+    resolved: frozenset[int] = frozenset()
+    committed: frozenset[int] = frozenset()
+
+    def __or__(self, other: "Passing") -> "Passing":
+        """Both."""
+        return Passing(self.resolved | other.resolved, self.committed | other.committed)
+
+    def context(self) -> kvrpcpb.Context:
+        """The part of a request's context that says so."""
+        return kvrpcpb.Context(resolved_locks=self.resolved, committed_locks=self.committed)
+
+
+NOTHING_PASSED = Passing()
 
 
 class KvReads:

@@ -19,8 +19,8 @@ from pyspark_tidemark.lake.mode import APPEND
 
 from server.capture.audit import Finding
 from server.capture.runner import utc_now
+from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
-from server.rpc.metadata import metadata_at
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from server.spark import metrics

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
 from server.capture.local import LocalProcessor
 from server.capture.processor import Assignment
+from server.capture.run import LocalSink
 from server.capture.runner import worst
-from server.capture.sink import LocalSink
 from server.puller.tikv.puller import TablePuller
 from storage.defect import request_error
 from storage.model.errors import TidemarkError

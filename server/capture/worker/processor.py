@@ -1,4 +1,4 @@
-"""A changefeed whose tables are dealt to the capture's worker processes; behaves as one that runs in one process.
+"""A changefeed whose tables are divided among the capture's worker processes; behaves as one that runs in one process.
 
 An error of one share ends them all: the runner decides, as ever, whether to begin again at the checkpoint. So does the
 death of a worker, which is started again meanwhile. No range changes by that: what is above the checkpoint is pulled
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.processor import Assignment, ProcessorStats, Standing
+from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.worker.combined import CombinedSink
-from server.capture.worker.dealing import Dealing, dealt
 from server.capture.worker.directory import sorter_directory
 from server.capture.worker.dumping import WorkerChunks
 from server.capture.worker.pool import Pool, Worker
 from server.capture.worker.remote import RemoteShare
+from server.capture.worker.schema_changes import SchemaChangeRouter, changes_by_worker
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Dumpable
 from server.puller.source import Puller, TableChange
@@ -29,7 +29,7 @@ from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 
-class WorkersProcessor(Standing):
+class WorkersProcessor(ProcessorPosition):
     """Implements `server.capture.processor.Processor` over the workers of `pool`."""
 
     sink: CombinedSink | None = None
@@ -81,7 +81,7 @@ class WorkersProcessor(Standing):
         shares = self._dealt(self._pool.workers if schemas else ())
         owners = {span: share for share in shares.values() for span in share.tables}
         sink = CombinedSink(owners, self._pool.executor, shares.values())
-        dealing = Dealing(self._catalog, shares, self._pool.owner, sink)
+        router = SchemaChangeRouter(self._catalog, shares, self._pool.owner, sink)
         async with self._serving(tuple(shares.values()), sink), asyncio.TaskGroup() as tasks:
             for share in shares.values():
                 run = share.run(self._target_ts, sink.notify, limited=schemas is not None)
@@ -90,7 +90,7 @@ class WorkersProcessor(Standing):
                 await share.running.wait()
             self.sink = sink
             if schemas is not None:
-                self._follow(schemas, dealing, tasks)
+                self._follow(schemas, router, tasks)
                 self._dump(WorkerChunks(self._catalog, shares, self._pool.owner), tasks)
 
     def wipe(self) -> None:
@@ -108,11 +108,11 @@ class WorkersProcessor(Standing):
             self._shares, self.sink, self.table_pullers = (), None, ()
             self._catalog.listener = None
 
-    def _follow(self, schemas: Puller, dealing: Dealing, tasks: asyncio.TaskGroup) -> None:
+    def _follow(self, schemas: Puller, router: SchemaChangeRouter, tasks: asyncio.TaskGroup) -> None:
         """Pull the schema changes here, and deal them to the shares."""
-        self._catalog.listener = dealing
+        self._catalog.listener = router
         self.table_pullers = tuple(getattr(schemas, "table_pullers", ()))
-        tasks.create_task(dealing.run(), name=f"dealing of {self._name}")
+        tasks.create_task(router.run(), name=f"router of {self._name}")
         tasks.create_task(schemas.run(), name=f"schemas of {self._name}")
 
     def _dump(self, chunks: WorkerChunks, tasks: asyncio.TaskGroup) -> None:
@@ -128,7 +128,7 @@ class WorkersProcessor(Standing):
         for table in self._catalog.at(self.start_ts):
             tables.setdefault(self._pool.owner(table.span), []).append(table)
         for ddl in self._catalog.versions.ddls(self.start_ts + 1, len(self._catalog.history)):
-            for worker, change in dealt(self._catalog, ddl, self._pool.owner).items():
+            for worker, change in changes_by_worker(self._catalog, ddl, self._pool.owner).items():
                 changes.setdefault(worker, []).append(change)
         return {
             worker: RemoteShare(worker, self._name, tables.get(worker, ()), self.start_ts, changes.get(worker, ()))

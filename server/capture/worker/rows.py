@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from server.capture.waiting import READ_WAIT_S, Waiting
+from server.capture.flight import READ_WAIT_S, Waiting
 from server.capture.worker.errors import WorkerRowsOnlyError
 from server.capture.worker.host import Host
 from sink.before import schema_of

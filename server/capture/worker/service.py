@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc.aio
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.sink import LocalSink
+from server.capture.run import LocalSink
 from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
 from server.capture.worker.dumping import round_read

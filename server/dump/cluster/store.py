@@ -10,7 +10,7 @@ from server.dump.errors import ChunkLostError
 from server.puller.tidb.table import physical_spans
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
-from server.rpc.region_bounds import region_start
+from server.rpc.region_cache import region_start
 from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
 from storage.codec import encode_bytes

@@ -14,7 +14,7 @@ from tidemarkpb.v1 import capture_pb2
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
-from server.capture.stages import STAGES
+from server.capture.metrics import STAGES
 from storage.tidb.record import encode_record
 from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Reader, patiently, running_cluster

@@ -15,7 +15,7 @@ from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import PdClient
-from server.rpc.region_bounds import region_end
+from server.rpc.region_cache import region_end
 from server.rpc.tikv import KvClient
 from storage.codec import encode_i64
 from storage.model.errors import TidemarkError

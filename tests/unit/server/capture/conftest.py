@@ -9,7 +9,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import metapb_pb2 as metapb
 
 from server.capture.creation import NewChangefeed
-from server.capture.feed import Workshop
+from server.capture.feed import FeedFactory
 from server.capture.local import LocalProcessor, Resources
 from server.capture.owner import Owner
 from server.capture.records import Records
@@ -151,8 +151,8 @@ async def capture(upstream, meta, tmp_path):
     async def start():
         records = Records(meta)
         records.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
-        workshop = Workshop(records, make_source, partial(LocalProcessor, resources))
-        owner, started = Owner(workshop, upstream), asyncio.Event()
+        factory = FeedFactory(records, make_source, partial(LocalProcessor, resources))
+        owner, started = Owner(factory, upstream), asyncio.Event()
         running.append(asyncio.get_running_loop().create_task(owner.run(started.set)))
         await started.wait()
         return owner

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from server.capture.flight import OwnerFeeds
-from server.capture.sink import LocalSink
+from server.capture.run import LocalSink
 from server.changefeed.info import State
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import TableChange

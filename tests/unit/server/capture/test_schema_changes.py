@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.capture import keeper
+from server.capture import checkpoint_saver
 from server.capture.catalog.catalog import FeedCatalog
 from server.capture.errors import ParameterError, StartTsInFutureError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
@@ -108,7 +108,7 @@ async def test_a_reader_that_has_yet_to_take_a_ddl_is_told_the_tables_before_it_
     capture, log, monkeypatch
 ):
     """A lake acknowledges the cut that ends at a DDL, then alters its tables: 100 s later, in another life, too."""
-    monkeypatch.setattr(keeper, "_COLLECT_EVERY_S", 0.0)
+    monkeypatch.setattr(checkpoint_saver, "_COLLECT_EVERY_S", 0.0)
     collected, forget = [], FeedCatalog.forget
     monkeypatch.setattr(FeedCatalog, "forget", lambda *arguments: (forget(*arguments), collected.append(arguments[1])))
     _, feed, feeds = await started(capture)
@@ -233,7 +233,7 @@ async def test_resumed_elsewhere_it_has_the_tables_of_that_time(capture, log):
 
 
 async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, log, monkeypatch):
-    monkeypatch.setattr(keeper, "_COLLECT_EVERY_S", 0.0)
+    monkeypatch.setattr(checkpoint_saver, "_COLLECT_EVERY_S", 0.0)
     _, feed, feeds = await started(capture)
     log.ddl(1020, "CREATE TABLE orders", ORDERS)
     log.ddl(1030, "DROP TABLE accounts", dropped=("bank.accounts",))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.stages import STAGES, lags_s
+from server.capture.metrics import STAGES, lags_s
 
 SECOND = 1000 << 18
 

@@ -9,7 +9,7 @@ from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
-from server.capture.worker.dealing import dealt
+from server.capture.worker.schema_changes import changes_by_worker
 from tests.unit.server.capture.catalog.upstream import START, STATEMENTS, Database, FakeSource, Metadata, evolved
 
 
@@ -39,7 +39,7 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
         began = whole.tables
         for change in database.changes[:known]:
             await whole.change(change)
-        early = [dealt(whole, ddl, owner) for ddl in whole.versions.ddls(START + 1)]
+        early = [changes_by_worker(whole, ddl, owner) for ddl in whole.versions.ddls(START + 1)]
         shares = {}
         for worker in range(3):
             request = run_request(
@@ -51,7 +51,7 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
         for change in database.changes[known:]:
             await whole.change(change)
             [ddl] = whole.versions.ddls(change.commit_ts)
-            for worker, part in dealt(whole, ddl, owner).items():
+            for worker, part in changes_by_worker(whole, ddl, owner).items():
                 message = pb.ShareChange.FromString(wire.change_message(part).SerializeToString())
                 for _ in range(2):
                     await shares[worker].change(wire.change_of(message, FakeSource()))

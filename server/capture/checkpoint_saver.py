@@ -34,7 +34,7 @@ _AUDITS_EVERY_S = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class Keeper:
+class CheckpointSaver:
     """Looks after `feeds`.
 
     `on_lost(feed, error)` is called when history is gone that a changefeed still needs, `on_end(feed)` until

@@ -1,4 +1,4 @@
-"""Schema changes dealt to the shares that have their tables, and how far these are known. Pure but for its sending.
+"""Schema changes sent to the shares that have their tables, and how far these are known. Pure but for its sending.
 
 A span stays with its worker whatever it is called; a name may go from one worker to another, when its table gets a new
 span. So each worker is told which names end in its spans and which begin there, and nothing of the others.
@@ -33,7 +33,7 @@ class _Part:
         return TableChange(ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), ddl.truncated)
 
 
-def dealt(catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]) -> dict[Worker, TableChange]:
+def changes_by_worker(catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]) -> dict[Worker, TableChange]:
     """A change that is in force in `catalog`, as the workers concerned are told it."""
     parts: dict[Worker, _Part] = {}
     for versions in catalog.versions.spans_of(ddl):
@@ -43,7 +43,7 @@ def dealt(catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]) -> di
     return {worker: part.change(ddl) for worker, part in parts.items()}
 
 
-class Dealing:
+class SchemaChangeRouter:
     """Implements `server.capture.catalog.catalog.Listener` for shares that run."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Dealing:
 
     async def changed(self, ddl: Ddl) -> None:
         """See `Listener.changed`; raises WorkerLostError."""
-        for worker, change in dealt(self._catalog, ddl, self._owner).items():
+        for worker, change in changes_by_worker(self._catalog, ddl, self._owner).items():
             share = self._shares[worker]
             await asyncio.to_thread(share.change, change)
             for table in change.tables:
