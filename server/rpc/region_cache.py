@@ -1,8 +1,8 @@
 """Which region, and which store, holds a key: what the coordinator said last, corrected by what stores answer. Pure.
 
-Invariants: cached regions never overlap; a region is never replaced by an older epoch of the same key range. Keys in the
-cache are memcomparable-encoded, as the coordinator sends them; the functions on a route's bounds give raw keys, of which
-an empty end key is no end.
+Invariants: cached regions never overlap; a region is never replaced by an older epoch of the same key range. Keys in
+the cache are memcomparable-encoded, as the coordinator sends them; the functions on a route's bounds give raw keys, of
+which an empty end key is no end.
 """
 
 import bisect
