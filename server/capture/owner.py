@@ -345,7 +345,7 @@ class Owner:
             feed.task = self._tasks.create_task(keep_running(feed, self._safepoints), name=f"changefeed {feed.id}")
 
     async def _hand_over(self, feed: Feed) -> None:
-        """The changefeed's own safepoint takes over from that of its creation; if not now, `CheckpointSaver` sets it."""
+        """The changefeed's own safepoint takes over from its creation's; if not now, `CheckpointSaver` sets it."""
         try:
             await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
             await self._safepoints.end_creation(feed.source, feed.id)

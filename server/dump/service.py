@@ -11,9 +11,9 @@ from typing import Any, Final
 import grpc.aio
 from tidemarkpb.v1 import dump_pb2 as pb
 
-from server.dump.asked import Asked
 from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
 from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, Job
+from server.dump.scope import DumpScope
 from server.dump.status import dump_message, is_over, table_messages
 from storage.meta.meta import Meta
 
@@ -31,19 +31,19 @@ class DumpService:
     async def StartDump(self, request: pb.StartDumpRequest, context: Context) -> pb.StartDumpResponse:
         """Ask for a dump; one that is over is done anew."""
         del context
-        asked = await self._asked(request.changefeed_id)
+        scope = await self._scope(request.changefeed_id)
         records = DumpRecords(self._meta, request.changefeed_id)
         before = await records.job()
         wanted = _job(request)
-        if request.where and asked.scheme in _FROM_STORE:
+        if request.where and scope.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
                 "tables of the cluster are read from the store, which knows no SQL: leave the conditions out"
             )
-        if request.verify and asked.scheme in _FROM_STORE:
+        if request.verify and scope.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
                 "the store sums no rows: leave --verify out, and compare the lake by tidemark cli verify"
             )
-        asked.check(wanted)
+        scope.check(wanted)
         if before is not None and before.since_ts:
             wanted = await self._with_rereads(records, before, wanted)
         if before is not None and replace(wanted, id=before.id, attempt=before.attempt) == before:
@@ -73,9 +73,9 @@ class DumpService:
     async def UpdateDump(self, request: pb.UpdateDumpRequest, context: Context) -> pb.UpdateDumpResponse:
         """Go on in another order, or at another pace."""
         del context
-        asked, records, job = await self._existing(request.changefeed_id)
+        scope, records, job = await self._existing(request.changefeed_id)
         wanted = _updated(job, request)
-        asked.check(Job(job.id, priority=dict(request.priority)))
+        scope.check(Job(job.id, priority=dict(request.priority)))
         if wanted != job:
             await records.put_job(job, wanted)
         return pb.UpdateDumpResponse(**await self._status(request.changefeed_id))
@@ -92,30 +92,30 @@ class DumpService:
         del context
         return pb.GetDumpStatusResponse(**await self._status(request.changefeed_id))
 
-    async def _asked(self, changefeed: str) -> Asked:
+    async def _scope(self, changefeed: str) -> DumpScope:
         """Refused where it cannot be dumped."""
-        asked = await Asked.of(self._meta, changefeed)
-        if asked.scheme not in _SCHEMES:
+        scope = await DumpScope.of(self._meta, changefeed)
+        if scope.scheme not in _SCHEMES:
             raise DumpUnsupportedError(
-                f"changefeed {changefeed} is of a {asked.scheme}:// source, which cannot be dumped; the cluster's own "
+                f"changefeed {changefeed} is of a {scope.scheme}:// source, which cannot be dumped; the cluster's own "
                 "change feed, pump:// and mysql:// can"
             )
-        return asked
+        return scope
 
-    async def _existing(self, changefeed: str) -> tuple[Asked, DumpRecords, Job]:
-        asked = await self._asked(changefeed)
+    async def _existing(self, changefeed: str) -> tuple[DumpScope, DumpRecords, Job]:
+        scope = await self._scope(changefeed)
         records = DumpRecords(self._meta, changefeed)
         job = await records.job()
         if job is None:
             raise DumpNotFoundError(f"changefeed {changefeed} has no dump; begin one by dumpstart")
-        return asked, records, job
+        return scope, records, job
 
     async def _status(self, changefeed: str) -> dict[str, Any]:
-        asked, records, job = await self._existing(changefeed)
+        scope, records, job = await self._existing(changefeed)
         tables = await records.tables(job)
-        others = asked.others(job, {each.name for each in tables})
-        stands = asked.stands or (await self._waits(records, job) if job.state == PAUSED else "")
-        if asked.stands:
+        others = scope.others(job, {each.name for each in tables})
+        stands = scope.stands or (await self._waits(records, job) if job.state == PAUSED else "")
+        if scope.stands:
             tables = [replace(each, rows_per_s=0) for each in tables]
         return {
             "dump": dump_message(changefeed, job, tables, stands),

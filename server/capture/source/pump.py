@@ -7,7 +7,7 @@ from server.changefeed.source_uri import SourceUri, SourceUriError
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import LocalChunks
 from server.dump.cluster.engine import ClusterDump
-from server.dump.cluster.held_log import HeldLogCatalog, HeldLogRows
+from server.dump.cluster.holds import HoldableLogCatalog, HoldableLogRows
 from server.dump.cluster.store import ClusterStore
 from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
@@ -39,8 +39,8 @@ class PumpSource(ClusterTables):
     def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
         """See `Source.pullers`: one for all tables, with their dump beside it."""
         registration = Registration(self._changefeed, self._context.pd, self._meta, start_ts)
-        held = HeldLogRows(tables, start_ts, rows)
-        feed = Feed(tables, start_ts, held, HeldLogCatalog(catalog, held))
+        held = HoldableLogRows(tables, start_ts, rows)
+        feed = Feed(tables, start_ts, held, HoldableLogCatalog(catalog, held))
         store = ClusterStore(self._context.pd, self._context.kv)
         records = DumpRecords(self._meta, self._changefeed)
         dump = ClusterDump(self._changefeed, records, Surveyor(store), LocalChunks(held.held, store, binlog_keys))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Chunks, LocalChunks
 from server.dump.cluster.engine import ClusterDump
-from server.dump.cluster.held import HeldPuller, HeldRows, HeldTables
+from server.dump.cluster.holds import HoldablePuller, HoldableRows, PulledTables
 from server.dump.cluster.store import ClusterStore
 from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
@@ -27,7 +27,7 @@ class TidbSource(ClusterTables):
         """Without a changefeed's name nothing is dumped."""
         super().__init__(context)
         self._changefeed = changefeed
-        self._held = HeldTables()
+        self._held = PulledTables()
         self._store = ClusterStore(context.pd, context.kv)
         self._chunks = LocalChunks(self._held, self._store)
 
@@ -63,8 +63,8 @@ class TidbSource(ClusterTables):
     def _puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
         if not self._changefeed:
             return self._bare_puller(table, start_ts, upstream, rows)
-        held = HeldRows(table.span, start_ts, rows)
-        return HeldPuller(table, held, self._bare_puller(table, start_ts, upstream, held), self._held)
+        held = HoldableRows(table.span, start_ts, rows)
+        return HoldablePuller(table, held, self._bare_puller(table, start_ts, upstream, held), self._held)
 
     def _bare_puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
         if part_spans(table.record) or reread_of(table.record).ts:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import pyarrow as pa
 
 from server.changefeed.table import SourceTable
-from server.dump.cluster.held import Held, HeldTables
+from server.dump.cluster.holds import HoldableTable, PulledTables
 from server.dump.cluster.store import ClusterStore
 from server.dump.errors import TableAwayError
 from server.dump.puller import Dump
@@ -104,7 +104,7 @@ def _as_stored(_table: SourceTable, keys: pa.Array) -> pa.Array:
 class LocalChunks:
     """Implements `Chunks` for the tables of this process."""
 
-    def __init__(self, held: HeldTables, store: ClusterStore, keys_of: KeysOf = _as_stored) -> None:
+    def __init__(self, held: PulledTables, store: ClusterStore, keys_of: KeysOf = _as_stored) -> None:
         """`keys_of` gives the keys under which the changes of a table tell its rows."""
         self._held = held
         self._store = store
@@ -130,7 +130,7 @@ class LocalChunks:
             raise TableAwayError(f"table {table_id} was pulled anew while it was read; its chunk is read again")
         return found
 
-    async def _round(self, held: Held, pages: Sequence[Page]) -> RoundRead:
+    async def _round(self, held: HoldableTable, pages: Sequence[Page]) -> RoundRead:
         loop, rows = asyncio.get_running_loop(), held.rows
         await loop.run_in_executor(rows.executor, rows.hold)
         try:

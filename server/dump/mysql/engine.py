@@ -24,12 +24,11 @@ from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.check import Check
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.mysql.copying import DumpCopying
+from server.dump.mysql.gil_interval import GIL_INTERVAL
 from server.dump.mysql.listener import DumpListener, fresh
-from server.dump.mysql.marks import Marks
 from server.dump.mysql.pace import Pace, Paid, Pick, Refusals, Refused, picked
-from server.dump.mysql.reader import Server, Taken
-from server.dump.mysql.switches import SWITCHES
-from server.dump.mysql.threads import ServerThreads
+from server.dump.mysql.reader import Server, ServerThreads, Taken
+from server.dump.mysql.watermarks import Marks
 from server.dump.mysql.window import HIGH, LOW
 from server.dump.progress import TableState
 from server.dump.table_dump import TableDump
@@ -120,7 +119,7 @@ class DumpEngine:
         if not await self._marks.looked():
             return False
         began = time.monotonic()
-        with SWITCHES.often():
+        with GIL_INTERVAL.shortened():
             rows, size = await self._round(job, picks)
         ended = time.monotonic()
         self._paid = Paid(began, rows, size, ended + self._marks.guard.rest_s(ended - began))

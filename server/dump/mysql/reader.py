@@ -1,26 +1,30 @@
 """Reads of a dump at the server: watermarks, plans, chunks; blocking, each reader in a thread of its own.
 
 All are sessions with one server, as a chunk shows what is before a watermark only where that was written.
+`ServerThreads` is that server as the event loop asks it: connected when it is first needed, each call in a thread.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from server.changefeed.table import SourceTable
-from server.dump.mysql import watermark
+from server.dump.job import PARALLEL_MAX
+from server.dump.mysql import watermarks
 from server.dump.mysql.check import Check, Doubt
 from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
 from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
 from server.dump.progress import Range
 from server.dump.table_dump import Read
+from server.puller.mysql.asking import Askers
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
@@ -47,6 +51,8 @@ _ROWS = "SELECT table_rows FROM information_schema.tables WHERE table_schema = %
 
 Ask = Callable[..., list[tuple[Any, ...]]]
 """A query and its values; gives its rows."""
+T = TypeVar("T")
+_THREADS_MAX: Final = PARALLEL_MAX + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Server:
     """The sessions of a dump: one that writes watermarks and looks things up, and one for each reader."""
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
-        """Log in; raises as `log_in`, and as `watermark.prepare`."""
+        """Log in; raises as `log_in`, and as `watermarks.prepare`."""
         self._changefeed = changefeed
         self._options = options
         self._session = log_in(options)
@@ -70,12 +76,12 @@ class Server:
         """Held while the first session is used: several readers may want to know something."""
         self._idle: list[ChunkReader] = []
         self._open: list[Session] = [self._session]
-        watermark.prepare(self._session)
+        watermarks.prepare(self._session)
 
     def write(self, unique_identifier: str, kind: int) -> None:
-        """Write a watermark; see `watermark.write`."""
+        """Write a watermark; see `watermarks.write`."""
         with self._asking:
-            watermark.write(self._session, self._changefeed, unique_identifier, kind)
+            watermarks.write(self._session, self._changefeed, unique_identifier, kind)
 
     def xa_prepared(self) -> frozenset[str]:
         """See `prepared_xids`."""
@@ -230,3 +236,33 @@ def keys_of(table: Table, rows: pa.Array) -> pa.Array:
     begin = np.frombuffer(offsets, np.int32)[rows.offset : rows.offset + len(rows)].astype(np.int64)
     data = Bytes(np.concatenate([np.frombuffer(content, np.uint8), np.zeros(PAD_BYTES, np.uint8)]))
     return binary_keys(data, begin + 1, table.columns, Plan.of(table).key)
+
+
+class ServerThreads:
+    """Of one dump; on the event loop."""
+
+    def __init__(self, changefeed: str, options: MySqlOptions) -> None:
+        self._changefeed = changefeed
+        self._options = options
+        self._server: Server | None = None
+        self._threads = Askers(_THREADS_MAX, f"dump {changefeed}")
+
+    async def connected(self) -> Server:
+        """The server; raises as `Server` does if it must log in."""
+        if self._server is None:
+            self._server = await self.call(Server, self._changefeed, self._options)
+        return self._server
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What it returns, or raises, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def hang_up(self) -> None:
+        """End the sessions, in which calls under way fail; the next `connected` has new ones."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        self.hang_up()

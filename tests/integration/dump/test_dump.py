@@ -11,8 +11,8 @@ from pymysql.cursors import Cursor
 from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.dump.job import DumpRecords
-from server.dump.mysql import watermark
-from server.dump.mysql.marks import Marks
+from server.dump.mysql import watermarks
+from server.dump.mysql.watermarks import Marks
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import UPDATE
@@ -209,7 +209,7 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
     monkeypatch.setattr(Marks, "looked", looked)
     flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=600000")
     with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
-        server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF", "CREATE DATABASE shop", *watermark.CREATE)
+        server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF", "CREATE DATABASE shop", *watermarks.CREATE)
         server.execute("CREATE TABLE shop.t (id INT PRIMARY KEY, version INT)", "INSERT INTO shop.t VALUES (1, 1)")
         async with following(server.uri + "?idle-row-ms=0", meta, "shop.*") as feed:
             server.execute("SET GLOBAL rpl_semi_sync_master_enabled=ON")
@@ -228,7 +228,7 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
 
 def _writes_watermark(server: MariaDb) -> bool:
     statements = server.execute("SELECT info FROM information_schema.processlist WHERE info LIKE 'INSERT%'")
-    return any(watermark.TABLE in str(statement) for (statement,) in statements)
+    return any(watermarks.TABLE in str(statement) for (statement,) in statements)
 
 
 async def test_a_compressed_log_and_a_dump_miss_nothing(meta: EtcdMeta) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, RunningError, State
-from server.dump.asked import Asked
+from server.dump.scope import DumpScope
 
 INFO = ChangefeedInfo(id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="now", rules=("a.*",))
 REFUSED = RunningError("ErrDdlUnsupported", "at 9 a.t: Create another changefeed with --start-ts 9", "now")
@@ -21,10 +21,10 @@ REFUSED = RunningError("ErrDdlUnsupported", "at 9 a.t: Create another changefeed
 )
 async def test_a_resume_is_advised_only_where_it_is_all_that_is_missing(meta, state, error, advice):
     await meta.put(keys.info("feed"), replace(INFO, state=state, error=error).to_json())
-    assert (await Asked.of(meta, "feed")).stands == advice
+    assert (await DumpScope.of(meta, "feed")).stands == advice
 
 
 async def test_of_a_failure_its_own_advice_comes_first(meta):
     await meta.put(keys.info("feed"), replace(INFO, state=State.FAILED, error=REFUSED).to_json())
-    stands = (await Asked.of(meta, "feed")).stands
+    stands = (await DumpScope.of(meta, "feed")).stands
     assert stands.index("--start-ts 9") < stands.index("where its cause is gone") < stands.index("resume -c feed")

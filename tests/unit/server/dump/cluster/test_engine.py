@@ -18,7 +18,7 @@ from server.dump import keeper
 from server.dump.cluster import engine
 from server.dump.cluster.chunks import LocalChunks
 from server.dump.cluster.engine import EVERY_TABLE, ClusterDump
-from server.dump.cluster.held import HeldRows, HeldTables
+from server.dump.cluster.holds import HoldableRows, PulledTables
 from server.dump.cluster.survey import SMALL_ROWS, Surveyor
 from server.dump.errors import ChunkLostError
 from server.dump.job import PAUSED, DumpRecords, Job
@@ -101,16 +101,16 @@ class House:
 
     def __init__(self, meta: EtcdMeta, executor: Executor) -> None:
         self.records = DumpRecords(meta, "shop")
-        self.store, self.tables = Store(), HeldTables()
+        self.store, self.tables = Store(), PulledTables()
         store: Any = self.store
         chunks = LocalChunks(self.tables, store)
         self.dump = ClusterDump("shop", self.records, Surveyor(store), chunks)
         self.job = Job("j")
         self._meta, self._executor = meta, executor
 
-    def sorter(self) -> tuple[Sorter, HeldRows]:
+    def sorter(self) -> tuple[Sorter, HoldableRows]:
         sorter = Sorter(self._executor)
-        return sorter, HeldRows(SPAN, 1, sorter)
+        return sorter, HoldableRows(SPAN, 1, sorter)
 
     async def checkpoint(self, ts: int) -> None:
         await self._meta.put(keys.status("shop"), status_json(ts))

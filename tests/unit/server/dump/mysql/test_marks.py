@@ -2,7 +2,7 @@
 
 from server.dump.mysql.lag import QUIET_FIRST
 from server.dump.mysql.listener import DumpListener
-from server.dump.mysql.marks import Marks
+from server.dump.mysql.watermarks import Marks
 from server.puller.mysql.errors import MySqlUnavailableError
 
 Values = dict[str, object]

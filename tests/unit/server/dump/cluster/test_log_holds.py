@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from server.dump.cluster.held_log import HeldLogCatalog, HeldLogRows
+from server.dump.cluster.holds import HoldableLogCatalog, HoldableLogRows
 from server.puller.source import TableChange
 from storage.model.span import Span
 
@@ -46,15 +46,15 @@ class Catalog:
 ONE, OTHER, NEW = (Table(name, Span(number, b"%d" % number, b"%dz" % number)) for number, name in enumerate("abc"))
 
 
-def log_of(*tables: Table) -> tuple[HeldLogRows, HeldLogCatalog, Rows, Catalog]:
+def log_of(*tables: Table) -> tuple[HoldableLogRows, HoldableLogCatalog, Rows, Catalog]:
     rows, catalog = Rows(), Catalog()
     given: Any = tables
-    held = HeldLogRows(given, 10, rows)
+    held = HoldableLogRows(given, 10, rows)
     wrapped: Any = catalog
-    return held, HeldLogCatalog(wrapped, held), rows, catalog
+    return held, HoldableLogCatalog(wrapped, held), rows, catalog
 
 
-def names(held: HeldLogRows) -> dict[int, str]:
+def names(held: HoldableLogRows) -> dict[int, str]:
     return {table_id: each.table.name for table_id, each in held.held.all().items()}
 
 

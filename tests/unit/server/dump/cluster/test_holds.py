@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.cluster.held import HeldRows, HeldTables, HoldLateError
+from server.dump.cluster.holds import HoldableRows, HoldLateError, PulledTables
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.errors import ClosedError
 from storage.model.event import snapshot_rows
@@ -50,7 +50,7 @@ STEPS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["chunk", "give up
 @given(STEPS)
 def test_a_chunk_always_comes_before_its_table_is_resolved_and_promises_are_kept(steps: list[int | str]) -> None:
     sorter = Sorter()
-    rows = HeldRows(SPAN, 1, sorter)
+    rows = HoldableRows(SPAN, 1, sorter)
     clock = promised = 1
     held_at: int | None = None
     for step in steps:
@@ -83,7 +83,7 @@ def test_a_chunk_always_comes_before_its_table_is_resolved_and_promises_are_kept
 
 def test_a_hold_that_comes_too_late_is_refused_and_a_new_one_stands_where_the_table_is() -> None:
     sorter = Sorter()
-    rows = HeldRows(SPAN, 1, sorter)
+    rows = HoldableRows(SPAN, 1, sorter)
     rows.resolve(SPAN, 10)
     rows.hold()
     rows.resolve(SPAN, 20)
@@ -98,7 +98,7 @@ def test_a_hold_that_comes_too_late_is_refused_and_a_new_one_stands_where_the_ta
 def test_threads_that_resolve_never_pass_a_hold() -> None:
     with ThreadPoolExecutor(2) as threads:
         sorter = Sorter(threads)
-        rows = HeldRows(SPAN, 1, sorter)
+        rows = HoldableRows(SPAN, 1, sorter)
         for base in range(10, 2000, 10):
             rows.hold()
             resolving = threads.submit(rows.resolve, SPAN, base + 9)
@@ -110,9 +110,9 @@ def test_threads_that_resolve_never_pass_a_hold() -> None:
 
 
 def test_each_pull_of_a_table_is_another_generation_and_its_end_is_counted() -> None:
-    tables = HeldTables()
+    tables = PulledTables()
     table: Any = type("Table", (), {"span": SPAN, "name": "a.b"})()
-    rows = HeldRows(SPAN, 1, Sorter())
+    rows = HoldableRows(SPAN, 1, Sorter())
     generations = set()
     for ends in range(3):
         with tables.pulled(table, rows):

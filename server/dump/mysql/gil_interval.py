@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-SWITCH_S: Final = 0.0005
+SHORT_S: Final = 0.0005
 
 
-class Switches:
+class GilInterval:
     """The process's interval; used on the event loop's thread only."""
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class Switches:
         self._before_s = 0.0
 
     @contextmanager
-    def often(self) -> Iterator[None]:
+    def shortened(self) -> Iterator[None]:
         """Let threads take turns often for the block, and for others that overlap it."""
         if not self._users:
             self._before_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(self._before_s, SWITCH_S))
+            sys.setswitchinterval(min(self._before_s, SHORT_S))
         self._users += 1
         try:
             yield
@@ -34,4 +34,4 @@ class Switches:
                 sys.setswitchinterval(self._before_s)
 
 
-SWITCHES: Final = Switches()
+GIL_INTERVAL: Final = GilInterval()

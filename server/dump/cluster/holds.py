@@ -6,19 +6,24 @@ Nothing that was promised is taken back: where the table was resolved before `ho
 Invariants:
 1. Between `hold_below(S)` and the end of the hold, what stands behind is resolved to S - 1 at most.
 2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the next promise.
+3. Of a log that brings all tables each can be held by itself (`HoldableLogRows`). While a schema change comes in force
+   no round is under way: the change resolves tables that end up to its own commit_ts, which may be above a chunk's; so
+   it waits for the chunk, and the next round finds the tables after it.
 """
 
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pyarrow as pa
 
-from server.changefeed.table import SourceTable
-from server.puller.source import Puller, Rows
-from storage.model.errors import ConflictError
+from server.changefeed.table import SourceTable, TableRecord
+from server.puller.source import Catalog, Puller, Rows, TableChange
+from sink.holds import Holds
+from storage.model.errors import ConflictError, TidemarkError
 from storage.model.span import Span
 
 
@@ -28,7 +33,7 @@ class HoldLateError(ConflictError):
     code = "ErrDumpHoldLate"
 
 
-class HeldRows:
+class HoldableRows:
     """Implements `server.puller.source.Rows` for one table; every call may block, and may come from any thread."""
 
     def __init__(self, span: Span, start_ts: int, rows: Rows) -> None:
@@ -95,32 +100,32 @@ class HeldRows:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class HoldableTable:
     """A table that is pulled, whose `rows` can be held."""
 
     table: SourceTable
-    rows: HeldRows
+    rows: HoldableRows
     generation: int
     """No other one of this process has it."""
     rounds: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One hold at a time."""
 
 
-class HeldTables:
+class PulledTables:
     """The tables of a changefeed that are pulled at this moment; on the event loop only."""
 
     def __init__(self) -> None:
         self.ends = 0
         """How many were, and are not any more: chunks of them may be lost that the checkpoint has not reached."""
-        self._pulled: dict[Span, Held] = {}
+        self._pulled: dict[Span, HoldableTable] = {}
         self._begun = 0
 
-    def all(self) -> dict[int, Held]:
+    def all(self) -> dict[int, HoldableTable]:
         """By table id; of a table that goes from one span to another, the new one."""
         return {span.table_id: held for span, held in self._pulled.items()}
 
     @contextmanager
-    def pulled(self, table: SourceTable, rows: HeldRows) -> Iterator[None]:
+    def pulled(self, table: SourceTable, rows: HoldableRows) -> Iterator[None]:
         """Know of the table for the block."""
         self.begin(table, rows)
         try:
@@ -128,10 +133,10 @@ class HeldTables:
         finally:
             self.end(table.span)
 
-    def begin(self, table: SourceTable, rows: HeldRows) -> None:
+    def begin(self, table: SourceTable, rows: HoldableRows) -> None:
         """A table is pulled."""
         self._begun += 1
-        self._pulled[table.span] = Held(table, rows, self._begun)
+        self._pulled[table.span] = HoldableTable(table, rows, self._begun)
 
     def end(self, span: Span) -> None:
         """It is not, any more."""
@@ -139,10 +144,10 @@ class HeldTables:
         self.ends += 1
 
 
-class HeldPuller:
+class HoldablePuller:
     """Implements `server.puller.source.Puller` for one table whose `rows` can be held."""
 
-    def __init__(self, table: SourceTable, rows: HeldRows, puller: Puller, tables: HeldTables) -> None:
+    def __init__(self, table: SourceTable, rows: HoldableRows, puller: Puller, tables: PulledTables) -> None:
         self._table = table
         self._rows = rows
         self._puller = puller
@@ -158,3 +163,79 @@ class HeldPuller:
         """See `Puller.run`."""
         with self._tables.pulled(self._table, self._rows):
             await self._puller.run()
+
+
+class HoldableLogRows:
+    """Implements `server.puller.source.Rows`; a table is resolved no further than its hold."""
+
+    def __init__(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows) -> None:
+        self.executor = rows.executor
+        self.open_transactions = rows.open_transactions
+        self.held = PulledTables()
+        self._rows = rows
+        self._by_span: dict[Span, HoldableRows] = {}
+        for table in tables:
+            self._begin(table, start_ts)
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`; is never held."""
+        self._rows.add(span, batch)
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`."""
+        (self._by_span.get(span) or self._rows).resolve(span, ts)
+
+    def change(self, change: TableChange) -> None:
+        """A schema change has come in force."""
+        now = {held.table.span: held for held in self.held.all().values()}
+        brought = {table.span: table for table in change.tables}
+        gone = {*change.dropped, *(table.name for table in change.tables)}
+        for span, held in now.items():
+            if span in brought:
+                held.table = brought[span]
+            elif held.table.name in gone:
+                self.held.end(span)
+                del self._by_span[span]
+        for span in brought.keys() - now.keys():
+            self._begin(brought[span], change.commit_ts)
+
+    def _begin(self, table: SourceTable, start_ts: int) -> None:
+        rows = self._by_span[table.span] = HoldableRows(table.span, start_ts, self._rows)
+        self.held.begin(table, rows)
+
+
+class HoldableLogCatalog:
+    """Implements `server.puller.source.Catalog` by another one, of whose changes `rows` is told."""
+
+    def __init__(self, catalog: Catalog, rows: HoldableLogRows) -> None:
+        self._catalog = catalog
+        self._rows = rows
+
+    @property
+    def holds(self) -> Holds:
+        """See `Catalog.holds`."""
+        return self._catalog.holds
+
+    def wants(self, schema_name: str, table_name: str) -> bool:
+        """See `Catalog.wants`."""
+        return self._catalog.wants(schema_name, table_name)
+
+    def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
+        """See `Catalog.table`."""
+        return self._catalog.table(record, commit_ts)
+
+    async def change(self, change: TableChange) -> None:
+        """See `Catalog.change`."""
+        async with AsyncExitStack() as stack:
+            for held in self._rows.held.all().values():
+                await stack.enter_async_context(held.rounds)
+            await self._catalog.change(change)
+            self._rows.change(change)
+
+    async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
+        """See `Catalog.refuse`."""
+        await self._catalog.refuse(ts, error)
+
+    def resolve(self, ts: int) -> None:
+        """See `Catalog.resolve`."""
+        self._catalog.resolve(ts)

@@ -1,4 +1,4 @@
-"""What a dump is asked for, held against the tables of its changefeed: a name that nothing has is refused, or told.
+"""What of a changefeed's tables a dump may be asked for: a name that nothing has is refused, or reported.
 
 A misspelled table would never be read, and a condition under a misspelled name would leave all rows in. Patterns with
 wildcards may match what comes later.
@@ -26,8 +26,8 @@ IGNORED: Final = "ignored"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Of one changefeed, as the metadata has it."""
+class DumpScope:
+    """The tables of one changefeed, as the metadata has them."""
 
     changefeed: str
     scheme: str
