@@ -25,6 +25,7 @@ from pyspark_tidemark.sink_uri import SinkUri
 from tests.integration.lake.aged import read_changelog
 from tests.integration.lake.evolving import EvolvingFeed
 from tests.integration.lake.test_databases import rows
+from tests.integration.lake.test_names import NAMES, is_told
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -553,6 +554,19 @@ def test_columns_of_odd_names_and_names_that_differ_in_case_only_are_followed(pl
     if isinstance(place, Directory):
         for end_ts in (10, 25, 55):
             assert_equal(place, feed, "bank.t", end_ts)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_lakes_of_files_hold_every_name_that_check_names_does_not_refuse(spark, tmp_path, kind):
+    names = {name.lower(): name for name in (*NAMES, "select *", "a.b.c", "element", "key")}
+    columns = [name for name in names.values() if not is_told(SinkUri(kind, str(tmp_path)), ("bank", "t"), [name])]
+    assert len(columns) == len(names)
+    place, feed = Directory(spark, kind, tmp_path), EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int32(), **dict.fromkeys(columns, pa.string()))
+    feed.put(10, "bank.t", *({"id": number} | {name: f"{number} {name}" for name in columns} for number in range(3)))
+    feed.put(20, "bank.t", {"id": 1} | {name: name[::-1] for name in columns})
+    keep(place, feed, (10, 20))
+    assert_equal(place, feed, "bank.t", 20)
 
 
 def rekeyed_feed():
