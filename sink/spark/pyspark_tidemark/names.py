@@ -2,7 +2,8 @@
 
 Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name off without a word,
 and what a database refuses, it refuses at every start. What databases and Delta take was found by trying it
-(`tests/integration/lake/test_names.py`), what readers of Iceberg and Parquet have of their own by reading their code.
+(`test_names.py` and `test_evolution.py` in tests/integration/lake), what readers of Iceberg and Parquet have of their own
+by reading their code.
 """
 
 import re
