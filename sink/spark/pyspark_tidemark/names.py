@@ -1,9 +1,9 @@
 """Names of tables and columns that a target cannot hold, and the options that keep them away from it. Pure.
 
 Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name off without a word,
-and what a database refuses, it refuses at every start. What databases and Delta take was found by trying it
-(`test_names.py` and `test_evolution.py` in tests/integration/lake), what readers of Iceberg and Parquet have of their own
-by reading their code.
+and what a database refuses, it refuses at every start. What databases, Delta and Iceberg take was found by trying it
+(`test_names.py` and `test_evolution.py` in tests/integration/lake), what readers of Iceberg and Parquet have of their
+own by reading their code.
 """
 
 import re
