@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.child import Child
 from server.config import setting
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.spark.java import require_java
-from server.up.child import Child
 from server.up.metrics import collect_from
 from storage.model.errors import UnavailableError
 from storage.tasks import beside

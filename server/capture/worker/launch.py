@@ -7,10 +7,10 @@ from typing import Final
 
 from server.capture.worker.directory import make_sockets_directory
 from server.capture.worker.pool import Worker
+from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
 from server.rpc.credentials import SecurityConfig
-from server.up.child import Child
 
 WORKERS_MAX: Final = 256
 _COMMAND = "capture worker"

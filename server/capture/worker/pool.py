@@ -18,8 +18,8 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.worker import metrics
 from server.capture.worker.directory import control_socket, flight_socket
+from server.child import Child
 from server.rpc.limits import MAX_MESSAGE_BYTES
-from server.up.child import Child
 from sorter.store import get_db
 from storage.model.span import Span
 from storage.tasks import beside

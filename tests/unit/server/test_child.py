@@ -1,6 +1,6 @@
 """A restarted daemon listens where it listened before."""
 
-from server.up.child import pinned
+from server.child import pinned
 
 
 def test_port_zero_is_replaced_by_the_bound_port():
