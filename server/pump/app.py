@@ -16,12 +16,12 @@ from server.pump.admission import Admission
 from server.pump.config import PumpConfig
 from server.pump.disk import DiskWatch
 from server.pump.http_api import HttpApi
-from server.pump.lonely import LonelyPrewrites
 from server.pump.node import ONLINE, Node, node_id
 from server.pump.registry import Registry
 from server.pump.service import PumpService
 from server.pump.steering import Steering
 from server.pump.stream_service import StreamService
+from server.pump.unmatched import UnmatchedPrewrites
 from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, write_heartbeats
 from server.routes import Routes
 from server.rpc.client import metadata_at
@@ -84,7 +84,7 @@ async def opened(
                 registry.run(),
                 steering.run(),
                 disk.run(),
-                LonelyPrewrites(storage, pd, kv, config.txn_timeout_seconds).run(config.lonely_seconds),
+                UnmatchedPrewrites(storage, pd, kv, config.txn_timeout_seconds).run(config.lonely_seconds),
                 write_heartbeats(storage, pd, config.fake_binlog_seconds),
                 collector.run(config.gc_interval_seconds),
                 watch_index(storage),

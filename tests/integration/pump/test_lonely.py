@@ -11,7 +11,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from structlog.testing import capture_logs
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
-from server.pump.lonely import LonelyPrewrites
+from server.pump.unmatched import UnmatchedPrewrites
 from server.rpc.client import connect
 from server.rpc.tikv import KvClient
 from storage.pump.binlog import fake, parse
@@ -47,7 +47,7 @@ class Bench:
 
     async def settled(self, txn_timeout_seconds: float = YOUNG) -> int:
         """How many prewrites the second look settles: the first one only remembers who waits."""
-        lonely = LonelyPrewrites(self.storage, self.stubs.pd, self.kv, txn_timeout_seconds)
+        lonely = UnmatchedPrewrites(self.storage, self.stubs.pd, self.kv, txn_timeout_seconds)
         assert await lonely.look() == 0
         return await lonely.look()
 

@@ -1,7 +1,7 @@
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.pump.lonely import outcome_of
+from server.pump.unmatched import outcome_of
 
 Write = kvrpcpb.MvccWrite
 

@@ -59,7 +59,7 @@ def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
     return None
 
 
-class LonelyPrewrites:
+class UnmatchedPrewrites:
     """Finds the outcomes of one storage's lonely prewrites."""
 
     def __init__(self, storage: PumpStorage, clock: Clock, kv: KvClient, txn_timeout_seconds: float) -> None:
