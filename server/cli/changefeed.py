@@ -192,15 +192,15 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
 
 async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Pull again; overwriting the checkpoint skips or repeats rows, so it is asked for."""
-    wanted: int | str | None = arguments.overwrite_checkpoint_ts
-    if wanted is not None and not arguments.yes:
-        confirm(f"Continue from {wanted}, whatever the checkpoint is? Rows may be skipped or repeated.")
-    with_now = wanted == _NOW
+    overwrite_ts: int | str | None = arguments.overwrite_checkpoint_ts
+    if overwrite_ts is not None and not arguments.yes:
+        confirm(f"Continue from {overwrite_ts}, whatever the checkpoint is? Rows may be skipped or repeated.")
+    with_now = overwrite_ts == _NOW
     if with_now:
         async with remote.coordinator() as pd:
-            wanted = await pd.tso()  # for captures that do not ask the source
+            overwrite_ts = await pd.tso()  # for captures that do not ask the source
     request = pb.ResumeChangefeedRequest(
-        id=arguments.changefeed_id, overwrite_checkpoint_ts=int(wanted or 0), overwrite_with_now=with_now
+        id=arguments.changefeed_id, overwrite_checkpoint_ts=int(overwrite_ts or 0), overwrite_with_now=with_now
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).ResumeChangefeed(request, timeout=CALL_S)
@@ -222,11 +222,11 @@ async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Forget a changefeed after asking; with --dry-run only show it."""
-    found = await query_changefeed(remote, arguments)
+    shown = await query_changefeed(remote, arguments)
     if arguments.dry_run:
-        return Output({"dry_run": True} | found.document)
+        return Output({"dry_run": True} | shown.document)
     if not arguments.yes:
-        confirm(f"Remove changefeed {arguments.changefeed_id} at checkpoint {found.document['checkpoint_tso']}?")
+        confirm(f"Remove changefeed {arguments.changefeed_id} at checkpoint {shown.document['checkpoint_tso']}?")
     request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).RemoveChangefeed(request, timeout=CALL_S)

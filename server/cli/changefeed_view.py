@@ -56,17 +56,17 @@ def _rereads(changefeed: pb.Changefeed) -> dict[str, Any]:
     """Tables for which cuts wait, if there are any."""
     if not changefeed.HasField("rereads"):
         return {}
-    told = changefeed.rereads
-    tables = [{"table": each.table, "since_ts": each.since_ts, "reason": each.reason} for each in told.tables]
-    return {"rereads": {"since_ts": told.since_ts, "since": time_of(told.since_ts), "tables": tables}}
+    rereads = changefeed.rereads
+    tables = [{"table": each.table, "since_ts": each.since_ts, "reason": each.reason} for each in rereads.tables]
+    return {"rereads": {"since_ts": rereads.since_ts, "since": time_of(rereads.since_ts), "tables": tables}}
 
 
 def _warnings(changefeed: pb.Changefeed) -> dict[str, Any]:
     warnings = list(changefeed.warnings)
     if "***" in changefeed.sink_uri:
-        told = "the sink URI holds a password, which is in the metadata: write it into a file, name that by"
+        advice = "the sink URI holds a password, which is in the metadata: write it into a file, name that by"
         update = f"tidemark cli changefeed update -c {changefeed.id} --sink-uri …?password-file=/path"
-        warnings.append(f"{told} `{update}`, and change it")
+        warnings.append(f"{advice} `{update}`, and change it")
     return {"warnings": warnings} if warnings else {}
 
 

@@ -172,9 +172,9 @@ def _verified(each: Any) -> str:
 
 
 def _shown(each: Any, *, is_done: bool = False) -> dict[str, Any]:
-    known = each.rows_estimated or is_done or each.state == "done"
+    has_share = each.rows_estimated or is_done or each.state == "done"
     return {
         **plain(each),
-        "progress": f"{each.progress_percent:.1f} %" if known else "",
+        "progress": f"{each.progress_percent:.1f} %" if has_share else "",
         "eta": f"{each.eta_seconds} s" if each.eta_seconds >= 0 else "",
     }

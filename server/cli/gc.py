@@ -22,11 +22,11 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:
     """The GC safe point, and all service safe points, smallest first."""
-    found = await safe_points(remote)
+    safepoints = await safe_points(remote)
     return Output(
         {
-            "gc_safe_point": found["gc_safe_point"],
-            "min_service_gc_safe_point": found.get("min_service_gc_safe_point", 0),
-            "service_gc_safe_points": found["service_gc_safe_points"],
+            "gc_safe_point": safepoints["gc_safe_point"],
+            "min_service_gc_safe_point": safepoints.get("min_service_gc_safe_point", 0),
+            "service_gc_safe_points": safepoints["service_gc_safe_points"],
         }
     )

@@ -104,9 +104,9 @@ async def remove_range(remote: Remote, arguments: argparse.Namespace) -> Output:
         DeleteRangeError: there is no such range, or it may be destroyed already.
     """
     async with gc_records(remote) as records:
-        found = await withdraw(records, arguments.job, arguments.element, dry_run=arguments.dry_run)
+        removed = await withdraw(records, arguments.job, arguments.element, dry_run=arguments.dry_run)
     state = "waiting" if arguments.dry_run else "removed"
-    return Output([_row(ListedRange(found, state, 0)) | {"dry_run": arguments.dry_run}], _COLUMNS)
+    return Output([_row(ListedRange(removed, state, 0)) | {"dry_run": arguments.dry_run}], _COLUMNS)
 
 
 def parse_rows(lines: Iterable[str]) -> list[DeleteRange]:

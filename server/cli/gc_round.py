@@ -21,43 +21,43 @@ COLUMNS = (
 _ENDED = "ended"
 
 
-def document(it: gc_pb2.GCRound) -> dict[str, Any]:
+def document(gc_round: gc_pb2.GCRound) -> dict[str, Any]:
     """Everything about it; times in seconds."""
     return {
-        "id": it.id,
-        "worker": it.worker,
-        "started": it.started,
-        "seconds": round((it.ended_ms - it.started_ms) / 1000, 3) if it.ended_ms else None,
-        "phase": it.phase,
+        "id": gc_round.id,
+        "worker": gc_round.worker,
+        "started": gc_round.started,
+        "seconds": round((gc_round.ended_ms - gc_round.started_ms) / 1000, 3) if gc_round.ended_ms else None,
+        "phase": gc_round.phase,
         "phase_seconds": {
-            phase.label: it.phase_ms[phase.label] / 1000 for phase in Phase if phase.label in it.phase_ms
+            phase.label: gc_round.phase_ms[phase.label] / 1000 for phase in Phase if phase.label in gc_round.phase_ms
         },
-        "progress": _progress(it),
-        "eta_seconds": it.eta_ms / 1000 if it.HasField("eta_ms") else None,
-        "safe_point": it.safe_point,
-        "safe_point_time": time_of(it.safe_point),
-        "blocker": it.blocker,
-        "regions": it.regions,
-        "resolved_locks": it.resolved_locks,
-        "deleted_ranges": it.deleted_ranges,
-        "failed_ranges": it.failed_ranges,
-        "collected_regions": it.collected_regions,
-        "result": it.result or "running",
-        "error": it.error,
-        "reason": it.error or it.blocker,
+        "progress": _progress(gc_round),
+        "eta_seconds": gc_round.eta_ms / 1000 if gc_round.HasField("eta_ms") else None,
+        "safe_point": gc_round.safe_point,
+        "safe_point_time": time_of(gc_round.safe_point),
+        "blocker": gc_round.blocker,
+        "regions": gc_round.regions,
+        "resolved_locks": gc_round.resolved_locks,
+        "deleted_ranges": gc_round.deleted_ranges,
+        "failed_ranges": gc_round.failed_ranges,
+        "collected_regions": gc_round.collected_regions,
+        "result": gc_round.result or "running",
+        "error": gc_round.error,
+        "reason": gc_round.error or gc_round.blocker,
     }
 
 
-def line(it: gc_pb2.GCRound) -> str:
+def line(gc_round: gc_pb2.GCRound) -> str:
     """Where a running round is."""
-    left = f", about {it.eta_ms / 1000:.0f}s left" if it.HasField("eta_ms") else ""
-    return f"{it.phase}: {_progress(it) or 'begins'}, {it.resolved_locks} locks resolved{left}"
+    left = f", about {gc_round.eta_ms / 1000:.0f}s left" if gc_round.HasField("eta_ms") else ""
+    return f"{gc_round.phase}: {_progress(gc_round) or 'begins'}, {gc_round.resolved_locks} locks resolved{left}"
 
 
-def has_ended(it: gc_pb2.GCRound) -> bool:
+def has_ended(gc_round: gc_pb2.GCRound) -> bool:
     """Whether nothing more will happen in it."""
-    return bool(it.phase == _ENDED)
+    return bool(gc_round.phase == _ENDED)
 
 
-def _progress(it: gc_pb2.GCRound) -> str:
-    return f"{it.done} of {it.total}" if it.total and not has_ended(it) else ""
+def _progress(gc_round: gc_pb2.GCRound) -> str:
+    return f"{gc_round.done} of {gc_round.total}" if gc_round.total and not has_ended(gc_round) else ""

@@ -54,12 +54,12 @@ async def run_round(remote: Remote, arguments: argparse.Namespace) -> Output:
         if arguments.dry_run:
             answer = await leader.RunGC(gc_pb2.RunGCRequest(dry_run=True), timeout=_PLAN_S)
             return Output(_plan(answer.plan))
-        it = (await leader.RunGC(gc_pb2.RunGCRequest(no_wait=True), timeout=CALL_S)).round
+        gc_round = (await leader.RunGC(gc_pb2.RunGCRequest(no_wait=True), timeout=CALL_S)).round
         if arguments.wait:
-            it = await _ended(leader, it)
-    if it.result and it.result not in _GOOD:
-        raise GCRoundFailedError(f"the round {it.id} ended as {it.result!r}: {it.error}")
-    return Output(document(it))
+            gc_round = await _ended(leader, gc_round)
+    if gc_round.result and gc_round.result not in _GOOD:
+        raise GCRoundFailedError(f"the round {gc_round.id} ended as {gc_round.result!r}: {gc_round.error}")
+    return Output(document(gc_round))
 
 
 async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -67,25 +67,25 @@ async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
     async with gc_records(remote) as records, remote.coordinator() as pd:
         now_ms = physical_ms(await pd.tso())
         rounds = await load_rounds(records, max(1, arguments.limit))
-    return Output([document(round_message(it, now_ms)) for it in rounds], COLUMNS)
+    return Output([document(round_message(gc_round, now_ms)) for gc_round in rounds], COLUMNS)
 
 
-async def _ended(leader: "GCServiceAsyncStub", it: gc_pb2.GCRound) -> gc_pb2.GCRound:
+async def _ended(leader: "GCServiceAsyncStub", gc_round: gc_pb2.GCRound) -> gc_pb2.GCRound:
     """The round once it has ended; until then its progress goes to stderr."""
     said = ""
-    while not has_ended(it):
-        if line(it) != said:
-            said = line(it)
+    while not has_ended(gc_round):
+        if line(gc_round) != said:
+            said = line(gc_round)
             print(said, file=sys.stderr, flush=True)
         await asyncio.sleep(_POLL_S)
         newest = (await leader.GetGCStatus(gc_pb2.GetGCStatusRequest(), timeout=CALL_S)).last_round
-        it = newest if newest.id == it.id else await _remembered(leader, it)
-    return it
+        gc_round = newest if newest.id == gc_round.id else await _remembered(leader, gc_round)
+    return gc_round
 
 
-async def _remembered(leader: "GCServiceAsyncStub", it: gc_pb2.GCRound) -> gc_pb2.GCRound:
+async def _remembered(leader: "GCServiceAsyncStub", gc_round: gc_pb2.GCRound) -> gc_pb2.GCRound:
     rounds = (await leader.ListRounds(gc_pb2.ListRoundsRequest(), timeout=CALL_S)).rounds
-    return next((known for known in rounds if known.id == it.id), it)
+    return next((each for each in rounds if each.id == gc_round.id), gc_round)
 
 
 def _plan(plan: gc_pb2.GCPlan) -> dict[str, Any]:
@@ -102,14 +102,14 @@ def _plan(plan: gc_pb2.GCPlan) -> dict[str, Any]:
         "transactions": plan.transactions,
         "ranges": [
             {
-                "job_id": it.job_id,
-                "element_id": it.element_id,
-                "start_key": it.start_key.hex(),
-                "end_key": it.end_key.hex(),
-                "ts": it.ts,
-                "state": it.state,
+                "job_id": delete_range.job_id,
+                "element_id": delete_range.element_id,
+                "start_key": delete_range.start_key.hex(),
+                "end_key": delete_range.end_key.hex(),
+                "ts": delete_range.ts,
+                "state": delete_range.state,
             }
-            for it in plan.ranges
+            for delete_range in plan.ranges
         ],
     }
 
@@ -119,8 +119,8 @@ def _would(plan: gc_pb2.GCPlan) -> str:
         return "refuse: gc is switched off (tikv_gc_enable)"
     ranges = f"destroy {len(plan.ranges)} ranges"
     if not plan.fresh:
-        held = f", held back by {plan.blocker}" if plan.blocker else ""
-        return f"{ranges} and nothing else: the safepoint does not move{held}"
+        blocked_by = f", held back by {plan.blocker}" if plan.blocker else ""
+        return f"{ranges} and nothing else: the safepoint does not move{blocked_by}"
     collect = "collect region by region" if plan.mode == "central" else "let the stores collect"
     return (
         f"resolve {plan.locks} locks of {plan.transactions} transactions in {plan.regions} regions, {ranges}, {collect}"

@@ -43,16 +43,16 @@ def keyspace_id(text: str) -> int:
 
 async def show_keyspace(remote: Remote, arguments: argparse.Namespace) -> Output:
     """One keyspace: what was asked for, and whose state holds for it."""
-    wanted: int = arguments.keyspace_id
+    keyspace: int = arguments.keyspace_id
     async with remote.leader() as (pd, channel):
         request = pdpb.GetGCStateRequest(
             header=pdpb.RequestHeader(cluster_id=pd.cluster_id),
-            keyspace_scope=pdpb.KeyspaceScope(keyspace_id=wanted),
+            keyspace_scope=pdpb.KeyspaceScope(keyspace_id=keyspace),
             include_global_gc_barriers=not arguments.exclude_global_barriers,
         )
         answer = _checked(await PDStub(channel).GetGCState(request, timeout=CALL_S))
     state = _state(answer.gc_state, arguments)
-    document = {"requested_keyspace_id": wanted, "effective_keyspace_id": state.pop("keyspace_id")} | state
+    document = {"requested_keyspace_id": keyspace, "effective_keyspace_id": state.pop("keyspace_id")} | state
     if not arguments.exclude_global_barriers:
         document["global_gc_barriers"] = _barriers(answer.global_gc_barriers.barriers, arguments)
     return Output(document, shown="\n".join(_lines(document)))
@@ -66,7 +66,7 @@ async def show_all(remote: Remote, arguments: argparse.Namespace) -> Output:
             exclude_global_gc_barriers=arguments.exclude_global_barriers,
         )
         answer = _checked(await PDStub(channel).GetAllKeyspacesGCStates(request, timeout=CALL_S))
-    states = sorted((_state(state, arguments) for state in answer.gc_states), key=lambda it: int(it["keyspace_id"]))
+    states = sorted((_state(state, arguments) for state in answer.gc_states), key=lambda item: int(item["keyspace_id"]))
     document: dict[str, Any] = {"gc_states": states}
     if not arguments.exclude_global_barriers:
         document["global_gc_barriers"] = _barriers(answer.global_gc_barriers, arguments)
@@ -91,12 +91,12 @@ def _state(state: pdpb.GCState, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def _barriers(barriers: Iterable[Any], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    found = [
+    live_barriers = [
         {"barrier_id": barrier.barrier_id, "barrier_ts": barrier.barrier_ts, "ttl_seconds": barrier.ttl_seconds}
         for barrier in barriers
         if barrier.ttl_seconds > 0 or arguments.include_expired
     ]
-    return sorted(found, key=lambda barrier: (barrier["barrier_ts"], barrier["barrier_id"]))
+    return sorted(live_barriers, key=lambda barrier: (barrier["barrier_ts"], barrier["barrier_id"]))
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

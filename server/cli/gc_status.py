@@ -44,35 +44,35 @@ async def show_status(remote: Remote, _: argparse.Namespace) -> Output:
     """How GC stands, also when no worker runs."""
     async with remote.coordinator() as pd, gc_records(remote) as records:
         now_ms, gc_safe_point = physical_ms(await pd.tso()), await pd.gc_safe_point()
-        held, config, fault = await overview(records), None, ""
+        gc_overview, config, fault = await overview(records), None, ""
         try:
             config = await read_config(records)
         except GCConfigError as err:
             fault = str(err)
-    newest = round_message(held.newest, now_ms) if held.newest else None
+    newest = round_message(gc_overview.newest, now_ms) if gc_overview.newest else None
     live = await _live_round(remote)
     if live is not None and (newest is None or live.id >= newest.id):
         newest = live
-    return Output(report(Seen(now_ms, gc_safe_point, held, config, fault, newest)))
+    return Output(report(Seen(now_ms, gc_safe_point, gc_overview, config, fault, newest)))
 
 
 def report(seen: Seen) -> dict[str, Any]:
     """The answer as a document (pure)."""
-    held, saved = seen.records, seen.records.saved_safe_point
+    records, saved = seen.records, seen.records.saved_safe_point
     blocker = seen.newest.blocker if seen.newest else ""
     return {
         "enabled": seen.config.enable if seen.config else None,
         "mode": seen.config.mode if seen.config else None,
-        "leader": _leader(held.leader, seen.now_ms),
+        "leader": _leader(records.leader, seen.now_ms),
         "safe_point": saved,
         "safe_point_time": time_of(saved),
         "behind_seconds": (seen.now_ms - physical_ms(saved)) // 1000 if saved else None,
         "gc_safe_point": seen.gc_safe_point,
         "blocker": blocker,
-        "last_run_time": held.last_run_time,
+        "last_run_time": records.last_run_time,
         "next_run_time": _next_run(seen),
-        "pending_ranges": held.pending_ranges,
-        "failed_ranges": held.failed_ranges,
+        "pending_ranges": records.pending_ranges,
+        "failed_ranges": records.failed_ranges,
         "round": document(seen.newest) if seen.newest else None,
         "advice": "; ".join(_advice(seen, blocker)),
     }

@@ -65,10 +65,10 @@ async def delete_service(remote: Remote, arguments: argparse.Namespace) -> Outpu
     service_id: str = arguments.service_id
     if service_id == "gc_worker":
         raise ServiceFixedError("gc_worker is GC itself and cannot be deleted; see `tidemark cli gc status`")
-    known = {service["service_id"]: service for service in (await safe_points(remote))["service_gc_safe_points"]}
-    if service_id not in known:
+    services = {service["service_id"]: service for service in (await safe_points(remote))["service_gc_safe_points"]}
+    if service_id not in services:
         raise ServiceUnknownError(f"there is no service {service_id!r}; see `tidemark cli service-gc-safepoint`")
-    if known[service_id]["expired_at"] < int(time.time()):
+    if services[service_id]["expired_at"] < int(time.time()):
         effect = {"state": "expired", "summary": f"{shown(service_id)} has expired and holds nothing back"}
     else:
         effect = await _effect(remote, service_id)
@@ -81,7 +81,7 @@ async def delete_service(remote: Remote, arguments: argparse.Namespace) -> Outpu
     return Output(
         {
             "deleted": service_id,
-            "safe_point": known[service_id]["safe_point"],
+            "safe_point": services[service_id]["safe_point"],
             "min_service_id": minimum.service_id,
             "min_service_gc_safe_point": minimum.safe_point,
         }

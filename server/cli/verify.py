@@ -216,8 +216,8 @@ def _ends(span: "Span") -> tuple[str, str]:
 
 def _ending(table: "TableReport") -> Iterator[str]:
     if table.differing_rows > _SHOWN or not table.complete:
-        known = f"{table.differing_rows}{'' if table.complete else ' or more'}"
-        yield f"{known} rows differ in {table.differing_ranges} ranges; --json --limit tells more"
+        count = f"{table.differing_rows}{'' if table.complete else ' or more'}"
+        yield f"{count} rows differ in {table.differing_ranges} ranges; --json --limit tells more"
     if table.note:
         yield f"note: {table.note}"
     if table.repaired is None:

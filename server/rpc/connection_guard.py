@@ -123,7 +123,7 @@ class ConnectionGuard:
         Sockets that are no open connections are not counted as other files: many are closed by the next look, and
         as many new connections would go unseen.
         """
-        known, self._known = self._known, {}
+        inspected, self._known = self._known, {}
         self._other_files = 0
         for file in _open_files():
             with suppress(OSError):  # it may be closed meanwhile
@@ -132,7 +132,7 @@ class ConnectionGuard:
                     self._other_files += 1
                     continue
                 inode = status.st_ino
-                before = known.get(file)
+                before = inspected.get(file)
                 same = before is not None and before[0] == inode
                 self._known[file] = before if same and before else (inode, self._inspected(file, inode))
         return [one for _, one in self._known.values() if one is not None]

@@ -157,8 +157,8 @@ class LockResolver:
         left_ms = physical_ms(primary.lock_version) + primary.lock_ttl - physical_ms(now)
         if left_ms > 0 and now != MAX_TS:
             return Outcome(ttl_ms=left_ms)
-        asked = await self._kv.check_secondary_locks(primary.secondaries, primary.lock_version)
-        commit_ts = async_commit_ts(primary.min_commit_ts, asked)
+        secondaries = await self._kv.check_secondary_locks(primary.secondaries, primary.lock_version)
+        commit_ts = async_commit_ts(primary.min_commit_ts, secondaries)
         if commit_ts is None:
             return None
         return Outcome(commit_ts=commit_ts, keys=(primary.primary_lock, *primary.secondaries))

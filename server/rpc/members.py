@@ -94,17 +94,17 @@ class Members:
 
     async def _found(self) -> str:
         failures: list[str] = []
-        found: list[str] = []
+        leaders: list[str] = []
 
         async def ask(address: str) -> None:
             try:
                 answer = await self._stub(address).GetMembers(pdpb_pb2.GetMembersRequest(), timeout=_ASK_SECONDS)
-                found.append(self._leader_of(address, answer))
+                leaders.append(self._leader_of(address, answer))
             except grpc.aio.AioRpcError as err:
                 failures.append(f"{address}: {err.details() or err.code().name}")
             except NoLeaderError as err:
                 failures.append(f"{address}: {err.message}")
-            if found:
+            if leaders:
                 for task in asking:
                     task.cancel()
 
@@ -113,9 +113,9 @@ class Members:
                 tasks.create_task(ask(address), name=f"members-{address}")
                 for address in dict.fromkeys(self._named + self._learned)
             ]
-        if not found:
+        if not leaders:
             raise NoLeaderError("; ".join(failures))
-        return found[0]
+        return leaders[0]
 
     def _leader_of(self, address: str, answer: pdpb_pb2.GetMembersResponse) -> str:
         header = answer.header

@@ -243,14 +243,14 @@ class PdClient:
         return (await self._members.leader()).Tso(None)
 
     async def _repeat(self, attempt: Callable[["PDAsyncStub"], Awaitable[R]]) -> R:
-        asked: PDAsyncStub | None = None
+        leader: PDAsyncStub | None = None
 
         async def once() -> R:
-            nonlocal asked
-            asked = await self._members.leader()
-            return await attempt(asked)
+            nonlocal leader
+            leader = await self._members.leader()
+            return await attempt(leader)
 
-        return await _repeat(self.address, once, _CALL_SECONDS, lambda: self._members.forget(asked))
+        return await _repeat(self.address, once, _CALL_SECONDS, lambda: self._members.forget(leader))
 
     async def _routes(self, regions: list[tuple[metapb_pb2.Region, metapb_pb2.Peer]], sought: str) -> list[RegionRoute]:
         if any(not region.id for region, _ in regions):
@@ -291,8 +291,8 @@ def _check(answer: Any) -> None:
     error = answer.header.error
     if error.type == pdpb_pb2.OK:
         return
-    known: dict[Any, type[TidemarkError]] = {
+    errors: dict[Any, type[TidemarkError]] = {
         pdpb_pb2.NOT_BOOTSTRAPPED: NotBootstrappedError,
         pdpb_pb2.ALREADY_BOOTSTRAPPED: AlreadyBootstrappedError,
     }
-    raise known.get(error.type, PdRefusedError)(error.message)
+    raise errors.get(error.type, PdRefusedError)(error.message)

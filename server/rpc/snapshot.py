@@ -31,8 +31,8 @@ class Snapshot:
 
     async def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those `keys` that exist. Raises as `get`."""
-        wanted = list(keys)
-        return await self._unlocked(lambda passing: self._kv.batch_get(wanted, self.ts, passing))
+        requested = list(keys)
+        return await self._unlocked(lambda passing: self._kv.batch_get(requested, self.ts, passing))
 
     async def scan(self, start_key: bytes, end_key: bytes, limit: int, *, key_only: bool = False) -> Pairs:
         """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end. Raises as `get`."""

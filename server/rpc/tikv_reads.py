@@ -87,21 +87,21 @@ class KvReads:
         Raises:
             LockedError: with the locks met in the first region that has any.
         """
-        found: Pairs = []
+        pairs_read: Pairs = []
         key: bytes | None = start_key
-        while key is not None and len(found) < limit:
+        while key is not None and len(pairs_read) < limit:
             request = kvrpcpb.ScanRequest(
                 context=passing.context(),
                 start_key=key,
                 version=version,
-                limit=limit - len(found),
+                limit=limit - len(pairs_read),
                 key_only=key_only,
                 end_key=end_key,
             )
             pairs, key = await self._scan_region(request)
             raise_for(pair.error for pair in pairs if pair.HasField("error"))
-            found += [(pair.key, pair.value) for pair in pairs]
-        return found
+            pairs_read += [(pair.key, pair.value) for pair in pairs]
+        return pairs_read
 
     async def scan_columns(
         self, start_key: bytes, end_key: bytes, version: int, limit: int, *, passing: Passing = NOTHING_PASSED
@@ -115,11 +115,11 @@ class KvReads:
                 context=passing.context(), start_key=key, version=version, limit=limit - len(keys), end_key=end_key
             )
             pairs, key = await self._scan_region(request)
-            found = list(map(_VALUE, pairs))
-            if not all(found):  # only then somebody has to look at each
+            values_read = list(map(_VALUE, pairs))
+            if not all(values_read):  # only then somebody has to look at each
                 raise_for(pair.error for pair in pairs if pair.HasField("error"))
             keys += map(_KEY, pairs)
-            values += found
+            values += values_read
         return keys, values
 
     async def last_key(

@@ -29,14 +29,14 @@ class Columns:
 
     def above(self, ts: int) -> "Columns":
         """The rows committed after `ts`."""
-        wanted = [commit_ts > ts for commit_ts in self.commit_ts]
+        is_above = [commit_ts > ts for commit_ts in self.commit_ts]
         return Columns(
-            list(compress(self.commit_ts, wanted)),
-            list(compress(self.start_ts, wanted)),
-            list(compress(self.op_type, wanted)),
-            list(compress(self.key, wanted)),
-            list(compress(self.value, wanted)),
-            list(compress(self.old_value, wanted)),
+            list(compress(self.commit_ts, is_above)),
+            list(compress(self.start_ts, is_above)),
+            list(compress(self.op_type, is_above)),
+            list(compress(self.key, is_above)),
+            list(compress(self.value, is_above)),
+            list(compress(self.old_value, is_above)),
         )
 
 

@@ -223,14 +223,14 @@ class Matcher:
             if waiting.spilled:
                 waiting.load(at)
             new = (row.op_type, row.value, row.old_value, row.generation)
-            held = memory.setdefault(at, new)
-            if held is new:
+            earlier = memory.setdefault(at, new)
+            if earlier is new:
                 size += ENTRY_BYTES + len(at[1]) + len(new[_VALUE]) + len(new[_OLD_VALUE])
                 continue
-            fake = not new[_VALUE] and new[_GENERATION] == held[_GENERATION]
-            if not fake and new[_GENERATION] >= held[_GENERATION]:
+            fake = not new[_VALUE] and new[_GENERATION] == earlier[_GENERATION]
+            if not fake and new[_GENERATION] >= earlier[_GENERATION]:
                 memory[at] = new
-                size += len(new[_VALUE]) + len(new[_OLD_VALUE]) - len(held[_VALUE]) - len(held[_OLD_VALUE])
+                size += len(new[_VALUE]) + len(new[_OLD_VALUE]) - len(earlier[_VALUE]) - len(earlier[_OLD_VALUE])
         waiting.grew(size)
 
     def _commits(self, rows: list[Row], out: Changes) -> None:
@@ -240,7 +240,7 @@ class Matcher:
             return
         waiting, size = self._prewrites, 0
         memory = waiting.memory
-        held: list[_Prewrite] = []
+        prewrites: list[_Prewrite] = []
         for row in rows:
             at = (row.start_ts, row.key)
             if waiting.spilled:
@@ -251,20 +251,20 @@ class Matcher:
                     f"the commit at {row.commit_ts} of the transaction {row.start_ts} has no prewrite"
                 )
             size += ENTRY_BYTES + len(at[1]) + len(data[_VALUE]) + len(data[_OLD_VALUE])
-            held.append(data)
+            prewrites.append(data)
         waiting.grew(-size)
-        self._emit(_joined(rows, held), out)
+        self._emit(_joined(rows, prewrites), out)
 
     def _early_commit(self, commit: _Commit, out: Changes) -> None:
         at = (commit.start_ts, commit.key)
         self._prewrites.load(at)
-        held = self._prewrites.memory.get(at)
-        if held is None or not held[_VALUE] or held[_GENERATION] > 0:
+        prewrite = self._prewrites.memory.get(at)
+        if prewrite is None or not prewrite[_VALUE] or prewrite[_GENERATION] > 0:
             self._early_commits.put(at, (commit.commit_ts, commit.op_type))
         else:
             self._committed.put(at, _MARK)
             self._prewrites.pop(at)
-            self._emit(_joined([commit], [held]), out)
+            self._emit(_joined([commit], [prewrite]), out)
 
     def _rollback(self, at: TxnKey) -> None:
         if self.initialized:
@@ -279,12 +279,12 @@ class Matcher:
             prewrites = [self._prewrites.pop((commit.start_ts, commit.key)) for commit in some]
             # Without a prewrite, or for a put with only a fake one, the scan has brought the row as COMMITTED.
             pairs = [
-                (commit, held)
-                for commit, held in zip(some, prewrites, strict=True)
-                if held is not None and (held[_VALUE] or commit.op_type == OP_DELETE)
+                (commit, prewrite)
+                for commit, prewrite in zip(some, prewrites, strict=True)
+                if prewrite is not None and (prewrite[_VALUE] or commit.op_type == OP_DELETE)
             ]
             if pairs:
-                self._emit(_joined([commit for commit, _ in pairs], [held for _, held in pairs]), out)
+                self._emit(_joined([commit for commit, _ in pairs], [prewrite for _, prewrite in pairs]), out)
         for at, _ in self._early_rollbacks.drain():
             self._prewrites.pop(at)
         self._committed.clear()

@@ -122,14 +122,14 @@ class TablePuller:
 
     def slowest(self, most: int) -> list[RegionProgress]:
         """The regions that are furthest behind, the slowest first; ranges being located count as one."""
-        found = [
-            RegionProgress(it.region_id, it.address, it.matcher.resolved_ts, it.part)
-            for it in heapq.nsmallest(most, self._subscriptions.values(), key=lambda it: it.matcher.resolved_ts)
+        regions = [
+            RegionProgress(each.region_id, each.address, each.matcher.resolved_ts, each.part)
+            for each in heapq.nsmallest(most, self._subscriptions.values(), key=lambda each: each.matcher.resolved_ts)
         ]
         gap = self._frontier.lowest_gap()
         if gap is not None:
-            found.append(RegionProgress(0, "", gap, None))
-        return sorted(found, key=lambda region: region.resolved_ts)[:most]
+            regions.append(RegionProgress(0, "", gap, None))
+        return sorted(regions, key=lambda region: region.resolved_ts)[:most]
 
     async def run(self) -> None:
         """Pull until cancelled.

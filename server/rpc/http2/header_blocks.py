@@ -45,17 +45,17 @@ class HeaderDecoder(Generic[T]):
 
     def request(self, block: bytes) -> T:
         """What `read` makes of the fields of one whole block; raises what it raises, and as `fields`."""
-        known = self._known.get(block)
-        if known is not None:
-            return known
+        cached = self._known.get(block)
+        if cached is not None:
+            return cached
         fields = self.fields(block)
-        found = self._read(fields)
+        value = self._read(fields)
         if not self._changed:
             size = len(block) + _size(fields)
             if len(self._known) < _MAX_KNOWN and self._known_bytes + size <= _MAX_KNOWN_BYTES:
                 self._known_bytes += size
-                self._known[block] = found
-        return found
+                self._known[block] = value
+        return value
 
     def fields(self, block: bytes) -> tuple[Field, ...]:
         """The fields of one whole block, names and values as they came.

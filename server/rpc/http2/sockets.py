@@ -22,10 +22,10 @@ def listening(address: str) -> Sequence[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         number = int(port)
-        for family, _, _, _, found in socket.getaddrinfo(
+        for family, _, _, _, sockaddr in socket.getaddrinfo(
             host.strip("[]") or None, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            sockets.append(_bound(family, (found[0], number, *found[2:]), alone=host != "[::]"))
+            sockets.append(_bound(family, (sockaddr[0], number, *sockaddr[2:]), alone=host != "[::]"))
             number = sockets[0].getsockname()[1]
             if host == "[::]":
                 break
