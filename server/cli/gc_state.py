@@ -91,12 +91,12 @@ def _state(state: pdpb.GCState, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def _barriers(barriers: Iterable[Any], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    shown = [
+    documents = [
         {"barrier_id": barrier.barrier_id, "barrier_ts": barrier.barrier_ts, "ttl_seconds": barrier.ttl_seconds}
         for barrier in barriers
         if barrier.ttl_seconds > 0 or arguments.include_expired
     ]
-    return sorted(shown, key=lambda barrier: (barrier["barrier_ts"], barrier["barrier_id"]))
+    return sorted(documents, key=lambda barrier: (barrier["barrier_ts"], barrier["barrier_id"]))
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

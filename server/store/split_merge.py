@@ -44,7 +44,7 @@ class Splitter:
             region = gate.admit(request.context, ())
             if not isinstance(region, Region):
                 return kvrpcpb.SplitRegionResponse(region_error=region)
-            keys = _asked_keys(request, region)
+            keys = _inner_split_keys(request, region)
             if isinstance(keys, errorpb.Error):
                 return kvrpcpb.SplitRegionResponse(region_error=keys)
             parts = await self._split(region, keys) if keys else [region]
@@ -66,11 +66,11 @@ class Splitter:
         return parts
 
 
-def _asked_keys(request: kvrpcpb.SplitRegionRequest, region: Region) -> list[bytes] | errorpb.Error:
-    asked = request.split_keys or [request.split_key]
-    if not all(asked):
+def _inner_split_keys(request: kvrpcpb.SplitRegionRequest, region: Region) -> list[bytes] | errorpb.Error:
+    requested = request.split_keys or [request.split_key]
+    if not all(requested):
         return errorpb.Error(message="a split key must not be empty")
-    keys = {key: key if request.is_raw_kv else encode_bytes(key) for key in asked}
+    keys = {key: key if request.is_raw_kv else encode_bytes(key) for key in requested}
     for key, encoded in keys.items():
         if not region.contains(encoded):
             return outside(key, region)

@@ -21,8 +21,9 @@ LARGE: Final = 1
 HEAD_BYTES: Final = 6
 COLUMN_ID_MAX: Final = 0xFFFFFFFF
 _HEAD = struct.Struct("<BBHH")
-_SMALL_ID_MAX = 0xFF
-_SMALL_BYTES_MAX = 0xFFFF
+SMALL_ID_MAX: Final = 0xFF
+SMALL_BYTES_MAX: Final = 0xFFFF
+"""Above either of them a row is large."""
 
 
 def encode_row(cells: Mapping[int, bytes | None]) -> bytes:
@@ -34,7 +35,7 @@ def encode_row(cells: Mapping[int, bytes | None]) -> bytes:
     for _, cell in present:
         size += len(cell)
         ends.append(size)
-    large = size > _SMALL_BYTES_MAX or max(ids, default=0) > _SMALL_ID_MAX
+    large = size > SMALL_BYTES_MAX or max(ids, default=0) > SMALL_ID_MAX
     head = _HEAD.pack(VERSION, LARGE if large else 0, len(present), len(nulls))
     id_form, end_form = ("I", "I") if large else ("B", "H")
     index = struct.pack(f"<{len(ids)}{id_form}", *ids) + struct.pack(f"<{len(ends)}{end_form}", *ends)

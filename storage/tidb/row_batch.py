@@ -16,7 +16,7 @@ import pyarrow as pa
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
 from storage.tidb.datum import NIL, Datums, decode_datums
-from storage.tidb.row import COLUMN_ID_MAX, HEAD_BYTES, LARGE, VERSION
+from storage.tidb.row import COLUMN_ID_MAX, HEAD_BYTES, LARGE, SMALL_BYTES_MAX, SMALL_ID_MAX, VERSION
 
 _Numbers = npt.NDArray[np.int64]
 _MATRICES: Final = ("used", "ids", "null", "number", "is_number", "is_signed", "begin", "size")
@@ -24,8 +24,6 @@ _NO_ID: Final = 1 << 50
 GATHER_BYTES: Final = 4 << 20
 """Rows are written in runs of about this size: a gather takes eight times as much memory."""
 _HEAD: Final = np.dtype([("version", "u1"), ("flags", "u1"), ("not_null", "<u2"), ("null", "<u2")])
-_SMALL_ID_MAX: Final = 0xFF
-_SMALL_BYTES_MAX: Final = 0xFFFF
 _NUMBER_BYTES: Final = 8
 
 
@@ -161,7 +159,7 @@ def encode_rows(pairs: Pairs, leave_out: Collection[int] = ()) -> pa.Array:
     ordered = (pairs.without(leave_out) if leave_out else pairs).sorted()
     valued = ordered.used & ~ordered.null
     cells = _Cells(ordered, valued)
-    large = (cells.ends[:, -1:] > _SMALL_BYTES_MAX).any(axis=1) | ((ordered.ids > _SMALL_ID_MAX) & ordered.used).any(
+    large = (cells.ends[:, -1:] > SMALL_BYTES_MAX).any(axis=1) | ((ordered.ids > SMALL_ID_MAX) & ordered.used).any(
         axis=1
     )
     parts, rows = [], []
