@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from server.process import drain
+from storage.backoff import Backoff
 from storage.model.errors import UnavailableError
 
 READY_SECONDS = 60.0
 DRAIN_SECONDS = 15.0
 _LINE_BYTES = 1 << 20
-_BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+_BACKOFF_S = (0.2, 5.0)
 
 _log = structlog.get_logger(__name__)
 
@@ -71,16 +72,15 @@ class Child:
 
     async def run(self) -> None:
         """Keep the daemon alive until cancelled: restart it, on the same addresses, whenever it dies."""
-        failures = 0
+        backoff = Backoff(*_BACKOFF_S)
         while True:
             status = await self._until_death()
             _log.error("daemon died, restarting", child=self.name, status=status)
-            await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+            await asyncio.sleep(backoff.next_s())
             try:
                 await self.start()
-                failures = 0
+                backoff.reset()
             except ChildFailedError as err:
-                failures += 1
                 _log.error("daemon did not restart", child=self.name, error=err.message)
 
     async def drain(self) -> None:

@@ -14,6 +14,7 @@ from server.changefeed.info import RunningError, State
 from server.rpc.pd import PdRefusedError
 from sink.flight.feeds import FAILED, Report
 from sorter.errors import TableDamagedError
+from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import Kind, TidemarkError, leaves
 
@@ -27,20 +28,20 @@ _log = structlog.get_logger(__name__)
 async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
     """Run the processor; after an error that can pass, again from the checkpoint. Returns when it has failed."""
     loop = asyncio.get_running_loop()
-    pause_s, most_s = _RETRY_S
+    backoff = Backoff(*_RETRY_S)
     moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
     while True:
         error = await _attempt(feed, safepoints)
         if feed.checkpoint_ts > checkpoint_ts:
-            moved_at, checkpoint_ts, pause_s = loop.time(), feed.checkpoint_ts, _RETRY_S[0]
+            moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
+            backoff.reset()
         if feed.catalog.holds.open_since:  # a table that is read again may keep the checkpoint for hours
             moved_at = loop.time()
         if not _can_pass(error) or loop.time() - moved_at > _STUCK_S:
             note(feed, State.FAILED, error)
             return
         note(feed, State.WARNING, error)
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, most_s)
+        await asyncio.sleep(backoff.next_s())
 
 
 def note(feed: Feed, state: State, error: TidemarkError, *, hint: str = "") -> None:

@@ -13,7 +13,6 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.demo.heartbeats import Heartbeats
 from server.demo.write_buffer import WriteBuffer
-from server.rpc.backoff import Backoff, GaveUpError
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
 from server.rpc.lock_resolver import LockResolver
@@ -21,6 +20,7 @@ from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot, clear_or_wait
 from server.rpc.tikv import KvClient
 from server.rpc.tikv_reads import Pairs
+from storage.backoff import Backoffer, GaveUpError
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
 from storage.tasks import beside
 
@@ -214,7 +214,7 @@ class Transaction:
             raise TransactionEndedError("the transaction has ended; begin another one")
         self._primary = self._primary or min(keys)
         self._locked.update(keys)  # before it is known: a lost answer must be rolled back as well
-        backoff = Backoff(self._client.lock_wait_s)
+        backoff = Backoffer(self._client.lock_wait_s)
         while True:
             try:
                 return await self._lock_once(keys, self._primary)
@@ -236,14 +236,14 @@ class Transaction:
         self._client.heartbeats.keep(self)
         return found
 
-    async def _wait_for(self, err: LockedError, backoff: Backoff) -> None:
+    async def _wait_for(self, err: LockedError, backoff: Backoffer) -> None:
         try:
             await clear_or_wait(self._client.resolver, err, 0, backoff)
         except GaveUpError as late:
             raise LockWaitError(f"{err.message}; roll back and begin again") from late
 
     async def _prewrite(self, primary: bytes) -> None:
-        backoff = Backoff(self._client.timeout_s)
+        backoff = Backoffer(self._client.timeout_s)
         while True:
             try:
                 return await self._kv.prewrite(

@@ -17,7 +17,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import Members, NoLeaderError, addresses_of
 from server.rpc.tso import TsoCall, TsoStream, TsoUnavailableError
-from storage.jitter import jittered
+from storage.backoff import Backoff
 from storage.meta.calls import cancellations
 from storage.model.errors import ConflictError, InvalidError, TidemarkError, UnavailableError
 
@@ -265,7 +265,7 @@ async def _repeat(
     address: str, attempt: Callable[[], Awaitable[R]], within_s: float, failed: Callable[[], None] = lambda: None
 ) -> R:
     """Await `attempt()` until it answers; transient failures are repeated with jittered back-off, after `failed()`."""
-    pause, most = _BACKOFF_SECONDS
+    backoff = Backoff(*_BACKOFF_SECONDS)
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + within_s, cancellations()
     while True:
@@ -281,10 +281,10 @@ async def _repeat(
         failed()
         if cancellations() > before:
             raise asyncio.CancelledError  # gRPC answers with the call's failure if both come at once
-        if loop.time() + pause >= deadline:
+        pause_s = backoff.next_s()
+        if loop.time() + pause_s >= deadline:
             raise PdUnavailableError(f"no coordinator answers at {address}: {reason}; is it running?")
-        await asyncio.sleep(jittered(pause))
-        pause = min(pause * 2, most)
+        await asyncio.sleep(pause_s)
 
 
 def _check(answer: Any) -> None:

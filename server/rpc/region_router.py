@@ -14,11 +14,11 @@ from kvproto import errorpb_pb2 as errorpb
 from kvproto import metapb_pb2 as metapb
 from kvproto.tikvpb_pb2_grpc import TikvStub
 
-from server.rpc.backoff import Backoff
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import RegionRoute
 from server.rpc.region_cache import RegionCache
+from storage.backoff import Backoffer
 from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError
 from storage.tasks import together
@@ -119,7 +119,7 @@ class RegionRouter:
             route = await self.locate(key)
             return route, await self.ask(route, method, make(route), timeout_s=attempt_s)
 
-        return await self._repeat(attempt, Backoff(self._timeout_s))
+        return await self._repeat(attempt, Backoffer(self._timeout_s))
 
     async def fan_out(
         self, keys: Iterable[bytes], method: Method[Q, R], make: Callable[[list[bytes]], Q]
@@ -129,7 +129,7 @@ class RegionRouter:
         Raises:
             GaveUpError: some region's request did not get through before the deadline; others may have.
         """
-        return await self._fan_out(sorted(set(keys)), method, make, Backoff(self._timeout_s))
+        return await self._fan_out(sorted(set(keys)), method, make, Backoffer(self._timeout_s))
 
     async def ask(self, route: RegionRoute, method: Method[Q, R], request: Q, *, timeout_s: float = _ATTEMPT_S) -> R:
         """One attempt at exactly this region.
@@ -173,7 +173,7 @@ class RegionRouter:
             self._stubs[address] = (channel, TikvStub(channel))
         return self._stubs[address][1]
 
-    async def _repeat(self, attempt: Callable[[], Coroutine[Any, Any, T]], backoff: Backoff) -> T:
+    async def _repeat(self, attempt: Callable[[], Coroutine[Any, Any, T]], backoff: Backoffer) -> T:
         while True:
             try:
                 return await attempt()
@@ -183,7 +183,7 @@ class RegionRouter:
                 await backoff.wait(err)
 
     async def _fan_out(
-        self, keys: Sequence[bytes], method: Method[Q, R], make: Callable[[list[bytes]], Q], backoff: Backoff
+        self, keys: Sequence[bytes], method: Method[Q, R], make: Callable[[list[bytes]], Q], backoff: Backoffer
     ) -> list[tuple[list[bytes], R]]:
         async def send(route: RegionRoute, part: list[bytes]) -> list[tuple[list[bytes], R]]:
             try:

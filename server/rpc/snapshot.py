@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from server.rpc.backoff import Backoff
 from server.rpc.key_error import LockedError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.tikv import KvClient
 from server.rpc.tikv_reads import Pairs, Passing
+from storage.backoff import Backoffer
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Snapshot:
         return await self._unlocked(lambda passing: self._kv.last_key(start_key, end_key, self.ts, passing=passing))
 
     async def _unlocked(self, read: Callable[[Passing], Awaitable[T]]) -> T:
-        backoff, passing = Backoff(self._timeout_s), Passing()
+        backoff, passing = Backoffer(self._timeout_s), Passing()
         while True:
             try:
                 return await read(passing)
@@ -62,7 +62,7 @@ class Snapshot:
                     await backoff.wait(err)
 
 
-async def clear_or_wait(resolver: LockResolver, err: LockedError, caller_start_ts: int, backoff: Backoff) -> None:
+async def clear_or_wait(resolver: LockResolver, err: LockedError, caller_start_ts: int, backoff: Backoffer) -> None:
     """Resolve the locks of `err`; sleep before the next attempt if one of them lives.
 
     Raises:

@@ -34,6 +34,7 @@ from server.verify.progress import LAKE, Progress
 from server.verify.spans import Extent, span_column
 from server.verify.upstream.upstream import Cluster
 from server.verify.verify import Request, verify
+from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import UnavailableError, ours_alone
 from storage.model.ts import MAX_TS, physical_ms
@@ -131,18 +132,17 @@ class Auditor:
             late.set_function(lambda: 0.0)
 
     async def _run(self) -> None:
-        failures = 0
+        backoff = Backoff(_BACKOFF_S, _BACKOFF_S_MAX)
         while True:
             try:
                 async with self._cluster() as cluster:
                     while True:
                         await self._look(cluster)
-                        failures = 0
+                        backoff.reset()
                         await self._pause(_LOOK_S)
             except Exception as err:  # noqa: BLE001 - whatever it is, the job goes on
                 self._tell(err)
-            await asyncio.sleep(min(_BACKOFF_S * float(1 << min(failures, 16)), _BACKOFF_S_MAX))
-            failures += 1
+            await asyncio.sleep(backoff.next_s())
 
     @asynccontextmanager
     async def _cluster(self) -> AsyncIterator[Cluster]:

@@ -22,6 +22,7 @@ import structlog
 
 from server.process import drain
 from server.spark.metrics import ERRORS, STARTS, observe
+from storage.backoff import Backoff
 from storage.model.errors import TidemarkError
 
 DRAIN_SECONDS = 60.0
@@ -69,7 +70,7 @@ class LakeJob:
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self._said = ""
-        self._failures = 0
+        self._backoff = Backoff(BACKOFF_SECONDS, BACKOFF_SECONDS_MAX)
 
     async def run(self) -> None:
         """Until the job ends by itself with status 0, or is drained.
@@ -88,8 +89,7 @@ class LakeJob:
                 await asyncio.to_thread(self._on_error, error, again)
             if not again:
                 raise error
-            pause_s = backoff_s(self._failures)
-            self._failures += 1
+            pause_s = self._backoff.next_s()
             _log.error(
                 "lake job ended, restarting",
                 changefeed=self._changefeed,
@@ -130,7 +130,7 @@ class LakeJob:
         while line := await process.stdout.readline():
             document = json.loads(line)
             if "end_ts" in document:
-                self._failures = 0
+                self._backoff.reset()
             observe(self._changefeed, document)
             self._on_line(document)
 
@@ -152,11 +152,6 @@ class LakeJob:
     @staticmethod
     def _may_succeed_later(status: int) -> bool:
         return status == EXIT_AGAIN or status < 0
-
-
-def backoff_s(failures: int) -> float:
-    """The pause before the next start, after so many starts without a cut: doubled each time, up to a minute."""
-    return min(BACKOFF_SECONDS * float(1 << min(failures, 16)), BACKOFF_SECONDS_MAX)
 
 
 def captures_reporter(command: Sequence[str]) -> ReportError:

@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 import grpc.aio
 from etcdpb import kv_pb2, rpc_pb2
 
+from storage.backoff import Backoff
 from storage.codec import prefix_end
-from storage.jitter import jittered
 from storage.meta.errors import (
     CompactedError,
     EtcdError,
@@ -158,17 +158,16 @@ class EtcdMeta:
             progress_notify=True,
             fragment=True,
         )
-        pause, max_pause = _BACKOFF_SECONDS
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while True:
             try:
                 async with aclosing(self._watch_once(request)) as changes:
                     async for events in changes:
-                        pause, _ = _BACKOFF_SECONDS
+                        backoff.reset()
                         yield events
             except MetaUnavailableError:
                 pass  # watch again, from the next revision
-            await asyncio.sleep(jittered(pause))
-            pause = min(pause * 2, max_pause)
+            await asyncio.sleep(backoff.next_s())
 
     async def _watch_once(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[list[WatchEvent], None]:
         """One watch until it breaks; moves `request.start_revision` behind all events and progress that it received."""

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from etcdpb import rpc_pb2, rpc_pb2_grpc
 
-from storage.jitter import jittered
+from storage.backoff import Backoff
 from storage.meta.calls import KeepAlives, OpenCalls, cancellations
 from storage.meta.errors import (
     EtcdError,
@@ -193,7 +193,7 @@ class RemoteEtcd:
         return rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(None, metadata=metadata + NEEDS_LEADER)
 
     async def _call(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]], *, repeat: bool = True) -> R:
-        pause, max_pause = _BACKOFF_SECONDS
+        backoff = Backoff(*_BACKOFF_SECONDS)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CALL_SECONDS
         while True:
@@ -205,10 +205,10 @@ class RemoteEtcd:
                 failure = err
                 retry = isinstance(err, TooManyRequestsError | InvalidTokenError)
                 retry = retry or (repeat and not isinstance(err, NoSpaceError))
-            if not retry or loop.time() + pause >= deadline:
+            pause_s = backoff.next_s()
+            if not retry or loop.time() + pause_s >= deadline:
                 raise failure
-            await asyncio.sleep(jittered(pause))
-            pause = min(pause * 2, max_pause)
+            await asyncio.sleep(pause_s)
 
     async def _attempt(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]]) -> R:
         try:

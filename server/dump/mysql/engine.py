@@ -34,6 +34,7 @@ from server.dump.progress import TableState
 from server.dump.table_dump import TableDump
 from server.puller.mysql.errors import MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
+from storage.backoff import Backoff
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 ROUNDS_MAX: Final = 2
@@ -83,7 +84,7 @@ class DumpEngine:
             self._threads.close()
 
     async def _rounds(self) -> None:
-        pause_s = _PAUSE_S[0]
+        backoff = Backoff(*_PAUSE_S)
         while True:
             try:
                 busy = await self._next()
@@ -91,10 +92,9 @@ class DumpEngine:
                 _log.warning("dump waits", changefeed=self._changefeed, code=err.code, error=err.message)
                 self._note(str(err))
                 self._threads.hang_up()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S[1])
+                await asyncio.sleep(backoff.next_s())
                 continue
-            pause_s = _PAUSE_S[0]
+            backoff.reset()
             if not busy:
                 await self._wait(_IDLE_S)
 

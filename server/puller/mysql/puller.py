@@ -61,6 +61,7 @@ from server.puller.mysql.transactions import (
 )
 from server.puller.mysql.tree import CreateTable
 from server.puller.source import Catalog, Rows
+from storage.backoff import Backoff
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError, TidemarkError
 from storage.model.ts import physical_ms
@@ -180,7 +181,7 @@ class LogPuller:
 
     async def _read(self, server_id: int) -> None:
         """Read until our id is taken; raises what trying again at once does not help against."""
-        pause_s = _BACKOFF_S[0]
+        backoff = Backoff(*_BACKOFF_S)
         while True:
             begun_at = self._heard_at
             try:
@@ -191,8 +192,9 @@ class LogPuller:
                 _log.warning("log connection lost", changefeed=self._upstream.changefeed, error=err.message)
                 if silent_s > _GIVE_UP_S:
                     raise
-            pause_s = _BACKOFF_S[0] if self._heard_at > begun_at else min(2 * pause_s, _BACKOFF_S[1])
-            await asyncio.sleep(pause_s)
+            if self._heard_at > begun_at:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _connect_and_follow(self, server_id: int) -> None:
         log = await self._open(server_id)

@@ -19,14 +19,12 @@ from server.puller.pump.errors import (
     PumpClusterError,
 )
 from server.puller.pump.merge import Transaction
-from server.rpc.backoff import delay_s
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from storage.backoff import Backoff
 from storage.model.errors import TidemarkError
 
-_BASE_S: Final = 0.1
-_CAP_S: Final = 5.0
-_JITTER: Final = 0.5
+_BACKOFF_S: Final = (0.1, 5.0)
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +38,7 @@ class PumpStream:
         self._cluster_id = cluster_id
         self._security = security
         self._last_ts = last_ts
-        self._failures = 0
+        self._backoff = Backoff(*_BACKOFF_S)
         self._beginning = Beginning()
 
     async def run(self) -> AsyncIterator[Transaction]:
@@ -54,17 +52,16 @@ class PumpStream:
             try:
                 async with connect(self.host, self._security) as channel:
                     async for transaction in self._read(channel):
-                        self._failures = 0
+                        self._backoff.reset()
                         self._last_ts = transaction.commit_ts
                         yield transaction
             except grpc.aio.AioRpcError as err:
                 _raise_if_final(self.name, self._last_ts, err)
-                if self._failures % 10 == 0:
+                if self._backoff.failures % 10 == 0:
                     _log.warning("pump does not answer", pump=self.name, host=self.host, error=err.details())
             except StreamSilentError as err:
                 _log.warning("pump sends nothing", pump=self.name, host=self.host, error=err.message)
-            await asyncio.sleep(delay_s(self._failures, _JITTER, base_s=_BASE_S, cap_s=_CAP_S))
-            self._failures += 1
+            await asyncio.sleep(self._backoff.next_s())
 
     async def _read(self, channel: grpc.aio.Channel) -> AsyncIterator[Transaction]:
         start = pump_pb2.Pos(offset=self._last_ts)

@@ -29,8 +29,8 @@ from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
 from server.rpc.pd import PdClient, RegionRoute
+from storage.backoff import jittered
 from storage.codec import encode_bytes
-from storage.jitter import jittered
 from storage.leveldb import CorruptDatabaseError
 from storage.model.errors import TidemarkError
 from storage.model.span import KeyRange, Span

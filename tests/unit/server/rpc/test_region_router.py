@@ -12,13 +12,13 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 from kvproto import tikvpb_pb2 as tikvpb
 
-from server.rpc.backoff import GaveUpError
 from server.rpc.errors import StatusError
 from server.rpc.key_error import LockedError, WriteConflictError
 from server.rpc.pd import RegionRoute
 from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
+from storage.backoff import GaveUpError
 from storage.codec import encode_bytes
 from storage.model.errors import UnavailableError
 
