@@ -6,7 +6,6 @@ calls on routes: grpc.aio, where a task waits for each (`handlers`), and our own
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -14,6 +13,7 @@ import grpc
 
 from server.rpc.errors import StatusError
 from storage.defect import request_error
+from storage.group_queue import GroupQueue
 from storage.model.errors import TidemarkError
 
 Answer = bytes | TidemarkError
@@ -57,10 +57,8 @@ class Route:
         self.name = name
         self._handler = handler
         self._refusal = refusal
-        self._waiting: deque[tuple[bytes, Waiter]] = deque()
+        self._queue: GroupQueue[tuple[bytes, Waiter]] = GroupQueue(MAX_ITEMS, MAX_BYTES)
         self._batch: list[tuple[bytes, Waiter]] = []
-        self._bytes = 0
-        self._wake = asyncio.Event()
         self._attached: set[Waiter] = set()
         self._closed = False
 
@@ -72,15 +70,14 @@ class Route:
 
     def put(self, request: bytes, waiter: Waiter) -> None:
         """Queue one request; `waiter` is answered later, or at once with a refusal."""
-        if self._waiting and (len(self._waiting) >= MAX_WAITING or self._bytes + len(request) > MAX_WAITING_BYTES):
-            waiting = f"{len(self._waiting)} calls of {self.name} with {self._bytes} bytes"
+        queue, size = self._queue, len(request)
+        if queue and (len(queue) >= MAX_WAITING or queue.waiting_bytes + size > MAX_WAITING_BYTES):
+            waiting = f"{len(queue)} calls of {self.name} with {queue.waiting_bytes} bytes"
             waiter.set_result(OverloadedError(f"{waiting} are waiting; slow down and try again"))
         elif self._closed:
             waiter.set_result(self._refusal())
         else:
-            self._waiting.append((request, waiter))
-            self._bytes += len(request)
-            self._wake.set()
+            queue.put((request, waiter), size)
 
     def attach(self, waiter: Waiter) -> None:
         """Let one who may ask again and again know the end of the loop, too; until `detach`."""
@@ -94,26 +91,16 @@ class Route:
         """Answer batches until cancelled; then nobody is left waiting."""
         try:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._take():
-                    await self._answer()
+                await self._queue.wait()
+                while calls := self._queue.take():
+                    self._batch = [call for call in calls if not call[1].done()]
+                    await self._answer(self._batch)
         finally:
             self._close()
 
-    def _take(self) -> bool:
-        batch = self._batch = []
-        size, waiting = 0, self._waiting
-        while waiting and len(batch) < MAX_ITEMS and size < MAX_BYTES:
-            item = waiting.popleft()
-            self._bytes -= len(item[0])
-            if not item[1].done():
-                size += len(item[0])
-                batch.append(item)
-        return bool(batch)
-
-    async def _answer(self) -> None:
-        batch = self._batch
+    async def _answer(self, batch: list[tuple[bytes, Waiter]]) -> None:
+        if not batch:
+            return
         try:
             answers = await self._handler([request for request, _ in batch])
             assert len(answers) == len(batch), f"{self.name} answered {len(answers)} of {len(batch)} calls"
@@ -126,10 +113,8 @@ class Route:
 
     def _close(self) -> None:
         self._closed = True
-        while self._batch or self._take():
-            for _, waiter in self._batch:
-                if not waiter.done():
-                    waiter.set_result(self._refusal())
-            self._batch = []
+        for _, waiter in self._batch + self._queue.take_all():
+            if not waiter.done():
+                waiter.set_result(self._refusal())
         for waiter in list(self._attached):
             waiter.set_result(self._refusal())

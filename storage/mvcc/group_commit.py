@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
+from storage.group_queue import GroupQueue
 from storage.model.errors import UnavailableError
 from storage.mvcc.draft import Change
 from storage.mvcc.engine import Command, Engine
@@ -33,7 +34,6 @@ class StoreBusyError(UnavailableError):
 
 class _Waiter(NamedTuple):
     commands: Sequence[Command]
-    size: int
     future: "asyncio.Future[Sequence[Any]]"
 
 
@@ -55,12 +55,9 @@ class GroupCommit:
         self._executor = executor
         self._observe = observe
         self._on_group = on_group
-        self._waiting: deque[_Waiter] = deque()
-        self._waiting_commands = 0
-        self._waiting_bytes = 0
+        self._queue: GroupQueue[_Waiter] = GroupQueue(MAX_GROUP_COMMANDS, MAX_GROUP_BYTES)
         self._on_unlocked: Callable[[Sequence[bytes]], None] = lambda _keys: None
         self._quiet: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._wake = asyncio.Event()
         self._stopped = False
 
     @property
@@ -86,13 +83,11 @@ class GroupCommit:
             StoreStoppedError: the store is closing; the outcome of the commands is unknown.
         """
         self._check_open()
-        if self._waiting_commands + len(commands) > MAX_WAITING_COMMANDS or self._waiting_bytes > MAX_WAITING_BYTES:
-            raise StoreBusyError(f"{self._waiting_commands} writes are waiting; slow down and try again")
+        queue = self._queue
+        if queue.waiting_items + len(commands) > MAX_WAITING_COMMANDS or queue.waiting_bytes > MAX_WAITING_BYTES:
+            raise StoreBusyError(f"{queue.waiting_items} writes are waiting; slow down and try again")
         future: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiter(commands, size, future))
-        self._waiting_commands += len(commands)
-        self._waiting_bytes += size
-        self._wake.set()
+        queue.put(_Waiter(commands, future), size, len(commands))
         return await future
 
     async def quiet(self, function: Callable[[], T]) -> T:
@@ -104,19 +99,18 @@ class GroupCommit:
         self._check_open()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._quiet.append((function, future))
-        self._wake.set()
+        self._queue.wake()
         return await future
 
     async def run(self) -> None:
         """Write groups until cancelled; a failing disk ends it, and the daemon with it."""
         try:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._waiting or self._quiet:
+                await self._queue.wait()
+                while self._queue or self._quiet:
                     self._run_quiet()
-                    if self._waiting:
-                        await self._write_group()
+                    if self._queue:
+                        await self._write(self._queue.take())
         finally:
             self._stop()
 
@@ -130,9 +124,8 @@ class GroupCommit:
             if not future.cancelled():
                 future.set_result(function())
 
-    async def _write_group(self) -> None:
-        taken = self._take()
-        commands = [command for waiter in taken for command in waiter.commands]
+    async def _write(self, waiters: list[_Waiter]) -> None:
+        commands = [command for waiter in waiters for command in waiter.commands]
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -140,37 +133,24 @@ class GroupCommit:
             if group.changes:
                 self._observe(group.changes)
         except BaseException:
-            for waiter in taken:
+            for waiter in waiters:
                 self._refuse(waiter.future)
             raise
         self._engine.fence.release()
         self._on_group(len(commands), loop.time() - began)
         at = 0
-        for waiter in taken:
+        for waiter in waiters:
             if not waiter.future.done():
                 waiter.future.set_result(group.results[at : at + len(waiter.commands)])
             at += len(waiter.commands)
         if group.unlocked:
             loop.call_soon(self._on_unlocked, group.unlocked)
 
-    def _take(self) -> list[_Waiter]:
-        taken: list[_Waiter] = []
-        commands = size = 0
-        while self._waiting and commands < MAX_GROUP_COMMANDS and size < MAX_GROUP_BYTES:
-            waiter = self._waiting.popleft()
-            taken.append(waiter)
-            commands += len(waiter.commands)
-            size += waiter.size
-        self._waiting_commands -= commands
-        self._waiting_bytes -= size
-        return taken
-
     def _stop(self) -> None:
         self._stopped = True
         self._engine.fence.close()
-        for future in (*(waiter.future for waiter in self._waiting), *(future for _, future in self._quiet)):
+        for future in (*(waiter.future for waiter in self._queue.take_all()), *(future for _, future in self._quiet)):
             self._refuse(future)
-        self._waiting.clear()
         self._quiet.clear()
 
     @staticmethod

@@ -5,11 +5,13 @@ one group is on its way to the disk, the next one gathers.
 """
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from storage.group_queue import GroupQueue
 from storage.model.errors import ClosedError, TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog
 from storage.pump.index import Entry
@@ -115,7 +117,6 @@ class _Write(NamedTuple):
     """A call of `write` that waits."""
 
     binlogs: Sequence[Binlog]
-    size: int
     done: "asyncio.Future[None]"
 
 
@@ -126,9 +127,7 @@ class Committer:
         self._index_queue = index_queue
         self._log = log
         self._thread = thread
-        self._waiting: deque[_Write] = deque()
-        self._waiting_bytes = 0
-        self._wake = asyncio.Event()
+        self._queue: GroupQueue[_Write] = GroupQueue(sys.maxsize, GROUP_BYTES)
         self._refusal: TidemarkError | None = None
 
     async def write(self, binlogs: Sequence[Binlog]) -> None:
@@ -142,46 +141,32 @@ class Committer:
         if self._refusal is not None:
             raise self._refusal
         size = sum(len(binlog.payload) for binlog in binlogs)
-        if self._waiting and self._waiting_bytes + size > WAITING_BYTES_MAX:
-            raise PumpBusyError(f"{self._waiting_bytes} bytes wait for the disk; slow down and write again")
+        if self._queue and self._queue.waiting_bytes + size > WAITING_BYTES_MAX:
+            raise PumpBusyError(f"{self._queue.waiting_bytes} bytes wait for the disk; slow down and write again")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Write(binlogs, size, done))
-        self._waiting_bytes += size
-        self._wake.set()
+        self._queue.put(_Write(binlogs, done), size)
         await done
 
     def refuse(self, reason: TidemarkError) -> None:
         """Accept no more; writes that wait fail with the reason, too."""
         self._refusal = self._refusal or reason
-        while self._waiting:
-            self._answer([self._waiting.popleft()], reason)
-        self._waiting_bytes = 0
+        self._answer(self._queue.take_all(), reason)
 
     def close(self) -> None:
         """Accept no more; `run` ends when the writes that wait are stored."""
         self._refusal = self._refusal or _stopping()
-        self._wake.set()
+        self._queue.wake()
 
     async def run(self) -> None:
         """Store groups until closed; then close the index queue."""
         try:
-            while self._waiting or self._refusal is None:
-                await self._wake.wait()
-                self._wake.clear()
-                while writes := self._take_group():
+            while self._queue or self._refusal is None:
+                await self._queue.wait()
+                while writes := self._queue.take():
                     await self._store(writes)
         finally:
             self.refuse(_stopping())
         self._index_queue.close()
-
-    def _take_group(self) -> list[_Write]:
-        taken: list[_Write] = []
-        size = 0
-        while self._waiting and size < GROUP_BYTES:
-            taken.append(self._waiting.popleft())
-            size += taken[-1].size
-        self._waiting_bytes -= size
-        return taken
 
     async def _store(self, writes: list[_Write]) -> None:
         binlogs = [binlog for write in writes for binlog in write.binlogs]

@@ -5,7 +5,6 @@ fails, memory is ahead of it, so `run` raises instead of going on.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from storage.defect import request_error
+from storage.group_queue import GroupQueue
 from storage.kv import KV, WriteBatch
 from storage.meta.errors import MetaUnavailableError, TooManyRequestsError
 from storage.model.errors import TidemarkError
@@ -29,7 +29,6 @@ _GROUP_BYTES = 4 << 20
 class _Request:
     change: Change
     answer: asyncio.Future[Any]
-    size: int
 
 
 class GroupCommit:
@@ -43,14 +42,12 @@ class GroupCommit:
         self._applied = applied
         self._durable = durable
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="metadata-disk")
-        self._waiting: deque[_Request] = deque()
-        self._waiting_bytes = 0
-        self._wake = asyncio.Event()
+        self._queue: GroupQueue[_Request] = GroupQueue(_GROUP, _GROUP_BYTES)
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._waiting)
+        return len(self._queue)
 
     async def submit(self, change: Callable[[WriteBatch], R], size: int = 0) -> R:
         """Run `change` in its turn; it may add to the batch of its group, or raise and then must have done nothing.
@@ -61,36 +58,23 @@ class GroupCommit:
             TooManyRequestsError: the queue is full.
             MetaUnavailableError: the disk failed, or the server is stopping.
         """
-        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= MAX_WAITING_BYTES:
+        if len(self._queue) >= MAX_WAITING or self._queue.waiting_bytes >= MAX_WAITING_BYTES:
             raise TooManyRequestsError
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(change, answer, size))
-        self._waiting_bytes += size
-        self._wake.set()
+        self._queue.put(_Request(change, answer), size)
         return await answer
 
     async def run(self) -> None:
         """Apply and answer what is queued, group by group, until cancelled."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                await self._commit(self._take_group())
+            await self._queue.wait()
+            while group := self._queue.take():
+                await self._commit(group)
 
     def close(self) -> None:
         """Wait for the write under way, and refuse what is still queued."""
         self._disk.shutdown(wait=True)
-        _refuse(self._waiting, "the metadata server is stopping; try again")
-        self._waiting.clear()
-
-    def _take_group(self) -> list[_Request]:
-        group: list[_Request] = []
-        size = 0
-        while self._waiting and len(group) < _GROUP and size < _GROUP_BYTES:
-            group.append(self._waiting.popleft())
-            size += group[-1].size
-        self._waiting_bytes -= size
-        return group
+        _refuse(self._queue.take_all(), "the metadata server is stopping; try again")
 
     async def _commit(self, group: list[_Request]) -> None:
         batch = WriteBatch()
