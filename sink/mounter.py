@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from sink.columns import META_FIELDS, check_dates, meta_columns, plain, row_values, with_column_id, with_default
 from sink.key_change import split_key_changes
-from storage.model.errors import InvalidError
+from storage.model.errors import CorruptError, InvalidError
+from storage.model.event import DELETE
 from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
 from storage.tidb.cell import parse_default
 from storage.tidb.cells import RowBlock
@@ -65,15 +66,32 @@ class Mounter:
         row to delete).
 
         Raises:
-            CorruptError: a key or row is not what TiDB writes for this table.
+            CorruptError: a key or row is not what TiDB writes for this table, or a delete does not tell its key.
             KeyValueError: a key that a reader cannot tell from others.
         """
         raw = self.split(raw)
         block = RowBlock(row_values(raw))
         keys = HandleCells(self.table, raw["key"])
         columns = [self._column(column, block, keys) for column in self._columns]
+        self._check_deletes(raw, columns)
         self._check_keys(block, keys, columns)
         return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)
+
+    def _check_deletes(self, raw: pa.RecordBatch, columns: list[pa.Array]) -> None:
+        """See that each delete which came without its row tells its key."""
+        if self.table.handle_is_key:
+            return
+        bare = pc.and_(pc.equal(raw["op"], pa.scalar(DELETE, pa.uint8())), pc.is_null(raw["old_value"]))
+        if not pc.any(bare, min_count=0).as_py():
+            return
+        for place in self._key_places:
+            unknown = pc.and_(bare, pc.is_null(columns[place]))
+            if pc.any(unknown).as_py():
+                commit_ts = raw["commit_ts"][pc.index(unknown, True).as_py()]
+                raise CorruptError(
+                    f"a delete of {self.name} at {commit_ts} came without the row that it deleted, and the record key "
+                    f"does not hold {self._columns[place].name}: see that the store sends old values, then resume"
+                )
 
     def _check_keys(self, block: RowBlock, keys: HandleCells, columns: list[pa.Array]) -> None:
         """See that keys which differ at the source differ in `columns`, and that those which are equal there do not."""

@@ -5,6 +5,7 @@ from prometheus_client import Counter, Gauge
 ROWS = Counter("tidemark_puller_rows_total", "committed row changes received, before the sorter drops repeated ones")
 BYTES = Counter("tidemark_puller_received_bytes_total", "size of the event messages received")
 FAULTS = Counter("tidemark_puller_region_faults_total", "region subscriptions that ended", ["reason"])
+EMPTY_DELETES = Counter("tidemark_puller_empty_deletes_total", "deletes left out because they found no row to delete")
 LOCKS_RESOLVED = Counter("tidemark_puller_stuck_locks_total", "locks met in regions whose resolved_ts stood still")
 REGIONS = Gauge("tidemark_puller_regions_count", "regions subscribed to")
 PUMP_BEHIND = Gauge("tidemark_puller_slowest_pump_behind_seconds", "how old the binlogs are that all pumps have sent")

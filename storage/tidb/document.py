@@ -79,6 +79,12 @@ class ColumnDocument(msgspec.Struct, frozen=True):
     generated_stored: bool = False
     hidden: bool = False
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether readers may see values of it."""
+        is_virtual = self.generated_expr_string and not self.generated_stored
+        return self.state == PUBLIC and not self.hidden and not is_virtual
+
 
 class IndexColumnDocument(msgspec.Struct, frozen=True):
     """model.IndexColumn."""
@@ -205,8 +211,8 @@ class TableDocument(TableHead, frozen=True, kw_only=True):
             raise TableInfoError("$.is_common_handle: true, but no index is primary")
         if self.pk_is_handle:
             keys = [column for column in columns if column.type.flag & Flag.PRIMARY_KEY]
-            if len(keys) != 1 or keys[0].type.tp not in INTEGERS or keys[0].state != PUBLIC:
-                raise TableInfoError("$.pk_is_handle: true, but the primary key is not one public integer column")
+            if len(keys) != 1 or keys[0].type.tp not in INTEGERS or not keys[0].is_shown:
+                raise TableInfoError("$.pk_is_handle: true, but the primary key is not one integer column to be seen")
 
 
 def read_document(text: str | bytes) -> dict[str, Any]:

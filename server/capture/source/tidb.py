@@ -12,6 +12,7 @@ from server.dump.job import DumpRecords
 from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext
 from server.puller.tidb.cluster_tables import ClusterTables
+from server.puller.tidb.empty_deletes import without_empty_deletes
 from server.puller.tidb.partitioned_puller import PartitionedPuller
 from server.puller.tidb.schema_puller import SchemaPuller
 from server.puller.tidb.table import part_spans, reread_of
@@ -69,4 +70,4 @@ class TidbSource(ClusterTables):
     def _bare_puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
         if part_spans(table.record) or reread_of(table.record).ts:
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
-        return TablePuller(table.span, start_ts, upstream, rows)
+        return TablePuller(table.span, start_ts, upstream, without_empty_deletes(table.record, rows))

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from server.changefeed.table import SourceTable
 from server.puller.source import Rows
+from server.puller.tidb.empty_deletes import without_empty_deletes
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import physical_spans
 from server.puller.tidb.unwritten_rows import unwritten_rows
@@ -30,7 +31,8 @@ class PartitionedPuller:
         self._schemas = schemas
         parts = physical_spans(table.record)
         self._joined = JoinedRows(table.span, parts, start_ts, rows)
-        self.table_pullers = tuple(TablePuller(span, start_ts, upstream, self._joined) for span in parts)
+        sorter = without_empty_deletes(table.record, self._joined)
+        self.table_pullers = tuple(TablePuller(span, start_ts, upstream, sorter) for span in parts)
 
     @property
     def resolved_ts(self) -> int:

@@ -16,7 +16,7 @@ from sink.columns import COLUMN_ID
 from sink.mounter import Mounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
-from storage.tidb.document import PUBLIC, TableInfoError
+from storage.tidb.document import PUBLIC
 from storage.tidb.key import table_span
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import MODIFIED, REMOVED, Table
@@ -65,6 +65,11 @@ def tidb_table(record: TableRecord) -> SourceTable:
     if not info.key_columns:
         raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
     return SourceTable(record, _span(info, reread_of(record).ts), taken(record, _mounter(info, record)))
+
+
+def key_is_in_rows(record: TableRecord) -> bool:
+    """Whether the key that readers know is told by rows only, as the record key does not hold it whole."""
+    return not TableInfo.parse(record.table_info).handle_is_key
 
 
 def following(record: TableRecord, before: TableRecord) -> TableRecord:
@@ -124,9 +129,6 @@ def identities_in(record: TableRecord) -> dict[int, int]:
 
 
 def _mounter(info: TableInfo, record: TableRecord) -> Mounter:
-    unstored = [column.name for column in info.key_columns if not column.is_stored]
-    if unstored:
-        raise TableInfoError(f"the TableInfo of {info.name}: its key has {unstored[0]}, which rows do not hold")
     return Mounter(info, record.schema_name, identities_in(record))
 
 

@@ -228,6 +228,8 @@ class Matcher:
                 size += ENTRY_BYTES + len(at[1]) + len(new[_VALUE]) + len(new[_OLD_VALUE])
                 continue
             fake = not new[_VALUE] and new[_GENERATION] == earlier[_GENERATION]
+            if fake and new[_OLD_VALUE] and not (earlier[_VALUE] or earlier[_OLD_VALUE]):
+                fake = False  # a delete's own behind its fake one
             if not fake and new[_GENERATION] >= earlier[_GENERATION]:
                 memory[at] = new
                 size += len(new[_VALUE]) + len(new[_OLD_VALUE]) - len(earlier[_VALUE]) - len(earlier[_OLD_VALUE])

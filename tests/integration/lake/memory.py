@@ -4,6 +4,7 @@ It needs no Spark, so tests can follow thousands of statements; what it promises
 """
 
 import dataclasses
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -140,8 +141,8 @@ class MemoryManifest:
         self.last: CutRecord | None = None
         self._moved: set[int] = set()
 
-    def announce(self, start_ts: int, end_ts: int) -> int:
-        del start_ts
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
+        del start_ts, moved
         return end_ts
 
     def commit(self, record: CutRecord) -> None:
@@ -155,6 +156,9 @@ class MemoryManifest:
 
     def cuts(self) -> list[CutRecord]:
         return [] if self.last is None else [self.last]
+
+    def tidy(self, horizon: datetime) -> None:
+        del horizon
 
 
 class MemoryLake:

@@ -118,6 +118,17 @@ def test_a_delete_without_old_value_has_its_key_only() -> None:
     assert rows == [{"id": 42, "owner": None, "balance": None, "updated_at": None}]
 
 
+def test_a_delete_without_old_value_is_refused_where_its_record_key_is_no_key_of_readers() -> None:
+    key = Index(1, "u", (1,), unique=True, primary=False, public=True, whole=True)
+    columns = tuple(replace(column, flags=Flag.NOT_NULL) for column in ACCOUNTS.columns)
+    mounter = Mounter(TableInfo(101, "heap", columns, (key,)), "bank")
+    row = encode_row({2: b"Zoe"})
+    whole: Change = (2, 1, DELETE, record_key(101, 42), None, row)
+    assert mounter.mount(batch([whole]))["owner"].to_pylist() == ["Zoe"]
+    with pytest.raises(CorruptError, match=r"a delete of bank\.heap at 5 came without the row .* not hold owner"):
+        mounter.mount(batch([whole, (5, 4, DELETE, record_key(101, 43), None, None)]))
+
+
 @pytest.mark.parametrize("op", [INSERT, UPDATE])
 def test_a_change_without_its_row_is_refused(op: int) -> None:
     with pytest.raises(CorruptError, match="without a row"):

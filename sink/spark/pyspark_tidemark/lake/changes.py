@@ -161,7 +161,8 @@ def _with_keys(table: TableMeta, frame: DataFrame) -> DataFrame:
 def _null_key(table: TableMeta, name: str) -> SourceError:
     return SourceError(
         "ErrKeyValueUnsupported",
-        f"{table.name}: a row's key column {name} is null: create the changefeed with --zero-dates key-text",
+        f"{table.name}: a row's key column {name} is null, as by a capture of an older version: create the changefeed "
+        "anew with a dump, and with --zero-dates key-text if the column is a date",
     )
 
 

@@ -94,8 +94,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("is_common_handle", True, r"\$\.is_common_handle: true beside pk_is_handle"),
         ("cols.0.type.Flag", 0, r"\$\.pk_is_handle: true, but"),
         ("cols.0.type.Tp", Type.VARCHAR, r"\$\.pk_is_handle: true, but"),
-        ("cols.0.generated_expr_string", "`v`", "its key has id, which rows do not hold"),
-        ("cols.0.hidden", True, "its key has id, which rows do not hold"),
+        ("cols.0.generated_expr_string", "`v`", r"\$\.pk_is_handle: true, but"),
+        ("cols.0.hidden", True, r"\$\.pk_is_handle: true, but"),
         (
             "partition",
             {"enable": True, "definitions": [{"id": 7}, {"id": 7}]},

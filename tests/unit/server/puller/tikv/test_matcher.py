@@ -95,6 +95,13 @@ def test_an_early_commit_that_the_scan_brought_is_not_repeated():
     assert pulled([commit(5, b"k", 9), scanned, INITIALIZED]) == [(9, 5, b"k", INSERT, b"x", None)]
 
 
+def test_a_delete_behind_its_fake_prewrite_keeps_its_old_value():
+    rows = [INITIALIZED, prewrite(5, b"k", b"", DEL), prewrite(5, b"k", b"", DEL, b"o"), commit(5, b"k", 9, DEL)]
+    assert pulled(rows) == [(9, 5, b"k", DELETE, None, b"o")]
+    rows[1:3] = rows[2:0:-1]
+    assert pulled(rows) == [(9, 5, b"k", DELETE, None, b"o")]
+
+
 def test_an_early_commit_with_only_a_fake_prewrite_was_brought_by_the_scan():
     scanned = Row(matcher.COMMITTED, 5, b"k", 9, PUT, b"x")
     assert pulled([prewrite(5, b"k", b""), commit(5, b"k", 9), scanned, INITIALIZED]) == [
