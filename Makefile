@@ -45,6 +45,10 @@ $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py
 run: setup $(if $(filter delta,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
 
+.PHONY: play
+play: setup jars ## Run a MariaDB with a shop and a lake that follows it, with SQL to try (until Ctrl-C)
+	$(BIN)/tidemark play --data-dir $(DATA)/play $(ARGS)
+
 .PHONY: stubs
 stubs: $(VENV)/.locked
 	@rm -rf build/stubs && mkdir -p build/stubs
@@ -144,8 +148,8 @@ down: ## Stop the containers (their volumes stay; ARGS="-v" removes them)
 .PHONY: lock
 lock: ## Renew the lock files from pyproject.toml (needs uv)
 	uv lock
-	uv export -q --frozen --no-emit-project --all-extras --all-groups --no-header --no-annotate -o requirements.lock
-	uv export -q --frozen --no-emit-project --all-extras --no-dev --no-header --no-annotate -o deploy/requirements.lock
+	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --all-groups --no-header --no-annotate -o requirements.lock
+	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/requirements.lock
 
 .PHONY: clean
 clean: ## Remove what was built or recorded, not .venv

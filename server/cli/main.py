@@ -28,6 +28,7 @@ COMMANDS = {
     "gc-worker": "resolve locks, delete ranges, do GC",
     "spark": "the Spark jobs that keep lake tables current: spark run, spark keep",
     "cli": "ask and steer a cluster: changefeeds, captures, GC, TSO",
+    "play": "a MariaDB with a shop, a lake that follows it, and SQL to try on both",
     "demo": "a bank workload through a foreign client, with proof that the lake equals the store",
 }
 

@@ -1,0 +1,228 @@
+"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy, and what to try then."""
+
+import asyncio
+import contextlib
+import shlex
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import grpc.aio
+from tidemarkpb.v1 import changefeed_pb2, dump_pb2
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
+
+from server.config import setting
+from server.demo.process import json_line, started
+from server.play.mariadb import PASSWORD, USER, MariaDb
+from server.play.shell import write_shell
+from server.rpc.client import connect
+from server.spark.java import require_java
+from storage.model.errors import UnavailableError
+from storage.model.ts import physical_ms
+from storage.tasks import beside
+
+CHANGEFEED = "shop"
+TABLES = ("shop.customers", "shop.products", "shop.orders")
+_ORDERS = "SELECT status, count(*), sum(quantity) FROM shop.orders GROUP BY status"
+_PRODUCTS = "SELECT * FROM shop.products"
+_DOUBLE = "UPDATE shop.products SET price = price * 2"
+_RPC_SECONDS = 30.0
+_SECOND = 1.0
+
+
+class ChangefeedStoppedError(UnavailableError):
+    """The playground's changefeed has stopped; the message says why."""
+
+    code = "ErrPlayStopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayConfig:
+    """Where the playground lies, and how long it plays."""
+
+    data_dir: str = setting("./data/play", "directory for MariaDB, the daemons, the lake and the logs")
+    mariadb_port: int = setting(3316, "MariaDB's port on 127.0.0.1", least=1)
+    any_ports: bool = setting(default=False, help_text="the daemons listen on free ports instead of the default ones")
+    seconds: float = setting(0.0, "end so long after the lake has the first copy, in seconds; 0: at Ctrl-C")
+
+    @property
+    def directory(self) -> Path:
+        """The data directory, absolute; created, with the one for logs in it, if it is not there."""
+        directory = Path(self.data_dir).resolve()
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        return directory
+
+
+class Progress:
+    """One line a second: what goes on."""
+
+    def __init__(self, now: str) -> None:
+        self.now = now
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        """Print until cancelled; on a terminal the line overwrites itself."""
+        end = "\033[K\r" if sys.stdout.isatty() else "\n"
+        while True:
+            print(f"[{time.monotonic() - self._began:5.1f} s] {self.now}", end=end, flush=True)
+            await asyncio.sleep(_SECOND)
+
+
+async def play(config: PlayConfig) -> None:
+    """Start everything, say what to try when the lake has the shop, and go on until cancelled.
+
+    Raises:
+        JavaMissingError: there is no Java.
+        MariaDbError: there is no MariaDB, or it does not run.
+        ProcessFailedError: the daemons ended.
+        ChangefeedStoppedError: the changefeed or its job failed.
+    """
+    require_java()
+    data = config.directory
+    logs = data / "logs"
+    progress = Progress("starting MariaDB")
+    async with (
+        beside(progress.run()),
+        MariaDb.running(data / "mariadb", config.mariadb_port, logs / "mariadb.log") as server,
+    ):
+        progress.now = "starting Tidemark's daemons (tidemark up)"
+        async with (
+            _daemons(config, data) as endpoints,
+            connect(endpoints["capture"]) as channel,
+            beside(_trade(server)),
+        ):
+            try:
+                await _play(Playground(channel, data, server, progress), config, hints(data, config, endpoints))
+            finally:
+                progress.now = "ending the daemons, the Spark job and MariaDB"
+
+
+async def _play(playground: "Playground", config: PlayConfig, advice: str) -> None:
+    await playground.copy()
+    print(f"\n\n{advice}\n", flush=True)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(config.seconds or None):
+            await playground.follow()
+
+
+class Playground:
+    """The changefeed of the shop, and its lake."""
+
+    def __init__(self, channel: grpc.aio.Channel, data: Path, server: MariaDb, progress: Progress) -> None:
+        self._changefeeds = ChangefeedServiceStub(channel)
+        self._dumps = DumpServiceStub(channel)
+        self._data = data
+        self._server = server
+        self._progress = progress
+
+    async def copy(self) -> None:
+        """Create the changefeed and begin the first copy, unless an earlier run did; wait until the lake has it."""
+        known = await self._changefeeds.ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
+        if not any(feed.id == CHANGEFEED for feed in known.changefeeds):
+            await self._create()
+        while (dump := await self._dump()).state != "finished":
+            self._progress.now = (
+                f"first copy: {dump.tables_done} of {dump.tables_known} tables, {dump.rows_done} rows in the lake"
+                " (Spark needs a while to start)"
+            )
+            await asyncio.sleep(_SECOND)
+        wanted_ms = time.time() * 1000
+        while physical_ms((feed := await self._feed()).checkpoint_ts) < wanted_ms:
+            await self._show(feed)
+        await asyncio.to_thread(write_shell, self._data / "sql", self._data / "lake", TABLES)
+
+    async def follow(self) -> None:
+        """Show how far the lake is, until cancelled."""
+        while True:
+            await self._show(await self._feed())
+
+    async def _create(self) -> None:
+        self._progress.now = "creating the changefeed"
+        password = self._data / "password"
+        password.touch(mode=0o600)
+        password.write_text(PASSWORD, encoding="utf-8")
+        request = changefeed_pb2.CreateChangefeedRequest(
+            id=CHANGEFEED,
+            source_uri=f"mysql://{USER}@127.0.0.1:{self._server.port}?password-file={quote(str(password))}",
+            sink_uri=f"delta://{self._data / 'lake'}",
+            filter=["shop.*"],
+        )
+        await self._changefeeds.CreateChangefeed(request, timeout=_RPC_SECONDS)
+
+    async def _dump(self) -> dump_pb2.Dump:
+        """How far the first copy is; begun, if nobody has."""
+        try:
+            request = dump_pb2.GetDumpStatusRequest(changefeed_id=CHANGEFEED)
+            return (await self._dumps.GetDumpStatus(request, timeout=_RPC_SECONDS)).dump
+        except grpc.aio.AioRpcError as err:
+            if err.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+        start = dump_pb2.StartDumpRequest(changefeed_id=CHANGEFEED)
+        return (await self._dumps.StartDump(start, timeout=_RPC_SECONDS)).dump
+
+    async def _feed(self) -> changefeed_pb2.Changefeed:
+        request = changefeed_pb2.QueryChangefeedRequest(id=CHANGEFEED)
+        feed = (await self._changefeeds.QueryChangefeed(request, timeout=_RPC_SECONDS)).changefeed
+        if feed.state == changefeed_pb2.CHANGEFEED_STATE_FAILED:
+            raise ChangefeedStoppedError(f"{feed.error.code}: {feed.error.message}; see {self._data / 'logs'}")
+        return feed
+
+    async def _show(self, feed: changefeed_pb2.Changefeed) -> None:
+        [(orders,)] = await self._server.ask("SELECT count(*) FROM shop.orders")
+        lag_s = time.time() - physical_ms(feed.checkpoint_ts) / 1000
+        self._progress.now = f"orders in MariaDB {orders}; the lake is {lag_s:.1f} s behind"
+        await asyncio.sleep(_SECOND)
+
+
+@asynccontextmanager
+async def _daemons(config: PlayConfig, data: Path) -> AsyncIterator[dict[str, str]]:
+    """`tidemark up` for the block, with its Spark jobs; where its daemons listen."""
+    names = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
+    ports = [part for name in names for part in (f"--{name}-addr", "127.0.0.1:0")] if config.any_ports else []
+    log = data / "logs" / "daemons.log"
+    arguments = ["up", "--follow-parent", "--data-dir", str(data / "daemons"), *ports]
+    async with started("server.cli.main", arguments, log) as process:
+        ready = await json_line(process, log)
+        async with beside(_watch(process, log)):
+            yield ready["endpoints"]
+
+
+async def _watch(process: Process, log: Path) -> None:
+    """Raise ProcessFailedError when the daemons end."""
+    while True:
+        await json_line(process, log)
+
+
+async def _trade(server: MariaDb) -> None:
+    while True:
+        await server.one_second_of_the_shop()
+        await asyncio.sleep(_SECOND)
+
+
+def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
+    """What to try, as it can be pasted in this directory."""
+    sql, tidemark = _from_here(data / "sql"), _from_here(Path(sys.executable).parent / "tidemark")
+    cli = f"{tidemark} cli --server {endpoints['capture']} --pd {endpoints['coordinator']}"
+    return f"""The lake has the shop and follows it. In another terminal, try:
+
+  {sql} -e "{_ORDERS}"
+  mariadb -h 127.0.0.1 -P {config.mariadb_port} -u root -e "{_DOUBLE}"
+  {sql} -e "{_PRODUCTS}"
+  {sql}        # a Spark SQL shell over the lake: shop.customers, shop.products, shop.orders
+  {cli} changefeed query -c {CHANGEFEED}
+  {cli} verify -c {CHANGEFEED}
+
+The last one compares the lake with MariaDB at one cut. The tables are Delta tables in {_from_here(data / "lake")}.
+Ctrl-C ends everything. The data stay, and the next run goes on from there."""
+
+
+def _from_here(path: Path) -> str:
+    """As it can be pasted in this directory."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))

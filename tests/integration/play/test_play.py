@@ -1,0 +1,56 @@
+"""The playground's parts: the MariaDB that it starts, its shop, and the script of its SQL shell.
+
+`make walk` runs the whole of it.
+"""
+
+import subprocess
+
+import pytest
+
+from server.play.mariadb import MariaDb, MariaDbError
+from server.play.playground import TABLES, PlayConfig, hints
+from server.play.shell import write_shell
+from tests.ports import free_port
+
+GOODS = "SELECT (SELECT sum(stock) FROM shop.products) + (SELECT coalesce(sum(quantity), 0) FROM shop.orders)"
+
+
+async def test_the_shop_trades_and_a_second_run_finds_it_again(tmp_path):
+    place, log, port = tmp_path / "data", tmp_path / "log", free_port()
+    async with MariaDb.running(place, port, log) as server:
+        for _ in range(3):
+            await server.one_second_of_the_shop()
+        assert await server.ask("SELECT count(*) FROM shop.orders") == [(3,)]
+        assert await server.ask(GOODS) == [(5_000_000,)]
+        with pytest.raises(MariaDbError, match="--mariadb-port"):
+            async with MariaDb.running(tmp_path / "other", port, tmp_path / "other-log"):
+                pass
+        with pytest.raises(MariaDbError, match="nothing_here"):
+            await server.ask("SELECT 1; SELECT * FROM shop.nothing_here")
+    async with MariaDb.running(place, port, log) as again:
+        assert await again.ask("SELECT count(*) FROM shop.orders") == [(3,)]
+
+
+async def test_without_mariadb_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(MariaDbError, match="make deps"):
+        async with MariaDb.running(tmp_path / "data", free_port(), tmp_path / "log"):
+            pass
+
+
+def test_the_shell_knows_the_tables_wherever_the_lake_lies(tmp_path, monkeypatch):
+    monkeypatch.setattr("server.play.shell.install", lambda *_: [tmp_path / "delta.jar"])
+    lake = tmp_path / "Ada's lake"
+    write_shell(tmp_path / "sql", lake, TABLES)
+    subprocess.run(["sh", "-n", tmp_path / "sql"], check=True)
+    tables = (tmp_path / "spark" / "tables.sql").read_text()
+    assert f"CREATE TABLE shop.orders USING delta LOCATION '{tmp_path}/Ada\\'s lake/shop/orders';" in tables
+    assert f"spark.jars {tmp_path}/delta.jar" in (tmp_path / "spark" / "spark-defaults.conf").read_text()
+
+
+def test_the_hints_name_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = hints(tmp_path / "data" / "play", PlayConfig(), {"capture": "127.0.0.1:1", "coordinator": "127.0.0.1:2"})
+    assert '  data/play/sql -e "SELECT status' in shown
+    assert "-P 3316" in shown
+    assert "cli --server 127.0.0.1:1 --pd 127.0.0.1:2 verify -c shop" in shown
