@@ -84,6 +84,7 @@ _OTHERWISE: Final = {
     "hebrew": {0xAF: "\u203e"},
     "greek": {0x2018: "\u02bd", 0x2019: "\u02bc"},
     "cp866": {0x2116: "\u207f", 0xA4: "\xb2"},
+    "gb18030": {0xE7C7: "\u1e3f", 0x1E3F: "\ue7c7"},  # of 2005, Python's is of 2000
 }
 """Characters that the servers map otherwise than Python: its character, theirs."""
 _PYTHON_TOO: Final = frozenset(
@@ -133,9 +134,11 @@ def is_exact(charset: str, data: bytes) -> bool:
     text = decode_text(charset, data)
     for each in (text, text.translate(_inverse(charset))):
         try:
-            return each.encode(codec_of(charset) or "latin_1") == data
+            made = each.encode(codec_of(charset) or "latin_1")
         except UnicodeEncodeError:
             continue
+        if decode_text(charset, made) == text:
+            return made == data
     return False
 
 

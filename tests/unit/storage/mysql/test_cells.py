@@ -14,7 +14,7 @@ from sink.mysql_mounter import MysqlMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, raw_batch
 from storage.mysql.arrow import arrow_columns
-from storage.mysql.charset import charset_of, codec_of, decode_text
+from storage.mysql.charset import charset_of, codec_of, decode_text, is_exact
 from storage.mysql.errors import ColumnUnsupportedError
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
@@ -147,6 +147,13 @@ def test_every_byte_of_latin1_is_a_character_of_its_own(data: bytes) -> None:
     text = decode_text("latin1", data)
     assert len(text) == len(data)
     assert "\ufffd" not in text
+
+
+def test_gb18030_is_that_of_2005_as_in_mysql() -> None:
+    """The two characters that it has swapped since the one of 2000, which is Python's."""
+    for data, text in ((b"\xa8\xbc", "\u1e3f"), (b"\x81\x35\xf4\x37", "\ue7c7")):
+        assert decode_text("gb18030", data) == text
+        assert is_exact("gb18030", data), "it may be a key"
 
 
 def test_an_enum_or_set_without_such_a_member_is_damaged() -> None:
