@@ -24,7 +24,6 @@ from server.store.admin_service import DebugService, StoreService
 from server.store.config import StoreConfig
 from server.store.feed.connection import FeedBackend
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import FeedMemory
 from server.store.feed.service import ChangeDataService
 from server.store.gc import AutoGc, Collector, CollectorParts
 from server.store.handover import Handover
@@ -38,6 +37,7 @@ from server.store.request_check import TimestampCheck
 from server.store.runner import Runner
 from server.store.service import TikvService
 from server.store.split_merge import Merger, SizeCheck, Splitter
+from storage.byte_budget import ByteBudget
 from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
@@ -214,6 +214,8 @@ class _Parts:
         )
 
     def _feed_backend(self, config: StoreConfig, identity: Identity, engine: Engine, threads: _Threads) -> FeedBackend:
+        memory = ByteBudget(config.feed_memory_bytes)
+        metrics.FEED_QUEUED_BYTES.set_function(lambda: memory.used_bytes)
         return FeedBackend(
             cluster_id=identity.cluster_id,
             engine=engine,
@@ -222,7 +224,7 @@ class _Parts:
             hub=self.hub,
             scanners=threads.scanners,
             scan_rate=ByteRate(config.feed_scan_bytes_per_sec),
-            memory=FeedMemory(config.feed_memory_bytes),
+            memory=memory,
             buffer_bytes=config.feed_buffer_bytes,
             history_begins=lambda: self.collector.walk.begun_safe_point,
         )

@@ -1,46 +1,25 @@
 """What the event feeds hand to one puller: a queue bounded in bytes; a full one stops the store's stream.
 
-The pullers of a changefeed share a room, so that what has arrived for any number of tables is bounded, too.
+The pullers of a changefeed share a budget, so that what has arrived for any number of tables is bounded, too.
 """
 
 import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
+from storage.byte_budget import ByteBudget
+
 T = TypeVar("T")
-
-
-class Room:
-    """Bytes that inboxes may hold together, beyond one item each; they are all on one event loop."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._freed = asyncio.Event()
-
-    def took(self, size: int) -> None:
-        """An inbox holds `size` bytes more."""
-        self.used_bytes += size
-
-    def freed(self, size: int) -> None:
-        """An inbox holds `size` bytes less, or was closed."""
-        self.used_bytes -= size
-        self._freed.set()
-
-    async def wait(self) -> None:
-        """Until something is freed."""
-        self._freed.clear()
-        await self._freed.wait()
 
 
 class Inbox(Generic[T]):
     """Items with their size, in order; many producers, one consumer, all on one event loop."""
 
-    def __init__(self, limit_bytes: int, take_bytes: int, room: Room | None = None) -> None:
-        """Hold up to `limit_bytes`, and what `room` leaves; None: it has one of its own."""
+    def __init__(self, limit_bytes: int, take_bytes: int, shared: ByteBudget | None = None) -> None:
+        """Hold up to `limit_bytes`, and what the `shared` budget leaves; None: it has one of its own."""
         self._limit = limit_bytes
         self._take = take_bytes
-        self._room = room or Room(limit_bytes)
+        self._budget = shared or ByteBudget(limit_bytes)
         self._items: deque[tuple[T, int]] = deque()
         self._bytes = 0
         self._filled = asyncio.Event()
@@ -49,7 +28,7 @@ class Inbox(Generic[T]):
     async def put(self, item: T, size: int) -> None:
         """Append; waits while there is no room. An item of any size fits when nothing else is in this inbox."""
         while self._bytes and not self._fits(size) and not self._closed:
-            await self._room.wait()
+            await self._budget.wait_freed()
         self.put_now(item, size)
 
     def put_now(self, item: T, size: int = 0) -> None:
@@ -58,7 +37,7 @@ class Inbox(Generic[T]):
             return
         self._items.append((item, size))
         self._bytes += size
-        self._room.took(size)
+        self._budget.take(size)
         self._filled.set()
 
     async def take(self) -> list[T]:
@@ -73,7 +52,7 @@ class Inbox(Generic[T]):
         self._bytes -= size
         if not self._items:
             self._filled.clear()
-        self._room.freed(size)
+        self._budget.free(size)
         return taken
 
     def close(self) -> None:
@@ -81,8 +60,8 @@ class Inbox(Generic[T]):
         self._closed = True
         self._items.clear()
         self._filled.clear()
-        self._room.freed(self._bytes)
+        self._budget.free(self._bytes)
         self._bytes = 0
 
     def _fits(self, size: int) -> bool:
-        return self._bytes + size <= self._limit and self._room.used_bytes + size <= self._room.limit_bytes
+        return self._bytes + size <= self._limit and self._budget.used_bytes + size <= self._budget.limit_bytes

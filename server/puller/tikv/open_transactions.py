@@ -21,7 +21,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import structlog
 
 from server.puller import metrics
-from server.puller.tikv.inbox import Room
+from storage.byte_budget import ByteBudget
 from storage.codec import prefix_end
 from storage.kv import WriteBatch
 from storage.leveldb import DirectoryUnusableError, LevelDB, Limits
@@ -71,7 +71,7 @@ class OpenTransactions:
         """
         self.memory_bytes = memory_bytes
         """The limit."""
-        self.arrived = Room(memory_bytes)
+        self.arrived = ByteBudget(memory_bytes)
         """What the pullers of all tables have not looked at yet, in memory beside these: as much again."""
         self.used_bytes = 0
         self.spilled = 0

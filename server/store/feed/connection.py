@@ -13,10 +13,11 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.store import metrics
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Failure, FeedMemory, Initialized, Outbox, Rows
+from server.store.feed.outbox import Failure, Initialized, Outbox, Rows
 from server.store.feed.subscription import Subscription, chunks
 from server.store.paced_scan import ByteRate, cursor
 from server.store.region_table import RegionGate
+from storage.byte_budget import ByteBudget
 from storage.defect import request_error
 from storage.kv import Snapshot
 from storage.model.errors import ClosedError, CorruptError, InvalidError
@@ -43,7 +44,7 @@ class FeedBackend:
     hub: FeedHub
     scanners: Executor
     scan_rate: ByteRate
-    memory: FeedMemory
+    memory: ByteBudget
     buffer_bytes: int
     history_begins: Callable[[], int]
     """The newest safepoint of any GC so far: what changed before it may have been collected."""

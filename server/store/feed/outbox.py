@@ -1,6 +1,6 @@
 """What waits to be sent on one feed connection, in order and bounded in bytes.
 
-There are two limits, the connection's own and one for all connections of the store (`FeedMemory`). Live changes are
+There are two limits, the connection's own and one for all connections of the store (`memory`). Live changes are
 refused when one of them is reached (the subscription is then cut as congested); a scan waits until half of both is
 free; control events are small and always taken, but no request is read while they fill the connection's limit. What an
 empty outbox is offered is always taken, so that one connection's backlog slows the others down and never stops them.
@@ -14,34 +14,13 @@ from dataclasses import dataclass
 
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.store import metrics
 from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
+from storage.byte_budget import ByteBudget
 from storage.mvcc.draft import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
 
 _CONTROL_BYTES = 64
 _REGION_BYTES = 16
-
-
-class FeedMemory:
-    """What all outboxes of a store hold together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
-        self.freed = asyncio.Event()
-
-    def add(self, size: int) -> None:
-        """Count `size` bytes more, or fewer when negative."""
-        self.used_bytes += size
-        metrics.FEED_QUEUED_BYTES.set(self.used_bytes)
-        if size < 0:
-            self.freed.set()
-
-    async def wait_freed(self) -> None:
-        """Until some outbox has got smaller."""
-        self.freed.clear()
-        await self.freed.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +68,7 @@ Item = Rows | Initialized | Failure | Resolved
 class Outbox:
     """The queue of one connection; belongs to one event loop. `multiplexed`: resolved timestamps name their request."""
 
-    def __init__(self, max_bytes: int, memory: FeedMemory, *, multiplexed: bool = True) -> None:
+    def __init__(self, max_bytes: int, memory: ByteBudget, *, multiplexed: bool = True) -> None:
         self.multiplexed = multiplexed
         self._max_bytes = max_bytes
         self._memory = memory
@@ -100,14 +79,14 @@ class Outbox:
 
     def offer(self, rows: Rows) -> bool:
         """Queue live changes; False when the reader is too far behind."""
-        if not self._fits(rows.size, self._max_bytes, self._memory.max_bytes):
+        if not self._fits(rows.size, self._max_bytes, self._memory.limit_bytes):
             return False
         self._append(rows)
         return True
 
     async def put(self, rows: Rows) -> None:
         """Queue changes of a scan, as soon as half of the limits is free; dropped when the connection has ended."""
-        while not self._closed and not self._fits(rows.size, self._max_bytes // 2, self._memory.max_bytes // 2):
+        while not self._closed and not self._fits(rows.size, self._max_bytes // 2, self._memory.limit_bytes // 2):
             await self._memory.wait_freed()
         self._append(rows)
 
@@ -130,7 +109,7 @@ class Outbox:
         """End the stream after what is queued."""
         self._closed = True
         self._filled.set()
-        self._memory.freed.set()
+        self._memory.free(0)
 
     def drop(self) -> None:
         """Forget what is queued: the connection is gone."""
@@ -166,7 +145,10 @@ class Outbox:
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        self._memory.add(size)
+        if size < 0:
+            self._memory.free(-size)
+        else:
+            self._memory.take(size)
 
     def _next_messages(self) -> list[cdcpb.ChangeDataEvent]:
         if isinstance(self._items[0], Resolved):

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Failure, FeedMemory, Outbox, Rows
+from server.store.feed.outbox import Failure, Outbox, Rows
 from server.store.feed.subscription import Subscription
 from server.store.region_table import RegionGate
+from storage.byte_budget import ByteBudget
 from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.open_locks import OpenLocks
 from storage.mvcc.record import DELETE, PUT
@@ -18,8 +19,8 @@ from storage.mvcc.region import Region, RegionMap
 LEFT, RIGHT = Region(1, 11, b"", b"m"), Region(2, 12, b"m", b"")
 
 
-def outbox_of(max_bytes: int, memory: FeedMemory | None = None) -> Outbox:
-    return Outbox(max_bytes, memory or FeedMemory(1 << 30))
+def outbox_of(max_bytes: int, memory: ByteBudget | None = None) -> Outbox:
+    return Outbox(max_bytes, memory or ByteBudget(1 << 30))
 
 
 def wanted(region: Region, *, old_values: bool = True, lower: bytes = b"", upper: bytes = b"") -> Subscription:
@@ -163,7 +164,7 @@ async def test_a_scan_waits_for_room() -> None:
 
 
 async def test_connections_share_one_memory_limit_and_an_idle_one_still_gets_through() -> None:
-    memory = FeedMemory(1000)
+    memory = ByteBudget(1000)
     stuck, idle = outbox_of(10_000, memory), outbox_of(10_000, memory)
     rows = Rows(wanted(LEFT), [change(PREWRITE, b"a", 5, value=b"v")], 400)
     assert [stuck.offer(rows) for _ in range(4)] == [True, True, False, False]
@@ -188,7 +189,7 @@ async def test_requests_wait_while_their_refusals_fill_the_outbox() -> None:
 
 
 async def test_only_a_multiplexed_stream_names_requests_in_resolved_timestamps() -> None:
-    outbox = Outbox(1 << 20, FeedMemory(1 << 20), multiplexed=False)
+    outbox = Outbox(1 << 20, ByteBudget(1 << 20), multiplexed=False)
     hub = hub_with(outbox, wanted(LEFT), wanted(RIGHT))
     hub.resolve(50)
     (message,) = await sent(outbox)

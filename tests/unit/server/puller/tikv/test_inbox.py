@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from server.puller.tikv.inbox import Inbox, Room
+from server.puller.tikv.inbox import Inbox
+from storage.byte_budget import ByteBudget
 
 
 async def test_items_come_out_in_order_and_not_more_than_the_take_limit_at_once():
@@ -42,16 +43,16 @@ async def test_a_closed_inbox_lets_waiting_producers_go():
             await inbox.take()
 
 
-async def test_inboxes_share_a_room_and_each_may_hold_one_item_whatever_the_others_hold():
-    room = Room(20)
-    one, other = Inbox(100, 5, room), Inbox(100, 5, room)
+async def test_inboxes_share_a_budget_and_each_may_hold_one_item_whatever_the_others_hold():
+    budget = ByteBudget(20)
+    one, other = Inbox(100, 5, budget), Inbox(100, 5, budget)
     for number in range(4):
         await one.put(number, 5)
     await other.put("first", 5)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(other.put("second", 5))
         await asyncio.sleep(0)
-        assert room.used_bytes == 25
+        assert budget.used_bytes == 25
         assert await one.take() == [0]
         await asyncio.sleep(0)
         assert not waiting.done(), "there is room for nothing more yet"
@@ -60,6 +61,6 @@ async def test_inboxes_share_a_room_and_each_may_hold_one_item_whatever_the_othe
         tasks.create_task(other.put("third", 5))
         await asyncio.sleep(0)
         one.close()
-    assert room.used_bytes == 15
+    assert budget.used_bytes == 15
     other.close()
-    assert room.used_bytes == 0
+    assert budget.used_bytes == 0
