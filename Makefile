@@ -112,6 +112,10 @@ test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons
 test-e2e: setup jars ## The whole way, in small
 	$(BIN)/pytest -q tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
 
+.PHONY: walk
+walk: setup ## Paste the commands of README and docs into a fresh clone, as a stranger would (takes long)
+	$(BIN)/python -m tests.walk $(ARGS)
+
 .PHONY: test-aged
 test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage
 	$(BIN)/pytest -q tests/integration/lake/test_aged.py
