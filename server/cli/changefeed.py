@@ -23,6 +23,8 @@ from storage.tidb.time import NULL_DATES, SHOWN_DATES
 _COLUMNS = (
     ("ID", "id"),
     ("STATE", "summary.state"),
+    ("LAG S", "summary.lag_seconds"),
+    ("LAKE JOB", "summary.lake_job"),
     ("CHECKPOINT", "summary.checkpoint"),
     ("TSO", "summary.tso"),
     ("ERROR", "summary.error.code"),
@@ -171,7 +173,7 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
     """All changefeeds, in short."""
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).ListChangefeeds(pb.ListChangefeedsRequest(), timeout=CALL_S)
-    return Output([summary(changefeed) for changefeed in answer.changefeeds], _COLUMNS)
+    return Output([summary(changefeed, time.time()) for changefeed in answer.changefeeds], _COLUMNS)
 
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

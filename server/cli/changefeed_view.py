@@ -5,6 +5,10 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.cli.tso import time_of
+from storage.model.ts import physical_ms
+
+_UNREAD_MS = 60_000
+"""A changefeed without a job is not told of at once: Spark needs a while to start."""
 
 
 def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -39,10 +43,13 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
     )
 
 
-def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
-    """A changefeed as `list` shows it."""
+def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
+    """A changefeed as `list` shows it at `now_s`, in seconds since 1970."""
+    lag_s = max(0.0, now_s - physical_ms(changefeed.checkpoint_ts) / 1000)
     short = {
         "state": _state(changefeed),
+        "lag_seconds": round(lag_s, 1) if changefeed.checkpoint_ts else None,
+        "lake_job": changefeed.lake_job.state if changefeed.HasField("lake_job") else "none",
         "tso": changefeed.checkpoint_ts,
         "checkpoint": time_of(changefeed.checkpoint_ts),
         "error": _error(changefeed),
@@ -67,7 +74,20 @@ def _warnings(changefeed: pb.Changefeed) -> dict[str, Any]:
         advice = "the sink URI holds a password, which is in the metadata: write it into a file, name that by"
         update = f"tidemark cli changefeed update -c {changefeed.id} --sink-uri …?password-file=/path"
         warnings.append(f"{advice} `{update}`, and change it")
+    if _is_unread(changefeed):
+        run = f"tidemark spark run --changefeed {changefeed.id} --target {changefeed.sink_uri}"
+        warnings.append(
+            f"nobody reads this changefeed: no lake job has reported; start `tidemark spark keep` or `{run}`"
+        )
     return {"warnings": warnings} if warnings else {}
+
+
+def _is_unread(changefeed: pb.Changefeed) -> bool:
+    """Whether changes wait and no lake job reports. The job of a flight:// sink is its owner's and never does."""
+    is_running = changefeed.state in (pb.CHANGEFEED_STATE_NORMAL, pb.CHANGEFEED_STATE_WARNING)
+    has_job = changefeed.HasField("lake_job") and changefeed.lake_job.state != "silent"
+    waits_ms = physical_ms(changefeed.resolved_ts) - physical_ms(changefeed.checkpoint_ts)
+    return is_running and not has_job and waits_ms > _UNREAD_MS and not changefeed.sink_uri.startswith("flight:")
 
 
 def _table(table: pb.TableStatus) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """Every shell block of the pages is run by `make walk`, or says why not; and what the walk makes of blocks."""
 
+from contextlib import closing
+
 import pytest
 
+from tests.walk.__main__ import FailedError, Walk
 from tests.walk.blocks import ROOT, PageError, blocks, pages
 
 
@@ -42,3 +45,29 @@ def test_comments_say_what_becomes_of_a_block():
 def test_what_the_walk_would_not_see_is_refused(text):
     with pytest.raises(PageError):
         list(blocks("p", text))
+
+
+@pytest.fixture
+def walking(tmp_path):
+    with closing(Walk(tmp_path, tmp_path)) as walk:
+        yield walk
+
+
+def paste(walk: Walk, text: str) -> None:
+    for block in blocks("p", text):
+        walk.paste(block)
+
+
+def test_blocks_share_a_shell_that_has_nothing_else_in_its_environment(walking, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("LEAKED", "1")
+    paste(walking, "```sh\nplace=$PWD\n```\n<!-- walk: skip: no -->\n```sh\nfalse\n```\n")
+    paste(walking, '```sh\ntest "$place" = "$PWD" && test -z "$LEAKED"\n```\n')
+    assert "left out: no" in capsys.readouterr().out
+    with pytest.raises(FailedError, match="oh no"):
+        paste(walking, "```sh\nfalse\necho oh no\ntrue\n```\n")
+
+
+def test_what_goes_on_beside_others_ends_by_ctrl_c(walking, tmp_path):
+    beside = "trap 'touch ended; exit 0' INT\necho ready\nsleep 60 & wait\n"
+    paste(walking, f"<!-- walk: beside until: ready -->\n```sh\n{beside}```\n```sh\ntest ! -e ended\n```\n")
+    paste(walking, "<!-- walk: after ending: the sleep -->\n```sh\ntest -e ended\n```\n")

@@ -33,6 +33,7 @@ class Shell:
 
     def __init__(self, clone: Path, output: Path) -> None:
         self._output = output
+        self._pasted = 0
         environment = {"HOME": os.environ["HOME"], "PATH": _PATH, "LANG": "C.UTF-8"}
         with output.open("wb") as file:
             self._bash = subprocess.Popen(
@@ -43,27 +44,40 @@ class Shell:
 
     def run(self, block: Block) -> int:
         """Paste a block and wait for its end; the exit status of the last command in it that failed, or 0."""
-        self._paste(f"failed=0\n{block.text}\necho {_DONE}-{block.line}-$failed-end")
-        said = self._wait(f"{_DONE}-{block.line}-")
-        return int(said.partition("-end")[0])
+        self._start(block)
+        done = f"{_DONE}-{self._pasted}-"
+        self._paste(f"echo {done}$failed-end")
+        return int(self._wait(done).partition("-end")[0])
 
     def run_beside(self, block: Block) -> None:
         """Paste a block and wait until it prints what its comment names."""
-        self._paste(f"failed=0\n{block.text}")
+        self._start(block)
         self._wait(block.until)
+
+    def _start(self, block: Block) -> None:
+        """Let the shell read the block from a file, so that its commands cannot take what is pasted next as input."""
+        self._pasted += 1
+        script = self._output.with_suffix(f".{self._pasted}.sh")
+        script.write_text(block.text, encoding="utf-8")
+        self._paste(f"failed=0; source {script} < /dev/null")
 
     def end(self) -> int:
         """Press Ctrl-C, leave the shell, and return the exit status of what was running."""
         self._paste("exit $failed")
         self._signal(signal.SIGINT)
+        self._close_input()
         return self._bash.wait(_END_SECONDS)
 
     def kill(self) -> None:
         """End the shell and all that it runs, at once."""
-        assert self._bash.stdin is not None
-        self._bash.stdin.close()
+        self._close_input()
         self._signal(signal.SIGKILL)
         self._bash.wait()
+
+    def _close_input(self) -> None:
+        assert self._bash.stdin is not None
+        with suppress(BrokenPipeError):
+            self._bash.stdin.close()
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):

@@ -43,7 +43,7 @@ async def owner(capture, upstream):
 
 def shown(owner):
     """State and code as `changefeed list` shows them."""
-    short = summary(message(owner.feed("feed")))["summary"]
+    short = summary(message(owner.feed("feed")), 0.0)["summary"]
     return short["state"], short["error"] and short["error"]["code"]
 
 

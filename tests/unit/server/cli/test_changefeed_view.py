@@ -48,6 +48,7 @@ CHANGEFEED = pb.Changefeed(
     ),
     skipped=[pb.SkippedRange(start_ts=470615457568391169, end_ts=470615458987114497, time="2026-11-21T10:05:02+00:00")],
 )
+NOW_S = 1795289545.5  # a time after the checkpoint
 
 
 def test_the_members_of_a_changefeed_are_as_ever():
@@ -55,9 +56,36 @@ def test_the_members_of_a_changefeed_are_as_ever():
 
 
 def test_the_list_shows_state_and_checkpoint():
-    shown = summary(CHANGEFEED)
+    shown = summary(CHANGEFEED, NOW_S)
     assert (shown["id"], shown["summary"]["state"], shown["summary"]["tso"]) == (
         "shop-to-lake",
         "warning",
         470615458987114497,
     )
+
+
+def test_the_list_shows_the_lag_in_seconds_and_the_job():
+    checkpoint_s = (CHANGEFEED.checkpoint_ts >> 18) / 1000
+    assert summary(CHANGEFEED, checkpoint_s + 2.5)["summary"]["lag_seconds"] == 2.5
+    assert summary(CHANGEFEED, checkpoint_s - 1)["summary"]["lag_seconds"] == 0  # clocks differ
+    assert summary(CHANGEFEED, NOW_S)["summary"]["lake_job"] == "retrying"
+    new = summary(pb.Changefeed(id="new"), NOW_S)["summary"]
+    assert (new["lag_seconds"], new["lake_job"]) == (None, "none")
+
+
+def test_a_lake_without_a_job_is_told():
+    minute = 60_000 << 18
+    feed = pb.Changefeed(id="shop", state=pb.CHANGEFEED_STATE_NORMAL, sink_uri="delta:///lake", checkpoint_ts=minute)
+    feed.resolved_ts = 2 * minute
+    assert "warnings" not in detail(feed)
+    feed.resolved_ts += minute
+    [warning] = detail(feed)["warnings"]
+    assert "nobody reads this changefeed" in warning
+    assert "tidemark spark run --changefeed shop --target delta:///lake" in warning
+    feed.lake_job.state = "silent"
+    assert len(detail(feed)["warnings"]) == 1
+    feed.lake_job.state = "ready"
+    assert "warnings" not in detail(feed)
+    feed.ClearField("lake_job")
+    feed.sink_uri = "flight://"
+    assert "warnings" not in detail(feed)
