@@ -140,16 +140,16 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 async def _compared(remote: Remote, arguments: argparse.Namespace, progress: Progress) -> "Report":
-    from server.verify.comparison import Wish  # Spark's modules: no other command waits for them
-    from server.verify.upstream.upstream import Cluster
+    from server.verify.comparison import VerifyOptions  # Spark's modules: no other command waits for them
+    from server.verify.upstream import Cluster
     from server.verify.verify import Request, verify
 
     sample = None
     if arguments.sample is not None:
         ranges, part = arguments.sample
         sample = Sample(secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed, ranges, part)
-    wish = Wish(arguments.limit, arguments.repair, arguments.dry_run, sample)
-    request = Request(arguments.changefeed, arguments.table, arguments.at, wish)
+    options = VerifyOptions(arguments.limit, arguments.repair, arguments.dry_run, sample)
+    request = Request(arguments.changefeed, arguments.table, arguments.at, options)
     async with (
         remote.coordinator() as pd,
         remote.metadata() as meta,

@@ -1,6 +1,6 @@
 """The audit of one lake, beside its job: who keeps a lake knows its cuts, and how far it is behind (docs/design/0030).
 
-Some key ranges are compared with the source at the lake's newest cut, turn by turn, as `server.verify.audit.plan` says.
+Some key ranges are compared with the source at the lake's newest cut, turn by turn, as `server.verify.audit_plan` says.
 Nothing of it ever reaches the job: an error is told, counted, and tried again later; a turn gives way when the lake is
 behind, and ends with the job.
 """
@@ -24,16 +24,15 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from server.spark import metrics
-from server.verify.audit.plan import Pick, Plan
-from server.verify.audit.records import AuditRecords
+from server.verify.audit_plan import AuditPlan, Pick
 from server.verify.catalog import LakeCut, Table, changefeed_info
-from server.verify.comparison import TableReport, Wish
+from server.verify.comparison import TableReport, VerifyOptions
 from server.verify.errors import VerifyTimeoutError, VerifyUnsupportedError
-from server.verify.lake.process import Lake
+from server.verify.lake.client import Lake
 from server.verify.progress import LAKE, Progress
 from server.verify.spans import Extent, span_column
-from server.verify.upstream.upstream import Cluster
-from server.verify.verify import Request, verify
+from server.verify.upstream import Cluster
+from server.verify.verify import AuditRecords, Request, verify
 from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import UnavailableError, ours_alone
@@ -104,7 +103,7 @@ class Auditor:
         self._altered: set[str] = set()
         self._wake = asyncio.Event()
         self._cut_ts = 0
-        self._plan: Plan | None = None
+        self._plan: AuditPlan | None = None
         self._began_s = self._ended_s = self._on_time_s = float("-inf")
 
     def take(self, line: dict[str, Any]) -> None:
@@ -160,7 +159,7 @@ class Auditor:
         if not info.audit_s:
             self._plan = None
         elif self._plan is None or self._plan.period_s != info.audit_s:
-            self._plan = Plan(info.audit_s, self._settings.rows_per_s, random.Random())  # noqa: S311 - no secret
+            self._plan = AuditPlan(info.audit_s, self._settings.rows_per_s, random.Random())  # noqa: S311 - no secret
         plan, now_s = self._plan, time.monotonic()
         altered, self._altered = self._altered, set()
         self._wake.clear()
@@ -173,14 +172,14 @@ class Auditor:
                 await self._turn(cluster, plan)
         now_s = time.monotonic()
         if plan.is_known and not plan.late_s(now_s) and now_s >= self._on_time_s + plan.turn_s:
-            await AuditRecords(cluster.meta, self._changefeed).on_time(utc_now())
+            await AuditRecords(cluster.meta, self._changefeed).save_on_time(utc_now())
             self._on_time_s = now_s
 
-    async def _turn(self, cluster: Cluster, plan: Plan) -> None:
+    async def _turn(self, cluster: Cluster, plan: AuditPlan) -> None:
         self._began_s = time.monotonic()
         turn = _Turn(self._changefeed, plan, AuditRecords(cluster.meta, self._changefeed))
-        wish = Wish(rows_per_s=self._settings.rows_per_s)
-        request = Request(self._changefeed, wish=wish, choose=turn.choose, on_report=turn.compared, gently=True)
+        options = VerifyOptions(rows_per_s=self._settings.rows_per_s)
+        request = Request(self._changefeed, options=options, choose=turn.choose, on_report=turn.compared, gently=True)
         try:
             async with beside(self._give_way(plan)):
                 await verify(cluster, request, turn.progress)
@@ -197,7 +196,7 @@ class Auditor:
         finally:
             self._ended_s = time.monotonic()
 
-    async def _give_way(self, plan: Plan) -> None:
+    async def _give_way(self, plan: AuditPlan) -> None:
         """End a turn that is in the way, or hangs."""
         limit_s = max(plan.period_s, _LONGEST_S)
         while True:
@@ -228,7 +227,7 @@ class Auditor:
 class _Turn:
     """One turn: what is compared, and what comes of it."""
 
-    def __init__(self, changefeed: str, plan: Plan, records: AuditRecords) -> None:
+    def __init__(self, changefeed: str, plan: AuditPlan, records: AuditRecords) -> None:
         self.progress = Progress()
         self._changefeed = changefeed
         self._plan = plan
@@ -244,7 +243,7 @@ class _Turn:
         by_name = {table.name: table for table in tables}
         self._plan.keep(by_name)
         for gone in (await self._records.findings()).keys() - by_name.keys():
-            await self._records.mended(gone, MAX_TS)
+            await self._records.remove(gone, MAX_TS)
         for table in tables:
             await self._begin(lake, table, len(tables))
         self.progress.enter("ranges are chosen")
@@ -268,7 +267,7 @@ class _Turn:
         all_equal = self._plan.compared(report.table, self._picks[report.table], equal=not differs)
         metrics.AUDIT_ROWS.labels(self._changefeed, report.table).inc(report.upstream_rows)
         if all_equal:
-            await self._records.mended(report.table, report.ts)
+            await self._records.remove(report.table, report.ts)
         if not differs:
             return
         spans = tuple(report.differing_spans)
@@ -284,7 +283,7 @@ class _Turn:
         )
         metrics.AUDIT_DIFFERENCES.labels(self._changefeed, report.table).inc(finding.ranges)
         _log.warning("lake differs from its source", changefeed=self._changefeed, found=finding.told(self._changefeed))
-        await self._records.found(finding)
+        await self._records.save(finding)
 
 
 def _differs(report: TableReport) -> bool:

@@ -1,4 +1,7 @@
-"""What is to be compared: the changefeed's record, and its tables as they were at a cut, from the metadata."""
+"""What is to be compared: a changefeed's tables as they were at a cut, looked up in the metadata.
+
+The lake says at which cut (`LakeCut`); the changefeed's schema history says which tables it had there (`Table`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,29 +92,30 @@ async def changefeed_info(meta: Meta, changefeed: str) -> ChangefeedInfo:
     return ChangefeedInfo.from_json(pair.value)
 
 
-async def tables_at(meta: Meta, info: ChangefeedInfo, cut: LakeCut, wanted: str | None) -> list[Table]:
-    """The tables whose rows the lake holds at a cut, or the one that is wanted.
-
-    A cut that ends at a schema change does not show it: that comes with the next one.
+async def tables_at(meta: Meta, info: ChangefeedInfo, cut: LakeCut, name: str | None) -> list[Table]:
+    """The tables whose rows the lake holds at a cut, or the one of a name (`schema.table`).
 
     Raises:
         VerifyChangefeedError: there are none of that name.
         VerifyMovedError: a schema change is being brought into a lake that shows no past.
     """
     history = History(await SchemaRecords(meta, _read_only).load(info.id))
+    # A cut that ends at a schema change does not show it: the change comes with the next cut.
     in_force = history.at(cut.ts - 1)
-    names = [name for name in sorted(in_force) if wanted in (None, name)]
+    names = [each for each in sorted(in_force) if name in (None, each)]
     if not names:
-        known = ", ".join(sorted(in_force)) or "none that the metadata still knows"
-        raise VerifyChangefeedError(f"changefeed {info.id} has no table {wanted or ''} at {cut.ts}; it has: {known}")
+        others = ", ".join(sorted(in_force)) or "none that the metadata still knows"
+        raise VerifyChangefeedError(f"changefeed {info.id} has no table {name or ''} at {cut.ts}; it has: {others}")
     if cut.newest_only:
         _check_at_rest(history, cut, names)
     read = mysql_table if scheme_of(info) == MYSQL else tidb_table
-    emptied = {name: change.commit_ts for change in history if change.commit_ts < cut.ts for name in change.truncated}
-    return [
-        Table(read(in_force[name][1]), cut.beyond.get(name, cut.ts), emptied.get(name, 0), in_force[name][0])
-        for name in names
-    ]
+    truncated = {each: change.commit_ts for change in history if change.commit_ts < cut.ts for each in change.truncated}
+
+    tables = []
+    for each in names:
+        schema_ts, record = in_force[each]
+        tables.append(Table(read(record), cut.beyond.get(each, cut.ts), truncated.get(each, 0), schema_ts))
+    return tables
 
 
 def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:

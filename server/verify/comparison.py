@@ -21,17 +21,17 @@ from server.verify.difference import (
     ONLY_UPSTREAM,
     Budget,
     Difference,
-    Found,
+    DifferingKey,
     affordable,
     differences,
     differing,
     divided,
 )
-from server.verify.lake.process import Lake
+from server.verify.lake.client import Lake
 from server.verify.lake.question import key_columns
 from server.verify.progress import LAKE, UPSTREAM, Progress
 from server.verify.spans import KeySpans, Sample, Span
-from server.verify.upstream.upstream import Upstream
+from server.verify.upstream import Upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class TableReport:
             return []
         if not self.complete or len(self.differences) < self.differing_rows:
             return list(self.sampled.spans)
-        found = {self.sampled.of(int(each.key[self.sampled.column])) for each in self.differences}
-        return [span for span in self.sampled.spans if span in found]
+        differing_spans = {self.sampled.of(int(each.key[self.sampled.column])) for each in self.differences}
+        return [span for span in self.sampled.spans if span in differing_spans]
 
     @property
     def is_right(self) -> bool:
         """Whether the whole table was compared, and is, or has been made, what the upstream has."""
-        mended = self.repaired is not None and self.repaired.version is not None and self.complete
-        return self.sampled is None and (self.equal or mended)
+        repaired = self.repaired is not None and self.repaired.version is not None and self.complete
+        return self.sampled is None and (self.equal or repaired)
 
     @property
     def equal(self) -> bool:
@@ -89,27 +89,33 @@ class TableReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be done where rows differ: told up to `limit` differences a table, repaired, or only said so."""
+class VerifyOptions:
+    """How tables are compared, and what is done where rows differ."""
 
     limit: int = 1000
+    """Differences that a table's report holds, at most."""
     repair: bool = False
+    """Whether the lake's rows are put right."""
     dry_run: bool = False
+    """With `repair`: only say what it would do."""
     sample: Sample | None = None
     """Compare some ranges of each table's keys only."""
     rows_per_s: float = 0.0
-    """So fast the upstream is read at most; 0: as fast as it gives rows."""
+    """The upstream is read no faster; 0: as fast as it gives rows."""
     budget: Budget = field(default_factory=Budget)
+    """Rows of differing ranges that are looked at one by one, in a table."""
 
 
 class Comparison:
-    """Of one table."""
+    """The comparison of one table."""
 
-    def __init__(self, upstream: Upstream, lake: Lake, table: Table, wish: Wish, progress: Progress) -> None:
+    def __init__(
+        self, upstream: Upstream, lake: Lake, table: Table, options: VerifyOptions, progress: Progress
+    ) -> None:
         self._upstream = upstream
         self._lake = lake
         self._table = table
-        self._wish = wish
+        self._options = options
         self._progress = progress
 
     async def run(self) -> TableReport:
@@ -119,24 +125,27 @@ class Comparison:
             VerifyLakeError: the lake cannot be read, or not be repaired.
         """
         ours, theirs = await self._both("key ranges are summed", Ranges())
-        found = differing(ours, theirs)
-        report = TableReport(self._table.name, ours.rows, theirs.rows, len(found), ts=self._table.ts)
+        unequal = differing(ours, theirs)
+        report = TableReport(self._table.name, ours.rows, theirs.rows, len(unequal), ts=self._table.ts)
         report.sampled = self._table.spans
-        if not found:
+        if not unequal:
             return report
-        chosen = affordable(found, ours, theirs, self._wish.budget)
-        if len(chosen) < len(found):
-            ours, theirs = await self._both("ranges that differ are divided and summed", divided(found))
-            found = differing(ours, theirs)
-            chosen = affordable(found, ours, theirs, self._wish.budget)
-            report.differing_ranges = len(found)
-        report.complete = len(chosen) == len(found)
+
+        chosen = affordable(unequal, ours, theirs, self._options.budget)
+        if len(chosen) < len(unequal):
+            # Too many rows to look at them all: finer ranges leave out more of those that are equal.
+            ours, theirs = await self._both("ranges that differ are divided and summed", divided(unequal))
+            unequal = differing(ours, theirs)
+            chosen = affordable(unequal, ours, theirs, self._options.budget)
+            report.differing_ranges = len(unequal)
+        report.complete = len(chosen) == len(unequal)
         if chosen:
             await self._look_at(ours.ranges, chosen, report)
         return report
 
     async def _both(self, stage: str, ranges: Ranges) -> tuple[Leaves, Leaves]:
         self._progress.enter(stage, self._table.name)
+        # At the same time, because the upstream has to keep its history for as long as this takes.
         async with asyncio.TaskGroup() as tasks:
             lake_side = tasks.create_task(self._lake_leaves(ranges))
             ours = await self._upstream_leaves(ranges)
@@ -160,14 +169,15 @@ class Comparison:
         ours = [part async for part in self._upstream_inside(ranges, chosen)]
         with self._progress.awaiting(LAKE):
             theirs = await self._lake.rows(self._table, ranges, chosen)
-        mine = (pair for part in ours for pair in _texts(part, self._table.key))
-        pairs = zip(theirs["key"].to_pylist(), theirs["row"].to_pylist(), strict=True)
-        found = list(differences(mine, pairs))
-        report.differing_rows = len(found)
-        report.missing_rows = sum(each.kind == ONLY_UPSTREAM for each in found)
-        report.differences = [Difference.of(each) for each in found[: self._wish.limit]]
-        if self._wish.repair:
-            report.repaired = await self._repair(found, ours, theirs)
+
+        upstream_pairs = (pair for part in ours for pair in _texts(part, self._table.key))
+        lake_pairs = zip(theirs["key"].to_pylist(), theirs["row"].to_pylist(), strict=True)
+        differing_keys = list(differences(upstream_pairs, lake_pairs))
+        report.differing_rows = len(differing_keys)
+        report.missing_rows = sum(each.kind == ONLY_UPSTREAM for each in differing_keys)
+        report.differences = [Difference.of(each) for each in differing_keys[: self._options.limit]]
+        if self._options.repair:
+            report.repaired = await self._repair(differing_keys, ours, theirs)
 
     async def _upstream_inside(self, ranges: Ranges, chosen: Sequence[int]) -> AsyncIterator[pa.RecordBatch]:
         async for rows in self._upstream_rows():
@@ -185,17 +195,21 @@ class Comparison:
                 return
             self._progress.read(batch.num_rows)
             yield self._table.only(batch)
-            if self._wish.rows_per_s:
-                await asyncio.sleep(batch.num_rows / self._wish.rows_per_s)
+            if self._options.rows_per_s:
+                await asyncio.sleep(batch.num_rows / self._options.rows_per_s)
 
-    async def _repair(self, found: Sequence[Found], ours: Sequence[pa.RecordBatch], theirs: pa.Table) -> Repaired:
-        key, wanted = self._table.key, pa.array([each.key for each in found], pa.string())
+    async def _repair(
+        self, differing_keys: Sequence[DifferingKey], ours: Sequence[pa.RecordBatch], theirs: pa.Table
+    ) -> Repaired:
+        key, texts = self._table.key, pa.array([each.key for each in differing_keys], pa.string())
         live = pa.Table.from_batches(
-            [part.filter(pc.is_in(key_texts(part, key), wanted)) for part in ours], self._table.schema
+            [part.filter(pc.is_in(key_texts(part, key), texts)) for part in ours], self._table.schema
         )
-        gone = key_columns(theirs.filter(pc.is_in(theirs["key"], wanted)), key).group_by(list(key)).aggregate([])
-        if self._wish.dry_run:
+        # Grouped, because the lake may have a key more than once.
+        gone = key_columns(theirs.filter(pc.is_in(theirs["key"], texts)), key).group_by(list(key)).aggregate([])
+        if self._options.dry_run:
             return Repaired(len(gone), len(live))
+
         with tempfile.TemporaryDirectory(prefix="tidemark-repair-") as directory:
             files = {"gone": gone, "live": live}
             paths = {name: _written(Path(directory) / name, table) for name, table in files.items()}

@@ -27,7 +27,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DifferingKey:
     """One key whose rows are not the same; rows and key are JSON text."""
 
     key: str
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The same with values."""
+    """A `DifferingKey` with values, for people."""
 
     key: dict[str, Any]
     kind: str
@@ -48,11 +48,15 @@ class Difference:
     lake: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, found: Found) -> "Difference":
+    def of(cls, pair: DifferingKey) -> "Difference":
         """Read the texts."""
-        upstream, lake = (None if row is None else json.loads(row) for row in (found.upstream, found.lake))
-        columns = () if upstream is None or lake is None else tuple(n for n in upstream if upstream[n] != lake.get(n))
-        return cls(json.loads(found.key), found.kind, columns, upstream, lake)
+        upstream = None if pair.upstream is None else json.loads(pair.upstream)
+        lake = None if pair.lake is None else json.loads(pair.lake)
+
+        columns: tuple[str, ...] = ()
+        if upstream is not None and lake is not None:
+            columns = tuple(name for name in upstream if upstream[name] != lake.get(name))
+        return cls(json.loads(pair.key), pair.kind, columns, upstream, lake)
 
     def to_document(self) -> dict[str, Any]:
         """Members for JSON."""
@@ -67,19 +71,20 @@ class Difference:
 
 def differing(upstream: Leaves, lake: Leaves) -> list[int]:
     """The ranges whose count or sum is not the same on both sides."""
-    found = (upstream.counts != lake.counts) | (upstream.sums != lake.sums)
-    return [int(place) for place in np.flatnonzero(found)]
+    differs = (upstream.counts != lake.counts) | (upstream.sums != lake.sums)
+    return [int(place) for place in np.flatnonzero(differs)]
 
 
-def divided(found: Sequence[int]) -> Ranges:
+def divided(coarse: Sequence[int]) -> Ranges:
     """The coarse ranges that differ, as finely as memory for the sums allows."""
-    bits = min(_FINE_BITS - (len(found) - 1).bit_length(), _NEXT_BITS_MAX)
-    return Ranges(bits, tuple(found))
+    # All of them together are at most 2^20: the fewer coarse ranges differ, the finer each is divided.
+    bits = min(_FINE_BITS - (len(coarse) - 1).bit_length(), _NEXT_BITS_MAX)
+    return Ranges(bits, tuple(coarse))
 
 
-def affordable(found: Sequence[int], upstream: Leaves, lake: Leaves, budget: Budget) -> list[int]:
+def affordable(differing_ranges: Sequence[int], upstream: Leaves, lake: Leaves, budget: Budget) -> list[int]:
     """As many of the ranges as fit into the budget on either side, the smallest first; maybe none."""
-    places = np.array(found, np.int64)
+    places = np.array(differing_ranges, np.int64)
     rows = np.maximum(upstream.counts, lake.counts)[places]
     size = np.maximum(upstream.sizes, lake.sizes)[places]
     order = np.lexsort((rows, size))
@@ -87,15 +92,22 @@ def affordable(found: Sequence[int], upstream: Leaves, lake: Leaves, budget: Bud
     return sorted(int(place) for place in places[order][fits])
 
 
-def differences(upstream: Iterable[tuple[str, str]], lake: Iterable[tuple[str, str]]) -> Iterator[Found]:
+def differences(upstream: Iterable[tuple[str, str]], lake: Iterable[tuple[str, str]]) -> Iterator[DifferingKey]:
     """Compare rows as JSON text by their keys' text; the lake may have a key more than once."""
     ours = dict(upstream)
     theirs: dict[str, list[str]] = {}
     for key, row in lake:
         theirs.setdefault(key, []).append(row)
     for key in sorted(ours.keys() | theirs.keys()):
-        mine, rows = ours.get(key), theirs.get(key, [])
-        if rows == [mine]:
+        upstream_row, lake_rows = ours.get(key), theirs.get(key, [])
+        if lake_rows == [upstream_row]:
             continue
-        kind = TWICE if len(rows) > 1 else ONLY_LAKE if mine is None else DIFFERS if rows else ONLY_UPSTREAM
-        yield Found(key, kind, mine, rows[0] if rows else None)
+        yield DifferingKey(key, _kind(upstream_row, lake_rows), upstream_row, lake_rows[0] if lake_rows else None)
+
+
+def _kind(upstream_row: str | None, lake_rows: Sequence[str]) -> str:
+    if len(lake_rows) > 1:
+        return TWICE
+    if upstream_row is None:
+        return ONLY_LAKE
+    return DIFFERS if lake_rows else ONLY_UPSTREAM

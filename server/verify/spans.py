@@ -70,6 +70,7 @@ class Extent:
         if self.least is None or self.greatest is None:
             return [(None, None)]
         count = min(max(-(-self.rows // SLOT_ROWS), SLOTS_MIN), most)
+        # The first and the last have no end: the upstream may have keys beyond those of the lake.
         width = self.greatest - self.least + 1
         inner = sorted({self.least + width * number // count for number in range(1, count)} - {self.least})
         return list(itertools.pairwise([None, *inner, None]))
@@ -85,9 +86,10 @@ class Sample:
 
     def of(self, table: str, slots: Sequence[Span]) -> list[Span]:
         """Some of the ranges, the same ones for the same seed; at least one."""
-        wanted = self.ranges or math.ceil(self.part * len(slots))
+        count = self.ranges or math.ceil(self.part * len(slots))
+        # The name is part of the seed: else tables of one size would all be compared at the same places.
         chance = random.Random(f"{self.seed} {table}")  # noqa: S311 - no secret is made of it
-        chosen = chance.sample(range(len(slots)), min(max(wanted, 1), len(slots)))
+        chosen = chance.sample(range(len(slots)), min(max(count, 1), len(slots)))
         return [slots[number] for number in sorted(chosen)]
 
 

@@ -1,22 +1,40 @@
-"""`tidemark cli verify`, but for the command line: a changefeed's lake against its upstream at one cut."""
+"""`tidemark cli verify`, but for the command line: a changefeed's lake against its upstream at one cut.
 
-from collections.abc import Awaitable, Callable, Sequence
+`verify` opens the lake, which says at which cut it is compared, then the upstream at that cut, and compares one table
+after the other. An audit (`server.spark.auditor`) does the same again and again, with a few ranges of keys each time.
+
+What it finds is in two places: the `Report`, with notes on what may explain a difference although nothing went wrong;
+and `AuditRecords`, where a difference that an audit has found stands until the table is found right.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from typing import Final
 
+from pyspark_tidemark.lake.mode import APPEND
+
+from server.capture.audit import Finding
+from server.changefeed import keys
 from server.changefeed.info import LAKES, ChangefeedInfo, lake_format
-from server.verify.audit.records import AuditRecords
+from server.dump.job import DumpRecords, Job
+from server.dump.progress import TableProgress, TableState
 from server.verify.catalog import LakeCut, Table, changefeed_info, tables_at
-from server.verify.comparison import Comparison, TableReport, Wish
+from server.verify.comparison import Comparison, TableReport, VerifyOptions
 from server.verify.errors import VerifyUnsupportedError
-from server.verify.lake.process import Lake
-from server.verify.notes import notes_of
+from server.verify.lake.client import Lake
 from server.verify.progress import LAKE, UPSTREAM, Progress
 from server.verify.spans import KeySpans, Sample, span_column
-from server.verify.upstream.upstream import Cluster, open_upstream
+from server.verify.upstream import Cluster, Upstream, open_upstream
+from storage.meta.meta import Compare, Delete, Meta, Op, Put
 
 Choose = Callable[[Lake, LakeCut, Sequence[Table]], Awaitable[Sequence[Table]]]
 """Which of a lake's tables are compared at a cut, with their `spans`."""
+
+_CHANGELOG: Final = (
+    "the lake keeps changes, from which current rows were made; a change of all rows at once (TRUNCATE TABLE) is not "
+    "among them, so rows from before one may be told as only in the lake"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +44,11 @@ class Request:
     changefeed: str
     table: str | None = None
     at: int | None = None
-    wish: Wish = field(default_factory=Wish)
+    options: VerifyOptions = field(default_factory=VerifyOptions)
     choose: "Choose | None" = None
-    """Which tables, and which of their keys; None: all, or what the wish's sample takes."""
+    """Which tables, and which of their keys; None: all, or what the sample of the options takes."""
     on_report: "Callable[[TableReport], Awaitable[None]] | None" = None
-    """Told of each table when it has been compared."""
+    """Called with each table's report when it has been compared."""
     gently: bool = False
     """Whether nobody should notice: the lake is read by one core, behind all else, and the source in short reads."""
 
@@ -60,42 +78,56 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
         VerifyChangefeedError, VerifyUnsupportedError, VerifyHistoryError, VerifyMovedError, VerifyBehindError,
         VerifyLakeError: they cannot be compared.
     """
-    info, wish = await changefeed_info(cluster.meta, request.changefeed), request.wish
+    info, options = await changefeed_info(cluster.meta, request.changefeed), request.options
     check_sink(info)
     async with AsyncExitStack() as stack:
-        locked = wish.repair and not wish.dry_run
+        locked = options.repair and not options.dry_run
         lake = await stack.enter_async_context(Lake.open(info.sink_uri, info.id, locked=locked, gently=request.gently))
         progress.enter("the lake's reader is started and finds the cut")
         with progress.awaiting(LAKE):
             cut = await lake.cut(request.at)
+
         progress.enter(f"the tables at cut {cut.ts} are looked up")
-        tables = await tables_at(cluster.meta, info, cut, request.table)
-        if request.choose is not None:
-            tables = list(await request.choose(lake, cut, tables))
-        if wish.repair:
-            for table in tables:
-                await lake.check_repair(table)
+        tables = await _tables(cluster.meta, info, lake, cut, request)
         if not tables:
             return Report(info.id, cut.ts, [], cut.mode)
-        notes = await notes_of(cluster.meta, info, cut, tables)
+        notes = await table_notes(cluster.meta, info, cut, tables)
+
         progress.enter(f"the upstream is opened at cut {cut.ts}")
         with progress.awaiting(UPSTREAM):
             upstream = await stack.enter_async_context(open_upstream(cluster, info, tables, gently=request.gently))
         progress.begin_tables(len(tables))
-        compared = []
-        records = AuditRecords(cluster.meta, info.id)
+        records, reports = AuditRecords(cluster.meta, info.id), []
         for table in tables:
-            chosen = table if wish.sample is None else await _sampled(lake, table, wish.sample, progress)
-            report = await Comparison(upstream, lake, chosen, wish, progress).run()
+            report = await _compare(upstream, lake, table, options, progress)
             report.note = "" if report.equal else notes.get(report.table, "")
-            compared.append(report)
+            reports.append(report)
             if report.is_right:
-                await records.mended(report.table, report.ts)
+                await records.remove(report.table, report.ts)
             if request.on_report is not None:
                 await request.on_report(report)
             progress.end_table()
         progress.enter("what was opened is closed")
-    return Report(info.id, cut.ts, compared, cut.mode, None if wish.sample is None else wish.sample.seed)
+    return Report(info.id, cut.ts, reports, cut.mode, None if options.sample is None else options.sample.seed)
+
+
+async def _tables(meta: Meta, info: ChangefeedInfo, lake: Lake, cut: LakeCut, request: Request) -> list[Table]:
+    tables = await tables_at(meta, info, cut, request.table)
+    if request.choose is not None:
+        tables = list(await request.choose(lake, cut, tables))
+    if request.options.repair:
+        # Before hours of comparing: a table that cannot be repaired is refused at once.
+        for table in tables:
+            await lake.check_repair(table)
+    return tables
+
+
+async def _compare(
+    upstream: Upstream, lake: Lake, table: Table, options: VerifyOptions, progress: Progress
+) -> TableReport:
+    if options.sample is not None:
+        table = await _sampled(lake, table, options.sample, progress)
+    return await Comparison(upstream, lake, table, options, progress).run()
 
 
 async def _sampled(lake: Lake, table: Table, sample: Sample, progress: Progress) -> Table:
@@ -123,3 +155,72 @@ def check_sink(info: ChangefeedInfo) -> None:
             f"the sink of changefeed {info.id} is {kind}://, whose rows are kept by a reader of its own; "
             f"what can be compared is a lake: {', '.join(LAKES)}"
         )
+
+
+async def table_notes(meta: Meta, info: ChangefeedInfo, cut: LakeCut, tables: Sequence[Table]) -> Mapping[str, str]:
+    """For each table what may explain that it differs; empty: nothing."""
+    records = DumpRecords(meta, info.id)
+    job = await records.job()
+    dumps = {each.name: each for each in await records.tables(job)} if job is not None else {}
+    dump_notes = {table.name: dump_note(table, job, dumps.get(table.name)) for table in tables}
+    changelog = _CHANGELOG if cut.mode == APPEND else ""
+    return {name: "; ".join(filter(None, (note, changelog))) for name, note in dump_notes.items()}
+
+
+def dump_note(table: Table, job: Job | None, dump: TableProgress | None) -> str:
+    """What the table's dump has to do with rows that are only upstream. Pure."""
+    if job is None or not job.takes(table.name):
+        return "the table was not dumped: rows that are older than the changefeed are only upstream"
+    if dump is None or not dump.state.is_over or dump.high_ts > table.ts:
+        return "its dump had not ended at the cut: rows that it had not brought yet are only upstream"
+    if dump.state is not TableState.DONE:
+        return f"its dump ended as {dump.state.value}: rows that it did not bring are only upstream"
+    if table.name in job.where:
+        return f"it was dumped where {job.where[table.name]}: other rows are only upstream"
+    return ""
+
+
+class AuditRecords:
+    """What audits of one changefeed have found, in the metadata.
+
+    Every call is durable. It needs no owner's fence, as whoever compares lakes may write; where the changefeed is gone
+    it does nothing.
+    """
+
+    def __init__(self, meta: Meta, changefeed: str) -> None:
+        self._meta = meta
+        self._changefeed = changefeed
+
+    async def findings(self) -> dict[str, Finding]:
+        """By table.
+
+        Raises:
+            CorruptError: a record cannot be read.
+        """
+        # The key that is the prefix itself holds the time of `save_on_time`.
+        prefix = keys.audit(self._changefeed)
+        pairs = [pair for pair in await self._meta.get_prefix(prefix) if pair.key != prefix]
+        return {each.table: each for each in (Finding.from_json(pair.value) for pair in pairs)}
+
+    async def save(self, finding: Finding) -> None:
+        """Save a finding, with what was known of the table before."""
+        key = keys.audit_finding(self._changefeed, finding.table)
+        pair = await self._meta.get(key)
+        before = None if pair is None else Finding.from_json(pair.value)
+        await self._write(Put(key, finding.and_before(before).to_json()))
+
+    async def remove(self, table: str, ts: int) -> None:
+        """Remove the finding of a table that was found right at a cut; one of a later cut stays."""
+        key = keys.audit_finding(self._changefeed, table)
+        pair = await self._meta.get(key)
+        if pair is not None and Finding.from_json(pair.value).ts <= ts:
+            await self._write(Delete(key))
+
+    async def save_on_time(self, time: str) -> None:
+        """Save the time, RFC 3339, at which all that was due had been compared."""
+        await self._write(Put(keys.audit(self._changefeed), time.encode()))
+
+    async def _write(self, op: Op) -> None:
+        # Not after the changefeed's removal: nobody would ever delete the record.
+        exists = Compare(keys.info(self._changefeed), "version", ">", 0)
+        await self._meta.txn([exists], [op])

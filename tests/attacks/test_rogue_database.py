@@ -18,7 +18,7 @@ from server.cli.main import main
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.errors import MySqlLoginError, MySqlUnavailableError
 from server.puller.mysql.options import MySqlOptions
-from server.verify.lake.database.mysql import MySqlReader
+from server.verify.lake.mysql import MySqlReader
 from storage.model.errors import TidemarkError
 from tests.attacks.rogue_mysql import OK, PUBLIC_KEY, SALT, rogue_server, switch
 

@@ -1,1 +1,1 @@
-"""The lake's side of a comparison, in a process of its own: `process` asks, `job` answers, by kind of lake."""
+"""The lake's side of a comparison, in a process of its own: `client` asks a `question`, `job` answers it."""

@@ -56,7 +56,7 @@ class LakeSide(Protocol):
 
 
 class Job:
-    """Answers questions; what is large goes through files in `directory`."""
+    """Answers the questions of `server.verify.lake.client`; large answers go through files in `directory`."""
 
     def __init__(self, lake: LakeSide, directory: Path) -> None:
         self._lake = lake
@@ -91,10 +91,10 @@ def open_lake(
 ) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
-        from server.verify.lake.database.lake import DatabaseLake  # drivers that other lakes do not need
+        from server.verify.lake.database_lake import DatabaseLake  # drivers that other lakes do not need
 
         return stack.enter_context(DatabaseLake.open(uri, changefeed, locked=locked))
-    from server.verify.lake.files.lake import FileLake
+    from server.verify.lake.file_lake import FileLake
 
     return stack.enter_context(FileLake.open(uri, changefeed, directory, locked=locked, cores="1" if gently else "*"))
 

@@ -60,8 +60,8 @@ class Question:
         rows, ends = 0, pa.array([], pa.decimal128(38, 0))
         for batch in batches:
             rows += batch.num_rows
-            found = pc.min_max(batch.cast(self.schema)[self.key[0]]).values()
-            ends = pa.concat_arrays([ends, pa.array([end.as_py() for end in found], ends.type)])
+            least_and_greatest = pc.min_max(batch.cast(self.schema)[self.key[0]]).values()
+            ends = pa.concat_arrays([ends, pa.array([end.as_py() for end in least_and_greatest], ends.type)])
         least_greatest = pc.min_max(ends)
         columns = [[rows], *([least_greatest[name]] for name in ("min", "max"))]
         yield pa.RecordBatch.from_arrays(
@@ -86,10 +86,10 @@ def key_schema(question: Question) -> Any:
 
 def whole_extent(parts: Iterable[tuple[int, Any, Any]]) -> Extent:
     """Of a whole table, of what `Question.extent` gave for its parts."""
-    found = list(parts)
-    least = min((int(low) for _, low, _ in found if low is not None), default=None)
-    greatest = max((int(high) for _, _, high in found if high is not None), default=None)
-    return Extent(sum(rows for rows, _, _ in found), least, greatest)
+    extents = list(parts)
+    least = min((int(low) for _, low, _ in extents if low is not None), default=None)
+    greatest = max((int(high) for _, _, high in extents if high is not None), default=None)
+    return Extent(sum(rows for rows, _, _ in extents), least, greatest)
 
 
 def key_columns(rows: Any, key: Sequence[str]) -> Any:
@@ -97,12 +97,12 @@ def key_columns(rows: Any, key: Sequence[str]) -> Any:
     return rows.select(range(len(_TEXTS), rows.num_columns)).rename_columns(list(key))
 
 
-def check_columns(table: str, wanted: Iterable[str], there: Container[str]) -> None:
+def check_columns(table: str, names: Iterable[str], lake_names: Container[str]) -> None:
     """See that a lake's table has the upstream's columns.
 
     Raises:
         SourceError: ErrVerifyColumns, it has not.
     """
-    missing = [name for name in wanted if name not in there]
+    missing = [name for name in names if name not in lake_names]
     if missing:
         raise SourceError("ErrVerifyColumns", f"table {table} has no column {', '.join(missing)} in the lake")

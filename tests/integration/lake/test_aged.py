@@ -18,7 +18,7 @@ from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.files.table import LakeTable
+from server.verify.lake.file_lake import LakeTable
 from server.verify.lake.question import Question
 from tests.integration.lake.aged import STEP, aged_feed, read_changelog
 from tests.integration.lake.test_evolution import Database, Directory, opened_place

@@ -18,8 +18,8 @@ from pyspark_tidemark.lake.reading import as_of_cut, version_at
 from pyspark_tidemark.lake.targets import check_reachable
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.files import lake as verified
-from server.verify.lake.files.lake import FileLake
+from server.verify.lake import file_lake
+from server.verify.lake.file_lake import FileLake
 from tests.integration.spark.test_source import plain
 
 pytestmark = pytest.mark.timeout(600)
@@ -156,7 +156,7 @@ def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstr
         assert len(shown) == len(upstream.accounts.state(cut.end_ts))
     assert version_at(uri, "bank.accounts") == version_at(uri, "bank.accounts", upstream.end_ts)
 
-    monkeypatch.setattr(verified, "_IDLE_S", 0.1)
+    monkeypatch.setattr(file_lake, "_IDLE_S", 0.1)
     with FileLake.open(SinkUri.parse(uri), "bank", tmp_path / "verify", locked=True) as lake:
         assert lake.cut(None)["cut"] == upstream.end_ts
     with FileLake.open(SinkUri.parse(uri), "bank", tmp_path / "verify", locked=False) as lake:

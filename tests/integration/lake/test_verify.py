@@ -19,8 +19,8 @@ from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.files import repair
-from server.verify.lake.files.lake import FileLake
+from server.verify.lake import file_lake
+from server.verify.lake.file_lake import FileLake
 from server.verify.lake.question import Question, key_columns
 
 pytestmark = pytest.mark.timeout(400)
@@ -157,7 +157,7 @@ def test_a_damaged_table_is_repaired_and_its_job_goes_on_from_there(kept, upstre
         kept.side.check_repair(question)
     assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), "the cut's version is as it was"
     with kept.locked() as (manifest, _):
-        repair.publish(manifest, NAME, version)
+        file_lake.publish(manifest, NAME, version)
     assert kept.side.leaves(question) != sums(state(upstream, 600), Ranges())
 
     live, gone = pa.Table.from_batches([lost]), pa.Table.from_batches([new]).select(list(KEY))

@@ -10,7 +10,7 @@ from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.database.repair import repair
+from server.verify.lake.database_lake import repair_table
 from server.verify.lake.question import Question
 
 FEED, CUT = "feed", 50
@@ -52,7 +52,7 @@ def test_a_repair_that_fails_in_the_middle_has_changed_nothing(uri):
     asked = Question(name, CUT, 0, ("id",), SCHEMA, Ranges())
     everything = f"SELECT * FROM {table} ORDER BY id"
     with pytest.raises(SourceError, match="ErrTarget"):
-        repair(uri, FEED, asked, GONE, pa.table({"id": [1], "no such column": [9]}))
+        repair_table(uri, FEED, asked, GONE, pa.table({"id": [1], "no such column": [9]}))
     assert execute(uri, everything) == [(1, 1, 40), (2, 2, 40), (3, 3, 40)]
-    assert repair(uri, FEED, asked, GONE, pa.table({"id": [1], "n": [9]})) == CUT
+    assert repair_table(uri, FEED, asked, GONE, pa.table({"id": [1], "n": [9]})) == CUT
     assert execute(uri, everything) == [(1, 9, CUT), (3, 3, 40)]

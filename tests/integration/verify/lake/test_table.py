@@ -10,7 +10,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.files.table import LakeTable
+from server.verify.lake.file_lake import LakeTable
 from server.verify.lake.question import Question
 from tests.integration.spark.upstream import ACCOUNTS, Upstream
 

@@ -15,7 +15,7 @@ from server.capture.message import message
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo
 from server.cli.changefeed_view import detail, summary
-from server.verify.audit.records import AuditRecords
+from server.verify.verify import AuditRecords
 from sink.flight.feeds import FAILED, Report
 from storage.model.errors import CorruptError
 from tests.unit.server.capture.conftest import new
@@ -85,7 +85,7 @@ async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it
     assert shown(owner) == ("normal", None)
     assert detail(message(owner.feed("feed")))["audit_seconds"] == 3600
     records = AuditRecords(meta, "feed")
-    await records.found(FOUND)
+    await records.save(FOUND)
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
     told = detail(message(owner.feed("feed")))["error"]["message"]
     assert "bank.accounts (id below 7): `tidemark cli verify -c feed --table bank.accounts --repair` mends it" in told
@@ -93,14 +93,14 @@ async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it
     await capture.stop()  # a new owner knows it, too
     owner = await capture.start()
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
-    await records.mended("bank.accounts", 1004)
+    await records.remove("bank.accounts", 1004)
     assert await records.findings() == {"bank.accounts": FOUND}, "an older cut says nothing"
-    await records.mended("bank.accounts", 1005)
+    await records.remove("bank.accounts", 1005)
     await until(lambda: shown(owner) == ("normal", None))
 
 
 async def test_the_jobs_own_error_is_shown_first(owner, meta):
-    await AuditRecords(meta, "feed").found(FOUND)
+    await AuditRecords(meta, "feed").save(FOUND)
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
     OwnerFeeds(owner).report("feed", Report(FAILED, 0, "ErrTargetRefused", "no"))
     assert shown(owner) == ("failed", "TM:ErrTargetRefused")
@@ -108,23 +108,23 @@ async def test_the_jobs_own_error_is_shown_first(owner, meta):
 
 async def test_an_audit_that_is_turned_off_or_whose_changefeed_goes_leaves_nothing(capture, owner, meta):
     records = AuditRecords(meta, "feed")
-    await records.found(FOUND)
-    await records.on_time("2026-11-23T06:00:00+00:00")
+    await records.save(FOUND)
+    await records.save_on_time("2026-11-23T06:00:00+00:00")
     await until(lambda: shown(owner)[0] == "warning")
     await owner.update("feed", audit_s=0)
     assert shown(owner) == ("normal", None)
     assert await meta.get_prefix(keys.AUDITS) == []
     await owner.update("feed", audit_s=600)
-    await records.found(FOUND)
+    await records.save(FOUND)
     await owner.remove("feed")
     assert await meta.get_prefix(keys.AUDITS) == []
-    await records.found(FOUND)
+    await records.save(FOUND)
     assert await meta.get_prefix(keys.AUDITS) == [], "a job that ends late writes nothing"
 
 
 async def test_a_finding_that_cannot_be_read_hides_no_other(owner, meta):
     await meta.put(keys.audit_finding("feed", "bank.odd"), b"{}")
-    await AuditRecords(meta, "feed2").found(FOUND)
+    await AuditRecords(meta, "feed2").save(FOUND)
     await meta.put(keys.audit_finding("feed", "bank.accounts"), FOUND.to_json())
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
 

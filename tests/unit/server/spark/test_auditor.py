@@ -16,13 +16,13 @@ from server.rpc.credentials import SecurityConfig
 from server.spark import auditor as module
 from server.spark.auditor import Auditor, AuditSettings
 from server.spark.job import LakeJobError
-from server.verify.audit.records import AuditRecords
 from server.verify.catalog import LakeCut
 from server.verify.comparison import TableReport
 from server.verify.difference import Difference
 from server.verify.errors import VerifyLakeError
 from server.verify.spans import Extent, KeySpans
-from server.verify.upstream.upstream import Cluster
+from server.verify.upstream import Cluster
+from server.verify.verify import AuditRecords
 from storage.model.ts import compose
 
 FEED = "audited"
@@ -60,7 +60,7 @@ class Lakes:
     async def verify(self, cluster, request, progress):
         self.turns += 1
         assert request.gently
-        assert request.wish.rows_per_s == 1000
+        assert request.options.rows_per_s == 1000
         try:
             if self.stuck:
                 await asyncio.Event().wait()
@@ -156,7 +156,7 @@ async def test_rows_that_no_dump_has_brought_are_no_difference_and_a_right_round
     records = AuditRecords(meta, FEED)
     auditor = await audit()
     for gone in ("shop.b", "shop.dropped"):
-        await records.found(Finding(table=gone, ts=3, time=""))
+        await records.save(Finding(table=gone, ts=3, time=""))
     auditor.take({"altered": ["shop.b"]})
     async with auditor.running():
         await until(lambda: lakes.ended)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.digest import Leaves
 
-from server.verify.comparison import Comparison, Wish
+from server.verify.comparison import Comparison, VerifyOptions
 from server.verify.difference import TWICE, Budget
 from server.verify.lake.question import Question
 from server.verify.progress import Progress
@@ -71,10 +71,10 @@ class Upstream:
         self.rows = side.rows_of
 
 
-def compared(upstream, lake, **wish):
+def compared(upstream, lake, **options):
     ours, theirs = Side(list(upstream.items())), Side(lake)
     progress = Progress()
-    report = asyncio.run(Comparison(Upstream(ours), theirs, Table(), Wish(**wish), progress).run())
+    report = asyncio.run(Comparison(Upstream(ours), theirs, Table(), VerifyOptions(**options), progress).run())
     assert progress.document()["waiting_for"] == []
     return report, ours, theirs
 
@@ -85,7 +85,7 @@ def test_a_sample_tells_what_differs_in_its_ranges_and_names_them(upstream, lake
     slots = Extent(1, 0, 30).slots()
     spans = KeySpans("id", tuple(slots[number] for number in sorted(numbers)))
     ours, theirs = Side(list(upstream.items())), Side(list(lake.items()))
-    comparison = Comparison(Upstream(ours), theirs, Table(spans=spans), Wish(repair=True), Progress())
+    comparison = Comparison(Upstream(ours), theirs, Table(spans=spans), VerifyOptions(repair=True), Progress())
     report = asyncio.run(comparison.run())
     wrong = {key for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key) and spans.of(key)}
     assert {each.key["id"] for each in report.differences} == wrong
@@ -146,6 +146,6 @@ def test_a_table_may_have_columns_that_are_called_as_those_of_an_answer(names):
     for side in (ours, theirs):
         side._batch = side._batch.rename_columns(list(names))
     table = Table(key=(names[0],), schema=ours._batch.schema)
-    report = asyncio.run(Comparison(Upstream(ours), theirs, table, Wish(repair=True), Progress()).run())
+    report = asyncio.run(Comparison(Upstream(ours), theirs, table, VerifyOptions(repair=True), Progress()).run())
     assert [each.key for each in report.differences] == [{names[0]: 2}, {names[0]: 3}]
     assert (sorted(theirs.repaired[0]), theirs.repaired[1]) == ([2, 3], [(2, 2)])

@@ -99,7 +99,7 @@ def test_a_timeout_that_is_none_is_refused(text):
 
 ASKS = """
 import asyncio
-from server.verify.lake.process import Lake
+from server.verify.lake.client import Lake
 
 async def main():
     async with Lake.open("mysql://me@127.0.0.1:{port}/db", "feed", locked=False) as lake:

@@ -7,7 +7,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.database.lake import DatabaseLake, current_rows
+from server.verify.lake.database_lake import DatabaseLake, current_rows
 from server.verify.lake.question import Question
 
 URI = SinkUri.parse("postgresql://u@h:1/lake")

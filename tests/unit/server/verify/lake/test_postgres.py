@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.jdbc.text import as_csv
 
-from server.verify.lake.database.postgres import read_csv
+from server.verify.lake.postgres import read_csv
 
 SCHEMA = pa.schema(
     [

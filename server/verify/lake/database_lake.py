@@ -1,22 +1,41 @@
-"""Lakes in databases: the newest cut, manifest, fences and rows in one snapshot; no Spark."""
+"""Lakes in databases, read in one snapshot and repaired in one transaction; no Spark.
+
+A database shows its newest cut only. Manifest, fences and rows are read in one snapshot, so they belong together though
+the lake's job goes on. A `Reader` for each kind of database brings rows as Arrow.
+
+Invariants of a repair:
+1. The lake's lock is held, and the fence row is locked and unchanged: what is repaired is what was compared.
+2. The rows' `_commit_ts` is the cut, and the fence stays: changes of later cuts are larger, so they win.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark_tidemark.digest import Leaves
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.jdbc import tables
+from pyspark_tidemark.lake.jdbc.database import STAGED, Database, explained
 from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.database import repair
 from server.verify.lake.question import Question, key_schema, whole_extent
 from server.verify.spans import Extent
+
+_NEVER: Final = -1
+_REMOVE: Final = {
+    "postgresql": "DELETE FROM {table} t USING {staged} s WHERE {same}",
+    "mysql": "DELETE t FROM {table} t JOIN {staged} s ON {same}",
+}
+_UNSTAGE: Final = {
+    "postgresql": f"DROP TABLE {STAGED}",
+    "mysql": f"DROP TEMPORARY TABLE {STAGED}",  # without that word the server commits first
+}
 
 
 class Reader(Protocol):
@@ -39,13 +58,13 @@ class Reader(Protocol):
 
 
 def _postgres(uri: SinkUri) -> Reader:
-    from server.verify.lake.database.postgres import PostgresReader
+    from server.verify.lake.postgres import PostgresReader
 
     return PostgresReader(uri)
 
 
 def _mysql(uri: SinkUri) -> Reader:
-    from server.verify.lake.database.mysql import MySqlReader
+    from server.verify.lake.mysql import MySqlReader
 
     return MySqlReader(uri)
 
@@ -73,6 +92,7 @@ class DatabaseLake:
         """
         with ExitStack() as stack:
             database = database_of(uri)
+            # The lock comes first: a snapshot from before it could lack a cut that the job was still ending.
             if locked:
                 stack.enter_context(DatabaseManifest.opened(database, changefeed))
             reader = _READERS[uri.format](uri)
@@ -80,7 +100,7 @@ class DatabaseLake:
             yield cls(uri, changefeed, reader)
 
     def cut(self, at: int | None) -> dict[str, Any]:
-        """See `LakeSide.cut`; a table whose next cut is applied, but not yet told, is at that one."""
+        """See `LakeSide.cut`; a table whose next cut is applied, but not in the manifest yet, is at that one."""
         newest = self._newest
         if newest is None:
             raise SourceError("ErrCutNotFound", f"the database {self._uri.path} has no cut of {self._changefeed} yet")
@@ -94,8 +114,9 @@ class DatabaseLake:
 
     def extent(self, question: Question) -> Extent:
         """See `LakeSide.extent`."""
-        asked = dataclasses.replace(question, schema=key_schema(question))
-        return whole_extent(tuple(found.to_pylist()[0].values()) for found in asked.extent(self._batches(asked)))
+        of_key = dataclasses.replace(question, schema=key_schema(question))
+        parts = of_key.extent(self._batches(of_key))
+        return whole_extent(tuple(part.to_pylist()[0].values()) for part in parts)
 
     def leaves(self, question: Question) -> bytes:
         """See `LakeSide.leaves`."""
@@ -126,32 +147,70 @@ class DatabaseLake:
 
     def repair(self, question: Question, gone: Any, live: Any) -> int:
         """See `LakeSide.repair`."""
-        return repair.repair(self._uri, self._changefeed, question, gone, live)
+        return repair_table(self._uri, self._changefeed, question, gone, live)
 
     @property
     def _mode(self) -> str:
         return (self._newest.mode if self._newest is not None else None) or self._uri.mode("")
 
     def _batches(self, question: Question) -> Iterator[Any]:
-        if self._fences.get(question.name, -1) < 0:
+        if self._fences.get(question.name, _NEVER) < 0:
+            # No cut was applied to it: the table may not exist.
             return iter(())
         query = current_rows(self._reader.quoted, self._reader.quoted_table(question.name), question, self._mode)
         return self._reader.batches(question.name, query, question.schema)
 
 
-def current_rows(quoted: Callable[[str], str], name: str, asked: Question, mode: str) -> str:
+def current_rows(quoted: Callable[[str], str], name: str, question: Question, mode: str) -> str:
     """The query of a table's rows as of the cut, whatever the mode keeps; its columns are called `{columns}`. Pure.
 
     `name` is the table's, quoted; `quoted` quotes a column.
     """
-    ts, inside = asked.ts, "" if asked.spans is None else f"({asked.spans.condition(quoted)})"
+    ts, inside = question.ts, "" if question.spans is None else f"({question.spans.condition(quoted)})"
     also = f" AND {inside}" if inside else ""
     if mode == SCD2:
         valid = f"{VALID_FROM} <= {ts} AND ({VALID_TO} IS NULL OR {VALID_TO} > {ts}){also}"
         return f"SELECT {{columns}} FROM {name} WHERE {valid}"  # noqa: S608 - quoted
+
     if mode == APPEND:
-        last = f"PARTITION BY {', '.join(map(quoted, asked.key))} ORDER BY _commit_ts DESC, _seq DESC"
-        changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {asked.since}{also}"
+        # The condition on the key may stand inside: a key's changes are all in the same range.
+        last = f"PARTITION BY {', '.join(map(quoted, question.key))} ORDER BY _commit_ts DESC, _seq DESC"
+        changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {question.since}{also}"
         numbered = f"SELECT t.*, row_number() OVER ({last}) AS _place FROM {changes}"  # noqa: S608 - quoted
         return f"SELECT {{columns}} FROM ({numbered}) s WHERE _place = 1 AND _op <> 'delete'"  # noqa: S608 - quoted
+
     return f"SELECT {{columns}} FROM {name}{f' WHERE {inside}' if inside else ''}"  # noqa: S608 - quoted
+
+
+def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, live: Any) -> int:
+    """Remove keys, add rows (pyarrow.Tables); returns the cut.
+
+    Raises:
+        SourceError: ErrTargetBusy, a cut was applied meanwhile; ErrTargetUnavailable, ErrTargetRefused.
+    """
+    database = database_of(uri)
+    rows = live.append_column("_commit_ts", pa.array([question.ts] * len(live), pa.int64()))
+    with explained(database), closing(database.connect()) as connection:
+        with connection.cursor() as cursor:
+            fence = tables.known(cursor, changefeed, question.name, lock=True)
+            if fence is None or fence.end_ts > question.ts:
+                raise SourceError("ErrTargetBusy", f"a job has applied a cut to {question.name}; verify again")
+
+            # One staging table, used twice: for the keys that go, then for the rows that come.
+            name = database.quoted_table(question.name)
+            same = " AND ".join(f"t.{database.quoted(each)} = s.{database.quoted(each)}" for each in question.key)
+            _stage(cursor, database, gone, question.key)
+            cursor.execute(_REMOVE[uri.format].format(table=name, staged=STAGED, same=same))
+            cursor.execute(_UNSTAGE[uri.format])
+
+            _stage(cursor, database, rows, question.key)
+            columns = ", ".join(map(database.quoted, rows.schema.names))
+            cursor.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {STAGED}")  # noqa: S608 - quoted
+        connection.commit()
+    return question.ts
+
+
+def _stage(cursor: Any, database: Database, rows: Any, key: tuple[str, ...]) -> None:
+    types = [database.type_of(field.type, key_columns=len(key) if field.name in key else 0) for field in rows.schema]
+    columns = [f"{database.quoted(name)} {kind}" for name, kind in zip(rows.schema.names, types, strict=True)]
+    database.stage(cursor, columns, rows.to_batches(), key)

@@ -1,6 +1,6 @@
-"""The lake's side as a process of its own: questions in, answers out; Spark stays out of the command's process.
+"""The client of the lake's side, which is a process of its own: Spark stays out of the command's process.
 
-It holds the read end of a pipe as its standard input: when this process dies, however it dies, that one ends, too.
+That process has the read end of a pipe as its standard input: when this one dies, however it dies, the other ends, too.
 """
 
 import asyncio
@@ -58,29 +58,29 @@ class Lake:
 
     async def leaves(self, table: Table, ranges: Ranges) -> Leaves:
         """The sums of a table; without a row where the lake has no such table."""
-        answer = await self._ask("leaves", **_of(table), **_within(ranges))
+        answer = await self._ask("leaves", **_table_members(table), **_range_members(ranges))
         leaves = Leaves(ranges)
         leaves.merge(base64.b64decode(answer["leaves"]))
         return leaves
 
     async def extent(self, table: Table) -> Extent:
         """How many rows the table has, and the ends of its key's first column, an integer."""
-        answer = await self._ask("extent", **_of(table))
+        answer = await self._ask("extent", **_table_members(table))
         return Extent(int(answer["rows"]), answer["least"], answer["greatest"])
 
     async def rows(self, table: Table, ranges: Ranges, chosen: Sequence[int]) -> pa.Table:
         """The rows of some ranges, of `Question.answer_schema`."""
-        answer = await self._ask("rows", **_of(table), **_within(ranges), chosen=list(chosen))
+        answer = await self._ask("rows", **_table_members(table), **_range_members(ranges), chosen=list(chosen))
         with pa.OSFile(answer["file"]) as file:
             return pa.ipc.open_file(file).read_all()
 
     async def check_repair(self, table: Table) -> None:
         """See that `repair` could be asked for."""
-        await self._ask("check_repair", **_of(table))
+        await self._ask("check_repair", **_table_members(table))
 
     async def repair(self, table: Table, *, gone: str, live: str) -> int:
         """Replace the keys in the file `gone` by the rows in the file `live`; returns the table's new version."""
-        return int((await self._ask("repair", **_of(table), gone=gone, live=live))["version"])
+        return int((await self._ask("repair", **_table_members(table), gone=gone, live=live))["version"])
 
     async def _ask(self, do: str, **members: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -98,12 +98,12 @@ class Lake:
         return answer
 
 
-def _of(table: Table) -> dict[str, Any]:
+def _table_members(table: Table) -> dict[str, Any]:
     schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
     spans = {} if table.spans is None else {"spans": table.spans.document()}
     members = {"table": table.name, "ts": table.ts, "since": table.since, "key": list(table.key), "schema": schema}
     return members | spans
 
 
-def _within(ranges: Ranges) -> dict[str, Any]:
+def _range_members(ranges: Ranges) -> dict[str, Any]:
     return {"bits": ranges.bits, "within": list(ranges.within)}

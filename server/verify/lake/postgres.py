@@ -20,7 +20,7 @@ _HEX_MARK = 2
 
 
 class PostgresReader:
-    """Implements `server.verify.lake.database.lake.Reader`."""
+    """Implements `server.verify.lake.database_lake.Reader`."""
 
     def __init__(self, uri: SinkUri) -> None:
         self._database = Postgres(uri)
@@ -66,7 +66,7 @@ class PostgresReader:
 
 
 def _joined(lines: Any) -> Iterator[bytes]:
-    """A row comes by itself: many of them in one."""
+    """Many rows in one text; COPY brings each by itself."""
     waiting, size = [], 0
     for line in lines:
         waiting.append(bytes(line))
@@ -80,6 +80,7 @@ def _joined(lines: Any) -> Iterator[bytes]:
 
 def read_csv(text: bytes, schema: Any) -> Any:
     """Lines as COPY writes them, in the schema's types: null is an empty field without quotes. Pure."""
+    # The reader knows no hexadecimal digits: binary columns are text at first.
     types = {field.name: pa.string() if pa.types.is_binary(field.type) else field.type for field in schema}
     convert = csv.ConvertOptions(
         column_types=types,
@@ -89,16 +90,16 @@ def read_csv(text: bytes, schema: Any) -> Any:
         true_values=["t", "true"],
         false_values=["f", "false"],
     )
-    found = csv.read_csv(
+    table = csv.read_csv(
         io.BytesIO(text),
         csv.ReadOptions(column_names=schema.names, use_threads=False, block_size=max(len(text), 1)),
         csv.ParseOptions(newlines_in_values=True),
         convert,
     ).combine_chunks()
     columns = [
-        _unhexed(found[field.name].combine_chunks())
+        _unhexed(table[field.name].combine_chunks())
         if pa.types.is_binary(field.type)
-        else found[field.name].combine_chunks()
+        else table[field.name].combine_chunks()
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -106,9 +107,10 @@ def read_csv(text: bytes, schema: Any) -> Any:
 
 def _unhexed(texts: Any) -> Any:
     """Binary values out of a mark and their digits."""
+    # One unhexlify for the whole column: a value's bytes are half as many as its digits.
     digits = pc.fill_null(pc.utf8_slice_codeunits(texts, _HEX_MARK), "")
     ends = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(digits)) // 2)]).astype(np.int32)
     content = digits.buffers()[2]
     data = binascii.unhexlify(content.to_pybytes()[: 2 * ends[-1]]) if content is not None else b""
-    found = pa.Array.from_buffers(pa.binary(), len(digits), [None, pa.py_buffer(ends), pa.py_buffer(data)])
-    return pc.if_else(texts.is_valid(), found, None)
+    values = pa.Array.from_buffers(pa.binary(), len(digits), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return pc.if_else(texts.is_valid(), values, None)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.verify.before_images import BeforeImages, ChangedKeys
 from server.verify.errors import VerifyHistoryError
-from server.verify.upstream.before import Before, Changed
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.model.span import Span
 
@@ -42,12 +42,12 @@ def test_any_later_look_and_the_changes_until_then_give_the_table_at_the_cut(ste
     batches, states = changes(steps)
     cut = data.draw(st.integers(0, len(steps)))
     look = data.draw(st.integers(cut, len(steps)))
-    before = Before({SPAN.table_id: cut})
+    before = BeforeImages({SPAN.table_id: cut})
     for batch in joined(batches) if data.draw(st.booleans()) else batches:
         before.add(SPAN, batch)
         before.add(OTHER, batch)
         if data.draw(st.booleans()):
-            before._fold()
+            before._compact()
     there = pa.array([str(key).encode() for key in states[look]], pa.binary())
     changed = before.changed(SPAN.table_id).holds(there).to_pylist()
     seen = {key: value for (key, value), late in zip(states[look].items(), changed, strict=True) if not late}
@@ -59,12 +59,12 @@ def test_any_later_look_and_the_changes_until_then_give_the_table_at_the_cut(ste
 
 @given(st.lists(st.binary(max_size=2)), st.lists(st.binary(max_size=2)))
 def test_a_piece_of_keys_in_any_order_is_found_among_those_that_changed(late, piece):
-    held = Changed(pa.array(late, pa.binary())).holds(pa.array(piece, pa.binary()))
+    held = ChangedKeys(pa.array(late, pa.binary())).holds(pa.array(piece, pa.binary()))
     assert held.to_pylist() == [key in late for key in piece]
 
 
 def test_changes_that_do_not_fit_into_memory_are_an_error_that_says_what_to_do():
-    before = Before({SPAN.table_id: 0}, bytes_max=1 << 20)
+    before = BeforeImages({SPAN.table_id: 0}, bytes_max=1 << 20)
     row = [[1], [0], [DELETE], [b"k"], [None], [bytes(40 << 20)]]
     with pytest.raises(VerifyHistoryError, match="--table"):
         before.add(SPAN, pa.RecordBatch.from_arrays(list(map(pa.array, row, RAW_SCHEMA.types)), schema=RAW_SCHEMA))

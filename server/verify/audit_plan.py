@@ -18,7 +18,7 @@ _TURN_S_MIN, _TURN_S_MAX = 10.0, 300.0
 """A turn reads one snapshot of the source, which must not become old."""
 _SPARE_TURNS: Final = 2
 _SLOTS_ALL: Final = 100_000
-"""Ranges of all tables together: what is held in memory."""
+"""Ranges of all tables together, at most: a plan keeps the numbers of those that are left in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Pick:
 
 @dataclass(slots=True)
 class _Round:
-    """Of one table."""
+    """One pass over all ranges of one table."""
 
     column: str | None
     slots: Sequence[Span]
@@ -52,8 +52,8 @@ class _Failing:
     until_s: float
 
 
-class Plan:
-    """Of one changefeed; `rows_per_s` is how fast its source may be read."""
+class AuditPlan:
+    """The plan of one changefeed; `rows_per_s` is how fast its source may be read."""
 
     def __init__(self, period_s: float, rows_per_s: float, chance: random.Random) -> None:
         self.period_s = period_s
@@ -72,8 +72,8 @@ class Plan:
         """Whether there is something to compare; a plan that knows no table wants to know them."""
         if not self._rounds or self.is_urgent(now_s):
             return True
-        waiting = [each for name, each in self._rounds.items() if not self._waits(name, now_s)]
-        return any(self._is_over(each, now_s) or self._wanted(each, now_s) for each in waiting)
+        ready = [each for name, each in self._rounds.items() if not self._waits(name, now_s)]
+        return any(self._is_over(each, now_s) or self._due(each, now_s) for each in ready)
 
     def is_urgent(self, now_s: float) -> bool:
         """Whether a table was altered that is not left out just now."""
@@ -92,10 +92,10 @@ class Plan:
 
     def lacks(self, table: str, column: str | None, now_s: float) -> bool:
         """Whether a round of the table has to begin, with its extent: there is none, it is over, or its key is new."""
-        found = self._rounds.get(table)
+        current = self._rounds.get(table)
         if self._waits(table, now_s):
             return False
-        return found is None or found.column != column or self._is_over(found, now_s)
+        return current is None or current.column != column or self._is_over(current, now_s)
 
     def begin(self, table: str, column: str | None, extent: Extent, tables: int, now_s: float) -> None:
         """A round of the table begins; `column` is the one that its ranges are of, `tables` how many there are."""
@@ -114,26 +114,28 @@ class Plan:
         for name in names:
             if self._waits(name, now_s):
                 continue
-            found = self._rounds[name]
-            wanted = self._wanted(found, now_s)
+            current = self._rounds[name]
+            due = self._due(current, now_s)
             if name in self._altered:
-                wanted = max(wanted, -(-len(found.slots) // _TURNS))
-            most = math.floor(rows / found.slot_rows) if found.slot_rows else wanted
-            count = min(wanted, max(most, 0 if picks else 1))
+                due = max(due, -(-len(current.slots) // _TURNS))
+            affordable = math.floor(rows / current.slot_rows) if current.slot_rows else due
+            # The first table gets a range at any price: else one whose ranges are large would never be compared.
+            count = min(due, max(affordable, 0 if picks else 1))
             if count > 0:
-                picks[name] = self._pick(found, count)
-                rows -= count * found.slot_rows
+                picks[name] = self._pick(current, count)
+                rows -= count * current.slot_rows
         return picks
 
     def compared(self, table: str, pick: Pick, *, equal: bool) -> bool:
         """What was picked is compared; returns whether that ends a round in which no range differed."""
-        found = self._rounds[table]
+        current = self._rounds[table]
         self._altered.discard(table)
         self._failing.pop(table, None)
-        found.differs |= not equal
-        done, before = set(pick.numbers), len(found.left)
-        found.left = [number for number in found.left if number not in done]
-        return before > 0 and not found.left and not found.differs
+        current.differs |= not equal
+
+        done, left_before = set(pick.numbers), len(current.left)
+        current.left = [number for number in current.left if number not in done]
+        return left_before > 0 and not current.left and not current.differs
 
     def failed(self, table: str, now_s: float) -> None:
         """The table could not be compared: it is left out for a turn, and twice as long each time, up to a period."""
@@ -150,22 +152,23 @@ class Plan:
         """Whether it has failed just now."""
         return table in self._failing and now_s < self._failing[table].until_s
 
-    def _is_over(self, found: _Round, now_s: float) -> bool:
-        return not found.left and now_s >= found.begun_s + self.period_s
+    def _is_over(self, current: _Round, now_s: float) -> bool:
+        return not current.left and now_s >= current.begun_s + self.period_s
 
-    def _wanted(self, found: _Round, now_s: float) -> int:
+    def _due(self, current: _Round, now_s: float) -> int:
         """How many ranges should be compared by the end of this turn, and are not."""
-        total = len(found.slots)
-        part = min((now_s - found.begun_s + _SPARE_TURNS * self.turn_s) / self.period_s, 1.0)
-        return max(0, min(total, math.floor(total * part + found.phase)) - (total - len(found.left)))
+        total, done = len(current.slots), len(current.slots) - len(current.left)
+        # Ahead of time by some turns, so that a turn that fails does not make the round late.
+        part = min((now_s - current.begun_s + _SPARE_TURNS * self.turn_s) / self.period_s, 1.0)
+        return max(0, min(total, math.floor(total * part + current.phase)) - done)
 
-    def _pick(self, found: _Round, count: int) -> Pick:
-        """Ranges that are left, and others where more are wanted."""
-        chosen = found.left[:count]
+    def _pick(self, current: _Round, count: int) -> Pick:
+        """Ranges that are left, and others where `count` is more."""
+        chosen = current.left[:count]
         if len(chosen) < count:
-            others = sorted(set(range(len(found.slots))) - set(chosen))
+            others = sorted(set(range(len(current.slots))) - set(chosen))
             chosen = chosen + self._chance.sample(others, count - len(chosen))
         numbers = tuple(sorted(chosen))
-        if found.column is None or len(found.slots) == 1:
+        if current.column is None or len(current.slots) == 1:
             return Pick(numbers)
-        return Pick(numbers, KeySpans(found.column, tuple(found.slots[number] for number in numbers)))
+        return Pick(numbers, KeySpans(current.column, tuple(current.slots[number] for number in numbers)))

@@ -13,13 +13,13 @@ from server.puller.mysql.catalogue import read_definitions
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.options import MySqlOptions
 from server.verify.lake.question import check_columns
-from server.verify.mysql_rows import begin_snapshot, pieces
+from server.verify.mysql_upstream import begin_snapshot, query_rows
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.schema import Table
 
 
 class MySqlReader:
-    """Implements `server.verify.lake.database.lake.Reader`."""
+    """Implements `server.verify.lake.database_lake.Reader`."""
 
     def __init__(self, uri: SinkUri) -> None:
         ca = uri.option("ca-path")
@@ -48,19 +48,19 @@ class MySqlReader:
         """See `Reader`."""
         cuts, fences = (f"{quoted(self._database)}.{name} WHERE app = %s" for name in (tables.CUTS, tables.TABLES))
         newest = f"SELECT document FROM {cuts} ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
-        found = self._session.execute(newest, (changefeed,))
+        documents = self._session.execute(newest, (changefeed,))
         rows = self._session.execute(f"SELECT name, end_ts FROM {fences}", (changefeed,))  # noqa: S608 - ours
-        return (str(found[0][0]) if found else None), {str(name): int(ts) for name, ts in rows}
+        return (str(documents[0][0]) if documents else None), {str(name): int(ts) for name, ts in rows}
 
     def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
         """See `Reader`."""
         schema_name, _, name = table.partition(".")
         definition = read_definitions(self._session, [(schema_name, name)])[schema_name, name]
-        known = {column.name: column for column in definition.columns}
-        check_columns(table, schema.names, known)
-        columns = tuple(known[each] for each in schema.names)
+        by_name = {column.name: column for column in definition.columns}
+        check_columns(table, schema.names, by_name)
+        columns = tuple(by_name[each] for each in schema.names)
         shape = Table(1, name, columns, ())
-        for rows in pieces(self._session, query.replace("{columns}", ", ".join(map(selected, columns)))):
+        for rows in query_rows(self._session, query.replace("{columns}", ", ".join(map(selected, columns)))):
             yield pa.RecordBatch.from_arrays(arrow_columns(shape, rows), schema.names)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.verify.audit.plan import Plan
+from server.verify.audit_plan import AuditPlan
 from server.verify.spans import Extent, KeySpans
 
 FAST = 10**9
@@ -19,7 +19,7 @@ SIZES = st.dictionaries(
 class Audit:
     """Takes the turns of a plan over tables with dense integer keys; `text` ones have no ranges."""
 
-    plan: Plan
+    plan: AuditPlan
     sizes: dict[str, int]
     text: set[str] = field(default_factory=set)
     compared: list[tuple[float, str, int, int]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Audit:
 )
 def test_every_key_of_every_table_is_compared_in_each_period(sizes, period_s, seed, ddls, text):
     chance = random.Random(seed)
-    audit = Audit(Plan(period_s, FAST, chance), sizes, text)
+    audit = Audit(AuditPlan(period_s, FAST, chance), sizes, text)
     told = sorted((at * period_s, table) for at, table in ddls)
     now_s = 0.0
     while now_s < 3 * period_s:
@@ -83,7 +83,7 @@ def test_every_key_of_every_table_is_compared_in_each_period(sizes, period_s, se
 @settings(max_examples=30, deadline=None)
 @given(st.integers(10_000, 5_000_000), st.integers(0, 2**31))
 def test_ranges_are_spread_over_the_period(rows, seed):
-    audit = Audit(Plan(3600, FAST, random.Random(seed)), {"a.t": rows})
+    audit = Audit(AuditPlan(3600, FAST, random.Random(seed)), {"a.t": rows})
     counts = []
     for number in range(12):
         picks = audit.turn(number * audit.plan.turn_s)
@@ -99,7 +99,7 @@ def test_ranges_are_spread_over_the_period(rows, seed):
 @given(st.integers(0, 2**31), st.integers(1, 2000))
 def test_a_turn_reads_no_more_than_its_time_allows(seed, rows_per_s):
     sizes = {"a.t": 1_000_000, "b.t": 300_000, "c.other": 5}
-    audit = Audit(Plan(3600, rows_per_s, random.Random(seed)), sizes)
+    audit = Audit(AuditPlan(3600, rows_per_s, random.Random(seed)), sizes)
     for number in range(30):
         picks = audit.turn(number * 300.0)
         read = [(len(pick.numbers) * 10_000 if sizes[table] > 5 else 5) for table, pick in picks.items()]
@@ -113,7 +113,7 @@ def test_a_turn_reads_no_more_than_its_time_allows(seed, rows_per_s):
 
 
 def test_a_table_that_was_altered_has_a_sample_at_once_and_not_all_of_it():
-    audit = Audit(Plan(86_400, FAST, random.Random(7)), {"a.t": 2_400_000, "b.t": 5})
+    audit = Audit(AuditPlan(86_400, FAST, random.Random(7)), {"a.t": 2_400_000, "b.t": 5})
     for table, pick in audit.turn(0.0).items():
         audit.compare(0.0, table, pick)
     assert not audit.plan.is_urgent(1.0)
@@ -127,7 +127,7 @@ def test_a_table_that_was_altered_has_a_sample_at_once_and_not_all_of_it():
 
 
 def test_what_was_not_compared_is_due_again_and_a_failing_table_keeps_nobody_waiting():
-    audit = Audit(Plan(3600, FAST, random.Random(7)), {"a.t": 2_400_000, "b.t": 2_400_000})
+    audit = Audit(AuditPlan(3600, FAST, random.Random(7)), {"a.t": 2_400_000, "b.t": 2_400_000})
     first = audit.turn(0.0)
     audit.compare(0.0, "b.t", first["b.t"])
     audit.plan.failed("a.t", 0.0)
@@ -147,7 +147,7 @@ def test_what_was_not_compared_is_due_again_and_a_failing_table_keeps_nobody_wai
 
 
 def test_a_round_without_a_difference_is_told():
-    audit = Audit(Plan(60, FAST, random.Random(7)), {"a.t": 30_000})
+    audit = Audit(AuditPlan(60, FAST, random.Random(7)), {"a.t": 30_000})
     ends, turns = [], 0
     for number in range(24):
         now_s = number * 10.0
@@ -160,7 +160,7 @@ def test_a_round_without_a_difference_is_told():
 
 
 def test_tables_without_ranges_and_small_ones_are_compared_whole():
-    audit = Audit(Plan(60, FAST, random.Random(7)), {"a.t": 10_000, "b.long": 9_000_000}, {"b.long"})
+    audit = Audit(AuditPlan(60, FAST, random.Random(7)), {"a.t": 10_000, "b.long": 9_000_000}, {"b.long"})
     picked = {}
     for number in range(6):
         picked |= audit.turn(number * 10.0)
@@ -168,7 +168,7 @@ def test_tables_without_ranges_and_small_ones_are_compared_whole():
 
 
 def test_a_new_key_begins_a_new_round():
-    audit = Audit(Plan(60, FAST, random.Random(7)), {"a.t": 100_000})
+    audit = Audit(AuditPlan(60, FAST, random.Random(7)), {"a.t": 100_000})
     audit.turn(0.0)
     assert not audit.plan.lacks("a.t", "id", 1.0)
     assert audit.plan.lacks("a.t", "other", 1.0)
@@ -178,7 +178,7 @@ def test_a_new_key_begins_a_new_round():
 
 
 def test_what_is_held_of_many_tables_is_bounded():
-    plan = Plan(3600, FAST, random.Random(7))
+    plan = AuditPlan(3600, FAST, random.Random(7))
     for number in range(1000):
         plan.begin(f"a.t{number}", "id", Extent(10**9, 0, 10**9), 1000, 0.0)
     assert sum(len(each.slots) for each in plan._rounds.values()) <= 100_000

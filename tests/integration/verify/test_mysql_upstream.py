@@ -5,8 +5,8 @@ import pytest
 from server.changefeed.info import ChangefeedInfo
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError, VerifyMovedError
+from server.verify.mysql_upstream import MySqlUpstream
 from server.verify.spans import KeySpans
-from server.verify.upstream.mysql import MySqlUpstream
 from tests.integration.mysql.replica import following
 from tests.integration.verify.writer import ROWS, Writer, created
 

@@ -1,0 +1,255 @@
+"""What rows were at a cut, of those that a MySQL or MariaDB log changed after it: their before-images. Blocking.
+
+A row that the log does not change between the cut and a later look at the table is at the cut what it is at the look;
+one that it does change was at the cut what its first change found. So the two together are the table at the cut,
+whoever writes meanwhile. `read_before_images` reads that part of the log, `BeforeImages` collects what it finds.
+
+Invariant: of a key only the first change is kept, so memory goes with the keys that changed.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from server.puller.mysql.catalogue import may_nest_savepoints
+from server.puller.mysql.commits import Commits
+from server.puller.mysql.connection import Session, log_in_to
+from server.puller.mysql.errors import TornTransactionError
+from server.puller.mysql.log import Beginning
+from server.puller.mysql.lookahead import Place, is_before
+from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.position import Anchor, LogPosition
+from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.statement import Kind
+from server.puller.mysql.stream import LogPlace, open_stream
+from server.puller.mysql.tables import Tables
+from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions, Unjudged, Unprepared
+from server.puller.tikv.open_transactions import OpenTransactions
+from server.verify.catalog import Table
+from server.verify.errors import VerifyBehindError, VerifyHistoryError, VerifyMovedError
+from storage.model.event import RAW_SCHEMA
+from storage.model.span import Span
+
+BYTES_MAX: Final = 512 << 20
+_COMPACT_BYTES: Final = 32 << 20
+_SCHEMA: Final = pa.schema([RAW_SCHEMA.field(name) for name in ("key", "old_value")])
+_READ_ONCE: Final = 0
+"""The server's id for readers that are not replicas: it evicts nobody."""
+_TAKE_S: Final = 10.0
+
+
+class ChangedKeys:
+    """A set of keys that is asked about one piece of a table after the other.
+
+    Only what lies between a piece's least and greatest key is hashed: of a table that is read in the order of its key
+    that is as much as the piece has, not every key that has changed.
+    """
+
+    def __init__(self, keys: pa.Array) -> None:
+        self._keys = pc.unique(keys).sort()
+
+    def holds(self, keys: pa.Array) -> pa.Array:
+        """For each key whether it is one of the set."""
+        if not len(keys):
+            return pa.array([], pa.bool_())
+        ends = pc.min_max(keys)
+        begin = bisect_left(self._keys, ends["min"].as_py(), key=_bytes)
+        end = bisect_right(self._keys, ends["max"].as_py(), begin, key=_bytes)
+        return pc.is_in(keys, value_set=self._keys[begin:end])
+
+
+class BeforeImages:
+    """Implements `server.puller.source.Rows`: takes the changes above each table's cut, in the order of the log."""
+
+    def __init__(self, cuts: Mapping[int, int], bytes_max: int = BYTES_MAX) -> None:
+        """`cuts` are the tables' ts by id; changes of other tables are passed over."""
+        self._cuts = cuts
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._compacted_bytes = 0
+        self._parts: dict[int, list[pa.RecordBatch]] = {table_id: [] for table_id in cuts}
+
+    @property
+    def executor(self) -> Executor:
+        """Threads of its own: nobody asks for them here."""
+        return ThreadPoolExecutor(1)
+
+    @property
+    def open_transactions(self) -> OpenTransactions:
+        """All in memory: logs have none of them."""
+        return OpenTransactions()
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """Take changes of RAW_SCHEMA.
+
+        Raises:
+            VerifyHistoryError: more rows have changed than fit into memory.
+        """
+        parts = self._parts.get(span.table_id)
+        if parts is None:
+            return
+        late = pc.greater(batch["commit_ts"], pa.scalar(self._cuts[span.table_id], pa.uint64()))
+        part = batch.select(_SCHEMA.names).filter(late)
+        if part.num_rows:
+            parts.append(part)
+            self._bytes += part.nbytes
+        if self._bytes > self._compacted_bytes + _COMPACT_BYTES:
+            self._compact()
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """Nothing: a log is read up to a place, not up to a ts."""
+
+    def changed(self, table_id: int) -> ChangedKeys:
+        """The canonical keys that changed after the cut."""
+        return ChangedKeys(_joined(self._parts[table_id])["key"].combine_chunks())
+
+    def rows(self, table_id: int) -> pa.RecordBatch:
+        """`key` and `old_value` of the rows that were there at the cut, and changed after it."""
+        first = _first_changes(_joined(self._parts[table_id]))
+        # A key whose first change inserts it was no row at the cut.
+        return first.filter(first["old_value"].is_valid())
+
+    def _compact(self) -> None:
+        """Drop all but the first change of each key."""
+        self._parts = {table_id: [_first_changes(_joined(parts))] for table_id, parts in self._parts.items()}
+        self._bytes = self._compacted_bytes = sum(part.nbytes for (part,) in self._parts.values())
+        if self._bytes > self._bytes_max:
+            raise VerifyHistoryError(
+                f"more than {self._bytes_max >> 20} MiB of rows have changed since the cut: verify the newest cut, or "
+                "table by table (--table)"
+            )
+
+
+def read_before_images(
+    session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table], end: Place
+) -> BeforeImages:
+    """What rows were at their table's cut, of those that the log of the session's server changes up to `end`.
+
+    It begins at an anchor of the changefeed, which gives each transaction the commit_ts that the lake knows it by.
+
+    Raises:
+        VerifyMovedError: a table's columns changed after the cut.
+        VerifyBehindError: the log ends before the cut.
+        VerifyHistoryError: too much has changed since.
+        LogPurgedError, MySqlUnavailableError, …: the log cannot be read.
+    """
+    torn: dict[Place, RowRanges | None] = {}
+    while True:
+        try:
+            return _LogReader(tables, begin, torn).read(session, options, begin.anchor, end)
+        except TornTransactionError as err:
+            # Rows of a large transaction were taken before the log undid them: read again, without these.
+            torn[err.place] = err.rows
+
+
+class _LogReader:
+    """Reads the log once."""
+
+    def __init__(self, tables: Sequence[Table], begin: Beginning, torn: Mapping[Place, RowRanges | None]) -> None:
+        self._from_ts = min(table.ts for table in tables)
+        self._to_ts = max(table.ts for table in tables)
+        self._before = BeforeImages({table.source.span.table_id: table.ts for table in tables})
+        self._tables = Tables([table.source for table in tables])
+        self._rows = LogRows(self._tables, self._from_ts, self._before)
+        self._transactions = Transactions(LogPosition(begin.anchor), torn=torn, clock=begin.clock)
+
+    def read(self, session: Session, options: MySqlOptions, anchor: Anchor, end: Place) -> BeforeImages:
+        """Read from the anchor up to `end`; raises as `read_before_images`."""
+        self._transactions.reconnected(fold_case=int(session.row("SELECT @@lower_case_table_names")[0]) > 0)
+        self._rows.connected(mariadb=session.flavor.is_mariadb)
+        # A connection of its own: the session's holds the snapshot.
+        reader = log_in_to(session.address, options)
+        try:
+            place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
+            stream = open_stream(reader, place, options, _READ_ONCE, follow=False)
+        except BaseException:
+            reader.close()
+            raise
+        try:
+            while not stream.ended and is_before(self._place, end):
+                for events in stream.take(_TAKE_S):
+                    for item in self._transactions.take(events):
+                        self._handle(item, session)
+        finally:
+            stream.close()
+
+        if self._transactions.position.ts < self._to_ts:
+            raise VerifyBehindError(
+                f"the log of {session.address.host}:{session.address.port} ends before the cut {self._to_ts}: it is a "
+                "replica that is behind; verify again later, or name the primary first in the source URI"
+            )
+        return self._before
+
+    @property
+    def _place(self) -> Place:
+        position = self._transactions.position
+        return position.file, position.position
+
+    def _handle(self, item: Item, session: Session) -> None:
+        if isinstance(item, LogBegins):
+            self._rows.log_begins()
+        elif isinstance(item, Commits):
+            for ignored in self._rows.add(item):
+                self._ignore(ignored)
+        elif isinstance(item, Unjudged):
+            # The time lies behind all cuts, where only the order of changes counts: any judgement will do.
+            self._transactions.clock = self._transactions.clock.judge(item.previous_ts, item.times_ms, 0).clock
+        elif isinstance(item, UnclearSavepoint) and item.commit_ts > self._from_ts:
+            self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, session))
+        elif isinstance(item, Unprepared) and item.commit_ts > self._from_ts:
+            raise _unknown_rows(item)
+        elif isinstance(item, Stated) and item.commit_ts > self._from_ts:
+            self._check_statement(item)
+
+    def _ignore(self, rows: Untold) -> None:
+        """Rows of a table that is not compared; one that is has other columns now."""
+        if rows.name in self._tables.by_name:
+            raise _table_moved(".".join(rows.name), rows.commit_ts, "its rows have other columns")
+        self._rows.ignored.add(rows.name)
+
+    def _check_statement(self, stated: Stated) -> None:
+        if stated.statement.kind is not Kind.DDL:
+            place = f"{stated.file}:{stated.position}"
+            self._tables.check(stated.statement, stated.query.sql, place, stated.commit_ts)
+            return
+        effect = self._tables.effect(stated.statement, lambda *_: False)
+        names = {".".join(name) for name in (*effect.touched, *effect.dropped, *effect.truncated)}
+        if names:
+            raise _table_moved(", ".join(sorted(names)), stated.commit_ts, stated.query.sql[:80])
+
+
+def _unknown_rows(item: Unprepared) -> VerifyHistoryError:
+    return VerifyHistoryError(
+        f"XA transaction {item.xid} was prepared before the cut's place in the log, so the rows that it changed at "
+        f"{item.commit_ts} are not known: verify a cut at or above that"
+    )
+
+
+def _table_moved(name: str, ts: int, change: str) -> VerifyMovedError:
+    return VerifyMovedError(
+        f"{name} has changed at {ts}, after the cut ({change}): rows of before cannot be read from it any more; verify "
+        "again when the lake has a cut above that"
+    )
+
+
+def _bytes(key: pa.Scalar) -> bytes:
+    return bytes(key.as_py())
+
+
+def _joined(parts: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(parts, _SCHEMA)
+
+
+def _first_changes(changes: pa.Table) -> pa.RecordBatch:
+    """The first change of each key, in order."""
+    codes = changes["key"].combine_chunks().dictionary_encode().indices
+    _, places = np.unique(np.asarray(codes), return_index=True)
+    first = changes.take(pa.array(np.sort(places)))
+    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in first.columns], schema=_SCHEMA)

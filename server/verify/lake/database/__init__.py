@@ -1,1 +1,0 @@
-"""Lakes in databases, read in one snapshot, without Spark."""

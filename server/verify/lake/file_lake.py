@@ -1,0 +1,300 @@
+"""Lakes of files: Delta, Iceberg and Parquet tables, read and repaired by Spark.
+
+A cut of the manifest names a version of each table. `LakeTable` is one table at one cut, as the rows that were current
+there, whether the lake keeps rows, all changes, or all versions of a row. `FileLake` answers questions about them.
+
+Invariants of a repair:
+1. The lake's lock is held, so no cut is applied meanwhile; the table holds nothing that the newest cut does not show.
+2. The keys that differ go and the upstream's rows come in one commit: no version lacks them.
+3. The rows' `_commit_ts` is the cut: changes of later cuts are larger, so they win. The table's fence stays as it is.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import map_in_arrow
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
+from pyspark_tidemark.lake.fold import fold_frame
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import write
+from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
+from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
+from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.reading import table_frame
+from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import table_path
+from pyspark_tidemark.lake.targets import cut_files, opened_files
+from pyspark_tidemark.sink_uri import SinkUri
+
+from server.verify.lake.question import Question, check_columns, key_schema, whole_extent
+from server.verify.spans import Extent
+
+_IDLE_S: Final = 10.0
+"""A job that runs claims a cut every three seconds, also while nothing changes."""
+_NO_CHANGE_DELTA: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END")
+_NO_CHANGE_ICEBERG: Final = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTable:
+    """One table of the lake, at the cut of a question."""
+
+    uri: SinkUri
+    changefeed: str
+    cuts: tuple[CutRecord, ...]
+    question: Question
+
+    @property
+    def mode(self) -> str:
+        """What the lake keeps of it: rows, every change, or every version of a row."""
+        mode = next((record.mode for record in self.cuts if record.end_ts == self.question.ts), None)
+        return mode or self.uri.mode("")
+
+    @property
+    def version(self) -> int | None:
+        """The version that shows it at the cut; None: the lake has no such table there."""
+        return versions_at(self.cuts, self.question.ts).get(self.question.name)
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return table_path(self.uri.path, self.question.name)
+
+    def frame(self, spark: SparkSession) -> DataFrame | None:
+        """The rows, in the columns of the upstream; None if there is no such table.
+
+        Raises:
+            SourceError: ErrVerifyColumns, the lake lacks columns; ErrCutExpired, its version is gone.
+        """
+        if self.version is None:
+            return None
+        question = self.question
+        current = self._current(table_frame(spark, self.uri, self.cuts, question.name, question.ts))
+        check_columns(question.name, question.schema.names, current.columns)
+
+        if question.spans is not None:
+            current = current.where(question.spans.condition(quoted))
+        return current.select(*[quoted(name) for name in question.schema.names])
+
+    def _current(self, stored: DataFrame) -> DataFrame:
+        ts = self.question.ts
+        if self.mode == APPEND:
+            # A TRUNCATE is no change of a row, so older changes must not be folded into rows.
+            changes = stored.where(f"_commit_ts <= {ts} and _commit_ts > {self.question.since}")
+            return fold_frame(changes, self.question.key).where("_op <> 'delete'")
+        if self.mode == SCD2:
+            return stored.where(f"{VALID_FROM} <= {ts} and coalesce({VALID_TO} > {ts}, true)")
+        return stored
+
+
+class FileLake:
+    """Implements `server.verify.lake.job.LakeSide`; the session is opened at the first question that needs it."""
+
+    def __init__(
+        self,
+        uri: SinkUri,
+        changefeed: str,
+        directory: Path,
+        *,
+        manifest: FileManifest | None = None,
+        session: SparkSession | None = None,
+        cores: str = "*",
+    ) -> None:
+        """`manifest` is the lake's, open and so locked, for whoever repairs; `cores` are how many read, `*` all."""
+        self._uri = uri
+        self._changefeed = changefeed
+        self._directory = directory
+        self._manifest = manifest
+        self._session = session
+        self._cores = cores
+        self._cuts: list[CutRecord] = cuts_in(cut_files(uri, lambda: self._spark))
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool, cores: str = "*"
+    ) -> Iterator["FileLake"]:
+        """The lake for the block.
+
+        Raises:
+            SourceError: ErrTargetBusy, its job runs; ErrTargetForeign, ErrManifestCorrupt.
+        """
+        lake = cls(uri, changefeed, directory, cores=cores)
+        with ExitStack() as stack:
+            if locked:
+                lake._manifest = stack.enter_context(opened_files(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S))
+                # Read again: its job may have ended a cut before the lock was ours.
+                lake._cuts = lake._manifest.cuts()
+            yield lake
+
+    def cut(self, at: int | None) -> dict[str, Any]:
+        """See `LakeSide.cut`."""
+        cuts = [cut for cut in self._cuts if at is None or cut.end_ts <= at]
+        if not cuts:
+            begins = f"begins at {self._cuts[0].end_ts}" if self._cuts else "has no cut yet"
+            raise SourceError("ErrCutNotFound", f"the lake {self._uri.path} {begins}; choose a later --at")
+        newest = cuts[-1]
+        return {"cut": newest.end_ts, "mode": newest.mode or self._uri.mode(""), "beyond": {}, "newest_only": False}
+
+    def extent(self, question: Question) -> Extent:
+        """See `LakeSide.extent`; reads the column only."""
+        frame = self._table(dataclasses.replace(question, schema=key_schema(question))).frame(self._spark)
+        if frame is None:
+            return Extent(0)
+        column = F.col(quoted(question.key[0]))
+        rows, least, greatest = frame.agg(F.count("*"), F.min(column), F.max(column)).collect()[0]
+        return whole_extent([(rows, least, greatest)])
+
+    def leaves(self, question: Question) -> bytes:
+        """See `LakeSide.leaves`."""
+        leaves = Leaves(question.ranges)
+        frame = self._table(question).frame(self._spark)
+        if frame is not None:
+            # Each task holds the sums of all ranges: no more tasks than cores, however many files the table has.
+            few = frame.coalesce(self._spark.sparkContext.defaultParallelism)
+            for row in map_in_arrow(few, question.summed, "leaves binary").toLocalIterator():
+                leaves.merge(bytes(row.leaves))
+        return leaves.to_bytes()
+
+    def rows(self, question: Question) -> Any:
+        """See `LakeSide.rows`."""
+        frame = self._table(question).frame(self._spark)
+        if frame is None:
+            return question.answer_schema.empty_table()
+        chosen = map_in_arrow(frame, question.chosen_rows, from_arrow_schema(question.answer_schema))
+        return chosen.toArrow().cast(question.answer_schema)
+
+    def check_repair(self, question: Question) -> None:
+        """See `LakeSide.check_repair`; it must hold no change that the newest cut does not show."""
+        check_repair(self._spark, self._table(question), self._cuts[-1])
+
+    def repair(self, question: Question, gone: Any, live: Any) -> int:
+        """See `LakeSide.repair`."""
+        assert self._manifest is not None, "a lake that is repaired is locked"
+        version = repair_table(self._spark, self._table(question), gone, live)
+        publish(self._manifest, question.name, version)
+        self._cuts = self._manifest.cuts()
+        return version
+
+    @property
+    def _spark(self) -> SparkSession:
+        if self._session is None:
+            self._session = open_session(
+                master=f"local[{self._cores}]",
+                driver_memory="1g",
+                directory=self._directory,
+                lake=self._uri.format,
+                extra={},
+            )
+        return self._session
+
+    def _table(self, question: Question) -> LakeTable:
+        return LakeTable(self._uri, self._changefeed, tuple(self._cuts), question)
+
+
+def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> None:
+    """See that a table can be put right.
+
+    Raises:
+        SourceError: ErrRepairUnsupported, it has no rows to put right, only history, or has changes of no cut.
+    """
+    name, version = table.question.name, table.version
+    if table.uri.format == "parquet" or table.mode != UPSERT or version is None:
+        raise SourceError(
+            "ErrRepairUnsupported",
+            f"table {name}: only tables of mode upsert are repaired in place, not histories; write others anew with a "
+            "new changefeed",
+        )
+    assert table.question.ts == newest.end_ts, "the newest cut is what is repaired"
+
+    changed_since = _changed_delta if table.uri.format == "delta" else _changed_iceberg
+    changes = changed_since(spark, table, version)
+    if changes:
+        raise SourceError(
+            "ErrRepairUnsupported",
+            f"table {name} has changes ({changes}) that no cut shows, of somebody else or of a cut that was not ended: "
+            "start the lake's job, stop it when it has applied a cut, and verify again",
+        )
+
+
+def repair_table(spark: SparkSession, table: LakeTable, gone: Any, live: Any) -> int:
+    """Remove keys, add rows (pyarrow.Tables); returns the new version, or snapshot id."""
+    cuts = pa.array([table.question.ts] * len(live), pa.int64())
+    rows = live.append_column("_commit_ts", cuts)
+    write_both = _repair_delta if table.uri.format == "delta" else _repair_iceberg
+    return write_both(spark, table, gone, rows)
+
+
+def publish(manifest: FileManifest, table: str, version: int) -> None:
+    """The newest cut once more, with the table's new version."""
+    newest = manifest.last
+    assert newest is not None, "a cut was compared"
+    others = [item for item in newest.tables if item.table != table]
+    rows = sum(item.rows for item in newest.tables if item.table == table)
+    manifest.replace(dataclasses.replace(newest, tables=(*others, TableCut(table, rows, version))))
+
+
+def _changed_delta(spark: SparkSession, table: LakeTable, version: int) -> str:
+    """The operations after a version that changed rows; empty: none."""
+    commits = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").where(f"version > {version}").collect()
+    return ", ".join(row.operation for row in commits if row.operation not in _NO_CHANGE_DELTA)
+
+
+def _repair_delta(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -> int:
+    """Remove and add by one MERGE.
+
+    A key to remove matches by its `_old` columns; a row to add has none, so it matches nothing and is inserted.
+    """
+    key = table.question.key
+    old = {name: f"_old_{name}" for name in key}
+    removed = _frame(spark, gone).select(
+        *[F.col(quoted(name)).alias(old[name]) for name in key], F.expr("false AS _new")
+    )
+    added = _frame(spark, rows).selectExpr("*", "true AS _new")
+    added.unionByName(removed, allowMissingColumns=True).createOrReplaceTempView("tidemark_repair")
+
+    same = " AND ".join(f"t.{quoted(name)} = s.{quoted(old[name])}" for name in key)
+    columns = [quoted(name) for name in rows.schema.names]
+    spark.sql(
+        f"MERGE INTO delta.`{table.path}` t USING tidemark_repair s ON {same} WHEN MATCHED THEN DELETE "  # noqa: S608 - quoted names
+        f"WHEN NOT MATCHED AND s._new THEN INSERT ({', '.join(columns)}) "
+        f"VALUES ({', '.join(f's.{column}' for column in columns)})"
+    )
+    return int(spark.sql(f"DESCRIBE HISTORY delta.`{table.path}` LIMIT 1").collect()[0].version)
+
+
+def _frame(spark: SparkSession, rows: Any) -> DataFrame:
+    # With the schema given: Spark would take times without a zone for times of its own zone.
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema))
+
+
+def _changed_iceberg(spark: SparkSession, table: LakeTable, version: int) -> str:
+    """The operations after a snapshot that changed rows; empty: none."""
+    stored = Catalog(spark, table.uri.path, table.changefeed).load(table.question.name)
+    snapshot, changed = stored.currentSnapshot(), []
+    while snapshot is not None and int(snapshot.snapshotId()) != version:
+        changed += [snapshot.operation()] if snapshot.operation() != _NO_CHANGE_ICEBERG else []
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else stored.snapshot(parent)
+    return ", ".join(changed)
+
+
+def _repair_iceberg(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -> int:
+    """Remove and add by one commit."""
+    catalog, question = Catalog(spark, table.uri.path, table.changefeed), table.question
+    stored = catalog.load(question.name)
+    # Deletes of keys apply to older files only, so the rows that come with them stay.
+    written = write(catalog.layout(stored, question.key), rows, gone)
+    position = catalog.position(stored, question.name) or question.ts
+    catalog.commit(stored, written, question.key, position)
+    return int(catalog.load(question.name).currentSnapshot().snapshotId())
