@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-from server.demo import transaction as own
+from server.rpc.transaction import TransactionClient
 from storage.model.errors import ConflictError, InvalidError
 
 FOREIGN, OWN = "tikv-client", "own"
@@ -87,7 +87,7 @@ async def connect(kind: str, coordinator: str) -> AsyncIterator[BankClient]:
         ClientMissingError: tikv-client is asked for and not installed.
     """
     if kind == OWN:
-        async with own.TransactionClient.open(coordinator) as inner:
+        async with TransactionClient.open(coordinator) as inner:
             yield OwnClient(inner)
         return
     if importlib.util.find_spec("tikv_client") is None:
@@ -115,13 +115,13 @@ class ForeignClient:
 
     async def scan(self, start: bytes, end: bytes, ts: int) -> dict[bytes, bytes]:
         """See `BankClient.scan`."""
-        found: dict[bytes, bytes] = {}
+        pairs: dict[bytes, bytes] = {}
         while True:
             snapshot = self._inner.snapshot(ts, False)  # noqa: FBT003 - the foreign signature
             page = await guarded(snapshot.scan(start, end, _PAGE))
-            found.update((bytes(key), bytes(value)) for key, value in page)
+            pairs.update((bytes(key), bytes(value)) for key, value in page)
             if len(page) < _PAGE:
-                return found
+                return pairs
             start = bytes(page[-1][0]) + b"\x00"
 
 
@@ -169,6 +169,7 @@ class ForeignTransaction(GuardedTransaction):
 
     def __del__(self) -> None:
         if not self._ending:
+            # One reference more than Python knows of: the Rust half is never freed, so it cannot panic.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
 
     async def commit(self) -> None:
@@ -183,11 +184,11 @@ class ForeignTransaction(GuardedTransaction):
 
 
 class OwnClient:
-    """Our own client (server/demo/transaction.py), for platforms without a `tikv-client` wheel."""
+    """Our own client (server/rpc/transaction.py), for platforms without a `tikv-client` wheel."""
 
     name = "our own transaction client"
 
-    def __init__(self, inner: own.TransactionClient) -> None:
+    def __init__(self, inner: TransactionClient) -> None:
         self._inner = inner
 
     async def begin(self, *, pessimistic: bool) -> GuardedTransaction:
@@ -200,12 +201,12 @@ class OwnClient:
 
     async def scan(self, start: bytes, end: bytes, ts: int) -> dict[bytes, bytes]:
         """See `BankClient.scan`."""
-        found: dict[bytes, bytes] = {}
+        pairs: dict[bytes, bytes] = {}
         while True:
             page = await guarded(self._inner.snapshot(ts).scan(start, end, _PAGE))
-            found.update(page)
+            pairs.update(page)
             if len(page) < _PAGE:
-                return found
+                return pairs
             start = page[-1][0] + b"\x00"
 
 

@@ -1,21 +1,37 @@
-"""The demo's cluster: one `tidemark up`, which can be killed and started again on the same addresses."""
+"""The demo's processes: its cluster, which is one `tidemark up`, and what else runs for a block.
 
+The cluster can be killed and started again on the same addresses. All processes print lines of JSON and log to files.
+Their standard input is a pipe of the demo's: it closes when the demo dies, however that happens, and they end, too.
+"""
+
+import asyncio
 import contextlib
+import json
 import signal
 import socket
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import IO, Any
 
-from server.demo.process import DRAIN_SECONDS, json_line, spawn
 from server.process import drain
+from storage.model.errors import UnavailableError
 
 _LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
+_DRAIN_SECONDS = 30.0
+_LINE_BYTES = 1 << 20
+
+
+class ProcessFailedError(UnavailableError):
+    """A process of the demo ended before its work was done; its log says why."""
+
+    code = "ErrDemoProcess"
 
 
 class Cluster:
-    """`tidemark up --no-spark` as a child process."""
+    """`tidemark up --no-spark` as a child process, with its `endpoints` by name (host:port)."""
 
     def __init__(self, data: Path, *, any_ports: bool) -> None:
         self.endpoints: dict[str, str] = {}
@@ -52,7 +68,7 @@ class Cluster:
     async def stop(self) -> None:
         """End all daemons as an operator would, if they were started."""
         if self._process is not None:
-            await drain(self._process, DRAIN_SECONDS)
+            await drain(self._process, _DRAIN_SECONDS)
 
     async def kill(self) -> None:
         """`kill -9` of the whole tree."""
@@ -62,8 +78,49 @@ class Cluster:
         await self._process.wait()
 
 
+async def spawn(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> Process:
+    """`python -m module …` in a session of its own (Ctrl-C is ours alone); its standard input closes when we die."""
+    command = (sys.executable, "-m", module, *arguments)
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=_LINE_BYTES, start_new_session=True
+    )
+
+
+@asynccontextmanager
+async def open_process(module: str, arguments: Sequence[str], log: Path) -> AsyncIterator[Process]:
+    """`python -m module …` for the block, its stderr in `log`; ended by SIGTERM, or SIGKILL if that takes too long."""
+    with log.open("ab") as stderr:
+        process = await spawn(module, arguments, stderr)
+    try:
+        yield process
+    finally:
+        await drain(process, _DRAIN_SECONDS)
+
+
+async def json_line(process: Process, log: Path) -> dict[str, Any]:
+    """The next line of JSON that the process prints.
+
+    Raises:
+        ProcessFailedError: it ended instead.
+    """
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        status = await process.wait()
+        raise ProcessFailedError(f"a process ended with status {status}; {log} ends with: {_tail(log)}")
+    document: dict[str, Any] = json.loads(line)
+    return document
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("[TM:")]
+    return " | ".join((errors or lines)[-3:]) or "(nothing)"
+
+
 def _free_addresses(count: int) -> list[str]:
     """Where nobody listens now, all different."""
+    # All are bound at the same time: one after the other could be given the same port.
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

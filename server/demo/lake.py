@@ -1,6 +1,11 @@
-"""The demo's lake: where it lies, and the Spark job that keeps it current."""
+"""The demo's lake: where it lies, the changefeed that feeds it, and how far its Spark job has come.
+
+The demo starts the job itself and follows the lines that it prints (`LakeJob`). With `tidemark demo --join` somebody
+else runs it, and the changefeed's checkpoint tells how far it is (`JoinedLake`).
+"""
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
@@ -8,10 +13,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
 from server.config import ConfigError
-from server.demo.process import json_line, started
+from server.demo.cluster import json_line, open_process
+from server.rpc.client import connect
+from storage.model.errors import InvalidError
 
 FORMATS = ("delta", "parquet")
+_POLL_SECONDS = 0.5
+_RPC_SECONDS = 30.0
+
+
+class OtherLakeError(InvalidError):
+    """The changefeed of this data directory belongs to another lake."""
+
+    code = "ErrOtherLake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +103,7 @@ class LakeJob(Applied):
             *("spark", "run", "--follow-parent", "--endpoint", f"grpc://{flight}", "--changefeed", changefeed),
             *("--target", lake.uri, "--checkpoint-dir", str(checkpoint), "--http-addr", "127.0.0.1:0"),
         ]
-        async with started("server.cli.main", arguments, log) as process:
+        async with open_process("server.cli.main", arguments, log) as process:
             yield cls(lake, process, log)
 
     async def follow(self) -> None:
@@ -97,3 +116,51 @@ class LakeJob(Applied):
             batch = await json_line(self._process, self._log)
             if "end_ts" in batch:
                 self._move_to(int(batch["end_ts"]), sum(batch["rows"].values()))
+
+
+class JoinedLake(Applied):
+    """The lake of a changefeed whose Spark job somebody else runs; its rows are not known here."""
+
+    def __init__(self, lake: Lake, capture: str, changefeed: str) -> None:
+        super().__init__(lake)
+        self._capture = capture
+        self._changefeed = changefeed
+
+    async def follow(self) -> None:
+        """Ask for the checkpoint until cancelled."""
+        while True:
+            # A capture that restarts is asked again.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                status = await query_changefeed(self._capture, self._changefeed)
+                if status.checkpoint_ts > self.applied_ts:
+                    self._move_to(status.checkpoint_ts, rows=0)
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def ensure_changefeed(capture: str, changefeed: str, sink_uri: str, tables: list[pb.Table]) -> None:
+    """Create the changefeed unless an earlier run did.
+
+    Raises:
+        OtherLakeError: the earlier run's lake is another one, which alone has the changes so far.
+    """
+    async with connect(capture) as channel:
+        stub = ChangefeedServiceStub(channel)
+        answer = await stub.ListChangefeeds(pb.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
+        existing = next((each for each in answer.changefeeds if each.id == changefeed), None)
+        if existing is not None and existing.sink_uri != sink_uri:
+            raise OtherLakeError(
+                f"changefeed {changefeed} already feeds {existing.sink_uri}, not {sink_uri}; "
+                "run with that lake, or start anew elsewhere with --data-dir (make run DATA=…)"
+            )
+        if existing is not None:
+            return
+        request = pb.CreateChangefeedRequest(id=changefeed, sink_uri=sink_uri, tables=tables)
+        await stub.CreateChangefeed(request, timeout=_RPC_SECONDS)
+
+
+async def query_changefeed(capture: str, changefeed: str) -> pb.Changefeed:
+    """How far the changefeed has come."""
+    async with connect(capture) as channel:
+        request = pb.QueryChangefeedRequest(id=changefeed)
+        answer = await ChangefeedServiceStub(channel).QueryChangefeed(request, timeout=_RPC_SECONDS)
+        return answer.changefeed

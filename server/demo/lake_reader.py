@@ -37,11 +37,11 @@ class LakeReader:
 
     def versions(self, table: str) -> list[int]:
         """The version of `table` that each cut shows; a cut without changes shows the one before it."""
-        found, current = [], -1
+        versions, current = [], -1
         for cut in self.cuts:
             current = next((part["version"] for part in cut["tables"] if part["table"] == table), current)
-            found.append(current)
-        return found
+            versions.append(current)
+        return versions
 
     def rows(self, table: str, version: int) -> pa.Table:
         """The rows of `table` at a version, with `_commit_ts`."""
@@ -53,21 +53,22 @@ class LakeReader:
 
     def totals(self) -> list[int]:
         """The total balance in every cut that has accounts."""
-        known: dict[int, int] = {}
+        # Cuts that did not change the accounts show the version of the cut before: it is summed once.
+        total_of: dict[int, int] = {}
         for version in dict.fromkeys(self.versions(ACCOUNTS_NAME)):
             if version >= 0:
-                known[version] = pc.sum(self.rows(ACCOUNTS_NAME, version)["balance"]).as_py() or 0
-        return [known[version] for version in self.versions(ACCOUNTS_NAME) if version in known]
+                total_of[version] = pc.sum(self.rows(ACCOUNTS_NAME, version)["balance"]).as_py() or 0
+        return [total_of[version] for version in self.versions(ACCOUNTS_NAME) if version in total_of]
 
     def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
         """Seconds from the commit of each transfer after `since_ts` to the moment its cut was visible, sorted."""
         ends = [(cut["end_ts"], datetime.fromisoformat(cut["applied_at"]).timestamp()) for cut in self.cuts]
-        found, position = [], 0
+        latencies, position = [], 0
         for commit_ts in sorted(ts for ts in transfers["_commit_ts"].to_pylist() if ts > since_ts):
             while ends[position][0] < commit_ts:
                 position += 1
-            found.append(max(0.0, ends[position][1] - physical_ms(commit_ts) / 1000))
-        return sorted(found)
+            latencies.append(max(0.0, ends[position][1] - physical_ms(commit_ts) / 1000))
+        return sorted(latencies)
 
 
 def _replayed(changes: pa.Table) -> pa.Table:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from server.demo import bank as tables
 from server.demo.bank import Bank
 from server.demo.client import BankClient
+from server.demo.cluster import json_line, open_process
 from server.demo.lake import Lake
-from server.demo.process import json_line, started
 
 Row = tuple[object, ...]
 _SHOWN = 5
@@ -53,17 +53,17 @@ async def prove(bank: Bank, client: BankClient, lake: Lake, since_ts: int, log: 
     """
     with tempfile.TemporaryDirectory(prefix="tidemark-proof-") as directory:
         arguments = [lake.format, str(lake.path), str(since_ts), directory]
-        async with started("server.demo.lake_reader", arguments, log) as process:
+        async with open_process("server.demo.lake_reader", arguments, log) as process:
             answer = await json_line(process, log)
-        found = {name: _lake_rows(Path(directory) / f"{name}.arrow") for name in tables.SPANS}
+        lake_rows = {name: _lake_rows(Path(directory) / f"{name}.arrow") for name in tables.SPANS}
     differences: list[str] = []
     for name, span in tables.SPANS.items():
         pairs = await client.scan(span.start_key, span.end_key, answer["cut_ts"])
-        differences += _differences(name, found[name], [tables.values(key, row) for key, row in pairs.items()])
+        differences += _differences(name, lake_rows[name], [tables.values(key, row) for key, row in pairs.items()])
     return Proof(
         cut_ts=answer["cut_ts"],
         cuts=answer["cuts"],
-        rows={name: len(rows) for name, rows in found.items()},
+        rows={name: len(rows) for name, rows in lake_rows.items()},
         totals=answer["totals"],
         expected_total=bank.total,
         differences=differences,
@@ -84,6 +84,6 @@ def _differences(name: str, lake: Iterable[Row], store: Iterable[Row]) -> list[s
     if in_lake == in_store:
         return []
     only_lake, only_store = set(in_lake) - set(in_store), set(in_store) - set(in_lake)
-    found = [f"{name}: only in the lake {row}" for row in sorted(only_lake, key=repr)[:_SHOWN]]
-    found += [f"{name}: only in the store {row}" for row in sorted(only_store, key=repr)[:_SHOWN]]
-    return found or [f"{name}: {len(in_lake)} rows in the lake, {len(in_store)} in the store: some are there twice"]
+    shown = [f"{name}: only in the lake {row}" for row in sorted(only_lake, key=repr)[:_SHOWN]]
+    shown += [f"{name}: only in the store {row}" for row in sorted(only_store, key=repr)[:_SHOWN]]
+    return shown or [f"{name}: {len(in_lake)} rows in the lake, {len(in_store)} in the store: some are there twice"]

@@ -1,7 +1,12 @@
-"""The demo from end to end: cluster, changefeed, Spark job, a busy bank with killed clients, and the proof."""
+"""The demo from end to end: cluster, changefeed, Spark job, a busy bank with killed clients, and the proof.
+
+`run_demo` puts them together, `Day` is the order of events. Meanwhile a line of progress is printed each second, and a
+table of results at the end.
+"""
 
 import asyncio
 import random
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +15,11 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.config import setting
 from server.demo import bank as tables
-from server.demo import changefeed
 from server.demo.bank import Bank
 from server.demo.client import BankClient, connect, default_client
-from server.demo.cluster import Cluster
-from server.demo.joined import JoinedLake
-from server.demo.lake import Applied, Lake, LakeJob
-from server.demo.process import ProcessFailedError, started
+from server.demo.cluster import Cluster, ProcessFailedError, open_process
+from server.demo.lake import Applied, JoinedLake, Lake, LakeJob, ensure_changefeed
 from server.demo.proof import Proof, prove
-from server.demo.report import Progress, summary
 from server.demo.workload import Tally, Teller, open_accounts
 from server.spark.java import require_java
 from storage.model.errors import InvalidError, UnavailableError
@@ -29,6 +30,7 @@ _CATCH_UP_SECONDS = 180.0
 _TRANSFER_BITS_PER_MS = 14
 _TRANSFERS_PER_TELLER = 1 << 20
 _WARM_UP_TRANSFERS = 5
+_PROGRESS_SECONDS = 1.0
 
 
 class LagError(UnavailableError):
@@ -80,7 +82,7 @@ async def run_demo(config: DemoConfig) -> bool:
         listening = ", ".join(f"{name} {address}" for name, address in cluster.endpoints.items())
         print(f"cluster {cluster.cluster_id} is up after {time.monotonic() - began:.1f} s: {listening}", flush=True)
         lake = Lake.at(data / "lake", config.lake)
-        await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
+        await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
         async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
             proof = await Day(config, cluster, job, data).run()
             if config.keep:
@@ -96,7 +98,7 @@ async def _run_joined(config: DemoConfig) -> bool:
     cluster = Cluster(data, any_ports=False)
     cluster.endpoints = {"coordinator": config.join, "capture": config.capture}
     lake = Lake.at(Path(config.lake_dir or data / "lake"), config.lake)
-    await changefeed.ensure(config.capture, _CHANGEFEED, lake.uri, _tables())
+    await ensure_changefeed(config.capture, _CHANGEFEED, lake.uri, _tables())
     proof = await Day(config, cluster, JoinedLake(lake, config.capture, _CHANGEFEED), data).run()
     return proof.equal
 
@@ -138,14 +140,15 @@ class Day:
         """Open the accounts and let a few transfers reach the lake: a cold JVM's first cuts say little."""
         async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
             span = tables.SPANS[tables.ACCOUNTS_NAME]
-            known = len(await client.scan(span.start_key, span.end_key, await client.now()))
-            bank = self._bank = Bank(known or self._config.accounts)  # an earlier run's bank goes on as it is
+            accounts = len(await client.scan(span.start_key, span.end_key, await client.now()))
+            # An earlier run's bank goes on as it is.
+            bank = self._bank = Bank(accounts or self._config.accounts)
             print(
                 f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed {self._seed}; "
                 "waiting for Spark's first cuts",
                 flush=True,
             )
-            if not known:
+            if not accounts:
                 await open_accounts(bank, client)
                 self._tally.row_changes += bank.accounts
             await self._catch_up(await client.now())
@@ -168,7 +171,8 @@ class Day:
         left = self._config.transactions - self._tally.committed - self._tally.rolled_back
         tellers = self._config.tellers
         interval_s = tellers / self._config.rate if self._config.rate else 0.0
-        first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS  # later days get higher numbers
+        # Numbered by the time, so that a later day does not write over the transfers of this one.
+        first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS
         async with asyncio.TaskGroup() as tasks:
             for number in range(tellers):
                 seed, transfer = self._random.getrandbits(32), first + number * _TRANSFERS_PER_TELLER
@@ -184,13 +188,14 @@ class Day:
         seed, delay_s = self._random.getrandbits(32), self._random.uniform(0.02, 0.2)
         arguments = [coordinator, self._config.client_kind, str(self._bank.accounts), str(seed), str(transfer)]
         log = self._logs / "killed-clients.log"
-        async with started("server.demo.doomed", arguments, log) as process:
+        async with open_process("server.demo.killed_client", arguments, log) as process:
             assert process.stdout is not None
             if await process.stdout.readline():
                 await asyncio.sleep(delay_s)
                 process.kill()
                 self._tally.killed_clients += 1
-            elif not self._config.kills:  # else the cluster's death may have ended it
+            elif not self._config.kills:
+                # With kills, the death of the cluster may have ended it.
                 raise ProcessFailedError(f"a client ended before it was killed; see {log}")
 
     async def _catch_up(self, ts: int) -> None:
@@ -212,3 +217,49 @@ def _data_dir(config: DemoConfig) -> Path:
 
 def _tables() -> list[pb.Table]:
     return [pb.Table(schema_name=tables.SCHEMA, table_info_json=table.to_json()) for table in tables.TABLES.values()]
+
+
+class Progress:
+    """The line of progress; on a terminal it overwrites itself."""
+
+    def __init__(self, transactions: int, tally: Tally, job: Applied) -> None:
+        self._transactions = transactions
+        self._tally = tally
+        self._job = job
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        """Print until cancelled."""
+        end = "\r" if sys.stdout.isatty() else "\n"
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            print(self._line(), end=end, flush=True)
+
+    def _line(self) -> str:
+        done, job = self._tally.committed + self._tally.rolled_back, self._job
+        elapsed = time.monotonic() - self._began
+        eta = f"ETA {elapsed / done * (self._transactions - done):3.0f} s" if done else "ETA   ? s"
+        lag = f"{time.time() - physical_ms(job.applied_ts) / 1000:5.1f} s" if job.applied_ts else "starting"
+        return (
+            f"[{elapsed:5.1f} s] transactions {done}/{self._transactions} ({eta})  rows in {self._tally.row_changes}"
+            f"  rows in the lake {job.rows}  lag {lag}  checkpoint {job.applied_ts}  cuts {job.cuts}"
+        )
+
+
+def summary(proof: Proof, tally: Tally, job: Applied, client: str) -> str:
+    """The table at the end of the demo."""
+    verdict = "EQUAL" if proof.equal else "DIFFERENT"
+    rows = [
+        ("client", client),
+        ("transactions", f"{tally.committed} committed, {tally.rolled_back} rolled back, {tally.retried} retried"),
+        ("clients killed", f"{tally.killed_clients} in the middle of their work"),
+        ("row changes", f"{tally.row_changes} by the tellers" + (f", {job.rows} applied" if job.rows else "")),
+        ("rows in the lake", ", ".join(f"{table} {count}" for table, count in proof.rows.items())),
+        ("batches (cuts)", f"{proof.cuts}"),
+        ("commit -> visible", f"p50 {proof.p50_seconds:.2f} s, p99 {proof.p99_seconds:.2f} s"),
+        ("cut compared", f"{proof.cut_ts}"),
+        ("bank total", f"{proof.expected_total} in {proof.balanced_cuts} of {len(proof.totals)} cuts"),
+        ("lake = store", f"{verdict}{''.join(f'; {line}' for line in proof.differences[:5])}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n" + "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

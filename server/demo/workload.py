@@ -53,8 +53,9 @@ class Teller:
     async def _transfer(self) -> None:
         pessimistic = self._random.random() < _PESSIMISTIC_SHARE
         source, target = sorted(self._random.sample(range(1, self._bank.accounts + 1), 2))
+        # Pessimistic tellers lock in key order: no deadlocks.
         if self._random.random() < 0.5 and not pessimistic:
-            source, target = target, source  # pessimistic tellers lock in key order: no deadlocks
+            source, target = target, source
         amount = self._random.randint(1, 100)
         for attempt in range(_TRIES):
             try:
@@ -71,7 +72,8 @@ class Teller:
     async def _book(self, transaction: Transaction, source: int, target: int, amount: int) -> None:
         try:
             changes = await self._write(transaction, source, target, amount)
-        except (ConflictError, asyncio.CancelledError):  # a client keeps the locks of what is left open alive
+        except (ConflictError, asyncio.CancelledError):
+            # A client keeps the locks of a transaction that was left open alive.
             await _release(transaction)
             raise
         if self._random.random() < _ROLLBACK_SHARE:
@@ -95,8 +97,8 @@ class Teller:
             await transaction.put(key, bank.moved(key, row, change, stamp))
         await transaction.put(bank.transfer_key(stamp), bank.new_transfer(stamp, source, target, amount))
         if self._own_transfers and self._random.random() < _DELETE_SHARE:
-            doomed = self._own_transfers.pop(self._random.randrange(len(self._own_transfers)))
-            await transaction.delete(bank.transfer_key(doomed))
+            deleted = self._own_transfers.pop(self._random.randrange(len(self._own_transfers)))
+            await transaction.delete(bank.transfer_key(deleted))
             return 4
         return 3
 

@@ -33,10 +33,10 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.demo import bank as tables
-from server.demo import changefeed
 from server.demo.bank import Bank
 from server.demo.client import connect
 from server.demo.cluster import Cluster
+from server.demo.lake import ensure_changefeed
 from server.demo.workload import Tally, Teller, open_accounts
 from storage.model.ts import physical_ms
 from tests.e2e.kill_points import STEPS, STEPS_OF, WAYS
@@ -263,7 +263,7 @@ async def laid_out(
     (directory / "logs").mkdir()
     with opened(arguments.target, directory) as lake:
         async with Cluster.started(directory, any_ports=True) as cluster:
-            await changefeed.ensure(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
+            await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
             matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps, age)
             try:
                 yield matrix

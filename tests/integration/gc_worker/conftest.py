@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from tidemarkpb.v1 import gc_pb2, gc_pb2_grpc
 
-from server.demo.transaction import TransactionClient
 from server.gc_worker.cluster import MetaRecords
 from server.rpc.client import connect
+from server.rpc.transaction import TransactionClient
 from storage.meta.client import open_meta
 from storage.model.errors import TidemarkError
 from tests.integration.gc_worker.proxy import StoreProxy, store_proxy

@@ -78,7 +78,7 @@ async def test_a_late_commit_of_a_transaction_that_gc_ended_is_refused(cluster: 
 
 DOOMED_OWN = """
 import asyncio, sys
-from server.demo.transaction import TransactionClient
+from server.rpc.transaction import TransactionClient
 
 async def main():
     async with TransactionClient.open(sys.argv[1]) as client:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.demo.transaction import LockWaitError, TransactionClient, TransactionEndedError
 from server.rpc.key_error import AlreadyExistError, WriteConflictError
+from server.rpc.transaction import LockWaitError, TransactionClient, TransactionEndedError
 from storage.model.errors import ConflictError, TidemarkError, UnavailableError
 
 ACCOUNTS = [b"account%d" % number for number in range(6)]

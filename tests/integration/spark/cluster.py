@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.demo.transaction import TransactionClient
+from server.rpc.transaction import TransactionClient
 from storage.tidb.schema import TableInfo
 from tests.integration.capture.processes import Cluster, Reader
 

@@ -1,4 +1,4 @@
-"""A client that is to be killed: `python -m server.demo.doomed COORDINATOR KIND ACCOUNTS SEED FIRST_TRANSFER`.
+"""A client that is to be killed: `python -m server.demo.killed_client COORDINATOR KIND ACCOUNTS SEED FIRST_TRANSFER`.
 
 It moves money between many accounts at once, without pause, so that a SIGKILL finds it between prewrite and commit:
 what it leaves behind are orphan locks, in several regions, that others have to resolve. It prints a line when it has

@@ -45,7 +45,7 @@ class WriteBuffer:
         """Its keys in `[start_key, end_key)`; an empty end is no end."""
         return {key for key in self._mutations if start_key <= key and (not end_key or key < end_key)}
 
-    def over(self, found: Mapping[bytes, bytes], keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    def over(self, stored: Mapping[bytes, bytes], keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The store's pairs as the transaction sees them, which wrote `keys`."""
-        seen = {**found, **{key: self.value(key) for key in keys}}
+        seen = {**stored, **{key: self.value(key) for key in keys}}
         return {key: value for key, value in seen.items() if value is not None}

@@ -1,7 +1,8 @@
-"""Our own transaction client: Percolator's two phases over KvClient, optimistic and pessimistic.
+"""Our own transaction client: Percolator's two phases over KvClient, optimistic and pessimistic, as in client-go.
 
-The demo uses it where tikv-client has no wheel; method names are tikv-client's. Writes are buffered until `commit`;
-committing the primary key decides, everything after that is tidying up which readers or GC would do as well.
+Tests drive the store with it, and the demo does where tikv-client has no wheel; method names are tikv-client's. Writes
+are buffered until `commit`. Committing the primary key decides; everything after that is tidying up, which readers or
+GC would do as well. A task of the client keeps the locks of long pessimistic transactions alive.
 """
 
 import asyncio
@@ -11,8 +12,6 @@ from contextlib import asynccontextmanager
 import structlog
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.demo.heartbeats import Heartbeats
-from server.demo.write_buffer import WriteBuffer
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
 from server.rpc.lock_resolver import LockResolver
@@ -20,6 +19,7 @@ from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot, clear_or_wait
 from server.rpc.tikv import KvClient
 from server.rpc.tikv_reads import Pairs
+from server.rpc.write_buffer import WriteBuffer
 from storage.backoff import Backoffer, GaveUpError
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
 from storage.tasks import beside
@@ -27,6 +27,7 @@ from storage.tasks import beside
 _OPTIMISTIC_TTL_MS = 3_000
 _PESSIMISTIC_TTL_MS = 20_000
 _LOCK_WAIT_MS = 1_000
+_HEARTBEAT_S = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -121,15 +122,16 @@ class Transaction:
 
     async def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those `keys` that exist, own writes included."""
-        wanted = set(keys)
-        own = wanted & self._writes.keys
-        return self._writes.over(await self._snapshot.batch_get(wanted - own), own)
+        keys = set(keys)
+        own = keys & self._writes.keys
+        return self._writes.over(await self._snapshot.batch_get(keys - own), own)
 
     async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
         """At most `limit` pairs of `[start_key, end_key)` in key order, own writes included; an empty end is no end."""
         own = self._writes.between(start_key, end_key)
-        found = await self._snapshot.scan(start_key, end_key, limit + len(own))
-        return sorted(self._writes.over(dict(found), own).items())[:limit]
+        # As many more as it may have deleted itself.
+        stored = await self._snapshot.scan(start_key, end_key, limit + len(own))
+        return sorted(self._writes.over(dict(stored), own).items())[:limit]
 
     async def get_for_update(self, key: bytes) -> bytes | None:
         """Lock `key` and return its newest value, own writes first: a pessimistic read of what will be written.
@@ -148,10 +150,10 @@ class Transaction:
 
     async def lock_keys(self, keys: Iterable[bytes]) -> None:
         """Lock `keys` without writing them: now if pessimistic, at commit if optimistic. Raises as `get_for_update`."""
-        wanted = list(keys)
+        keys = list(keys)
         if self._pessimistic:
-            await self._lock(wanted)
-        self._lock_only.update(wanted)
+            await self._lock(keys)
+        self._lock_only.update(keys)
 
     async def put(self, key: bytes, value: bytes) -> None:
         """Set `key`; a pessimistic transaction locks it first, and raises as `get_for_update`."""
@@ -181,6 +183,7 @@ class Transaction:
             await self._prewrite(primary)
             commit_ts = await self._commit_primary(primary)
         except UndeterminedError:
+            # Not rolled back: the primary may be committed.
             raise
         except TidemarkError:
             await self._undo()
@@ -213,7 +216,8 @@ class Transaction:
         if self._ended:
             raise TransactionEndedError("the transaction has ended; begin another one")
         self._primary = self._primary or min(keys)
-        self._locked.update(keys)  # before it is known: a lost answer must be rolled back as well
+        # Before the answer: if that is lost, the locks must be rolled back as well.
+        self._locked.update(keys)
         backoff = Backoffer(self._client.lock_wait_s)
         while True:
             try:
@@ -225,7 +229,7 @@ class Transaction:
 
     async def _lock_once(self, keys: list[bytes], primary: bytes) -> dict[bytes, bytes]:
         self._for_update_ts = await self._client.pd.tso()
-        found = await self._kv.pessimistic_lock(
+        values = await self._kv.pessimistic_lock(
             keys,
             primary=primary,
             start_version=self.start_ts,
@@ -233,8 +237,8 @@ class Transaction:
             lock_ttl_ms=self._ttl_ms(),
             wait_ms=_LOCK_WAIT_MS,
         )
-        self._client.heartbeats.keep(self)
-        return found
+        self._client.heartbeats.add(self)
+        return values
 
     async def _wait_for(self, err: LockedError, backoff: Backoffer) -> None:
         try:
@@ -263,6 +267,7 @@ class Transaction:
             try:
                 await self._kv.commit([primary], self.start_ts, commit_ts)
             except CommitTsExpiredError:
+                # A reader has pushed the lock's min_commit_ts above it: commit at a later one.
                 continue
             except GaveUpError as err:
                 raise UndeterminedError(f"the commit of {self.start_ts} may or may not have happened: {err}") from err
@@ -292,4 +297,28 @@ class Transaction:
         if self._ended:
             raise TransactionEndedError("the transaction has ended; begin another one")
         self._ended = True
-        self._client.heartbeats.forget(self)
+        self._client.heartbeats.remove(self)
+
+
+class Heartbeats:
+    """Keeps the locks of a client's transactions from expiring (TxnHeartBeat)."""
+
+    def __init__(self) -> None:
+        self._transactions: set[Transaction] = set()
+
+    def add(self, transaction: Transaction) -> None:
+        """Do not let the transaction's locks expire."""
+        self._transactions.add(transaction)
+
+    def remove(self, transaction: Transaction) -> None:
+        """Let the transaction's locks expire from now on."""
+        self._transactions.discard(transaction)
+
+    async def run(self) -> None:
+        """Send heartbeats until cancelled."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            for transaction in list(self._transactions):
+                # It may have ended while the heartbeat of another one was under way.
+                if transaction in self._transactions:
+                    await transaction.heartbeat()
