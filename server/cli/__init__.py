@@ -1,1 +1,1 @@
-"""The command line: one module a command, imported only when it is called."""
+"""The command line: a module for each group of `tidemark cli`, and `daemon` for the commands that run daemons."""

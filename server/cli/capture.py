@@ -1,15 +1,38 @@
-"""`tidemark capture`; it starts `tidemark capture worker` by itself when it has workers."""
+"""`tidemark cli capture list`."""
 
-from collections.abc import Sequence
+import argparse
+from typing import Any
 
-from server.capture.daemon import CaptureConfig, open_capture
-from server.capture.worker.metrics import REGISTRY
-from server.capture.worker.process import WorkerConfig, open_worker
-from server.cli.daemon import run_daemon
+from tidemarkpb.v1 import capture_pb2 as pb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
+
+from server.cli.output import Output
+from server.cli.remote import CALL_S, Remote
+
+_COLUMNS = (("ID", "id"), ("OWNER", "is-owner"), ("ADDRESS", "address"), ("FLIGHT", "flight-address"))
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run a capture, or one of its workers, until SIGTERM; returns the exit code."""
-    if argv[:1] == ["worker"]:
-        return run_daemon(argv[1:], "worker", WorkerConfig, open_worker)
-    return run_daemon(argv, "capture", CaptureConfig, open_capture, registry=REGISTRY)
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `capture`."""
+    group = groups.add_parser("capture", help="the captures of the cluster")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
+    listed = verbs.add_parser("list", help="all living captures", parents=[shared])
+    listed.set_defaults(command=list_captures)
+
+
+async def list_captures(remote: Remote, _: argparse.Namespace) -> Output:
+    """All living captures."""
+    async with remote.capture() as channel:
+        answer = await CaptureServiceStub(channel).ListCaptures(pb.ListCapturesRequest(), timeout=CALL_S)
+    rows = [
+        {
+            "id": capture.id,
+            "is-owner": capture.is_owner,
+            "address": capture.address,
+            "flight-address": capture.flight_address,
+            "cluster-id": "default",
+            "version": capture.version,
+        }
+        for capture in answer.captures
+    ]
+    return Output(rows, _COLUMNS)

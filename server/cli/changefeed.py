@@ -10,9 +10,8 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.cli import dump
+from server.cli.arguments import add_yes, confirm, period, timestamp
 from server.cli.changefeed_view import detail, summary
-from server.cli.confirm import add_yes, confirm
-from server.cli.number import period, timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of

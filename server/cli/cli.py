@@ -5,7 +5,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from server.cli import captures, changefeed, gc, gc_state, pumps, service_safepoint, source, tso, unsafe, verify
+from server.cli import (
+    capture,
+    changefeed,
+    gc,
+    gc_state,
+    pump,
+    service_gc_safepoint,
+    source,
+    tso,
+    unsafe,
+    verify,
+)
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.log import configure_command
@@ -13,6 +24,7 @@ from server.rpc.credentials import SecurityConfig
 
 Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
+_GROUPS = (changefeed, capture, pump, tso, gc, service_gc_safepoint, gc_state, source, unsafe, verify)
 _GLOBAL = {
     "--server": ("127.0.0.1:8300", "a capture's gRPC address"),
     "--pd": ("127.0.0.1:2379", "the coordinators, host:port[,host:port…]"),
@@ -31,7 +43,8 @@ def run(argv: Sequence[str]) -> int:
     remote = Remote(arguments.server, arguments.pd, security)
     command: Command = arguments.command
     output = asyncio.run(_awaited(command, remote, arguments))
-    print(output.text(as_json=arguments.json).encode(errors="backslashreplace").decode())  # ids may be no Unicode
+    # Ids may be no Unicode, which a terminal could not print.
+    print(output.text(as_json=arguments.json).encode(errors="backslashreplace").decode())
     return output.status
 
 
@@ -45,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
     parser.add_argument("--json", action="store_true", default=False, help="print one JSON document")
     groups = parser.add_subparsers(required=True, metavar="GROUP")
-    for module in (changefeed, captures, pumps, tso, gc, service_safepoint, gc_state, source, unsafe, verify):
+    for module in _GROUPS:
         module.add_commands(groups, _after_the_verb())
     return parser
 

@@ -1,22 +1,30 @@
-"""What the daemon commands share: flags from the configuration dataclasses, `--config`, and the run itself."""
+"""The daemon commands: `tidemark up | coordinator | store | capture | pump | gc-worker | spark`, and `tidemark demo`.
+
+`run_daemon` is what they share: flags from the configuration dataclasses, `--config`, and the run itself. Each command
+imports its daemon when it is called, so that no command pays for the libraries of another one.
+"""
 
 import argparse
+import asyncio
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from server.config import add_flags, check_environment, load, read_document
-from server.daemon import Endpoints, run
+from server.daemon import EXIT_ERROR, EXIT_OK, EXIT_USAGE, Endpoints, run
 from server.log import LogConfig
 from server.routes import Routes
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import RpcConfig, choose
+from storage.model.errors import ours_alone
 
 C = TypeVar("C")
-SECTIONS = (
+SECTIONS: Final = (
     "coordinator",
     "store",
     "capture",
@@ -29,6 +37,97 @@ SECTIONS = (
     "rpc",
     "log",
 )
+_SPARK_USAGE: Final = """usage: tidemark spark run [--help] …    keep the lake of one changefeed current
+       tidemark spark keep [--help] …   keep the lakes of all changefeeds current"""
+
+
+def run_up(argv: Sequence[str]) -> int:
+    """`tidemark up`: start all daemons and keep them until SIGTERM; returns the exit code, as do all of these."""
+    from server.up import metrics
+    from server.up.tree import UpConfig, open_tree
+
+    return run_daemon(argv, "up", UpConfig, open_tree, registry=metrics.REGISTRY)
+
+
+def run_coordinator(argv: Sequence[str]) -> int:
+    """`tidemark coordinator`: PD's and etcd's services on one port."""
+    from server.coordinator.daemon import CoordinatorConfig, open_coordinator
+
+    routes = Routes()
+    return run_daemon(argv, "coordinator", CoordinatorConfig, partial(open_coordinator, routes=routes), routes=routes)
+
+
+def run_store(argv: Sequence[str]) -> int:
+    """`tidemark store`: the transactional store."""
+    from server.store.app import opened
+    from server.store.config import StoreConfig
+
+    return run_daemon(argv, "store", StoreConfig, opened)
+
+
+def run_capture(argv: Sequence[str]) -> int:
+    """`tidemark capture`; it starts `tidemark capture worker` by itself when it has workers."""
+    from server.capture.daemon import CaptureConfig, open_capture
+    from server.capture.worker import metrics
+    from server.capture.worker.process import WorkerConfig, open_worker
+
+    if argv[:1] == ["worker"]:
+        return run_daemon(argv[1:], "worker", WorkerConfig, open_worker)
+    return run_daemon(argv, "capture", CaptureConfig, open_capture, registry=metrics.REGISTRY)
+
+
+def run_pump(argv: Sequence[str]) -> int:
+    """`tidemark pump`: receive, match and serve TiDB binlogs."""
+    from server.pump.app import opened
+    from server.pump.config import PumpConfig
+
+    routes = Routes()
+    return run_daemon(argv, "pump", PumpConfig, partial(opened, routes=routes), routes=routes)
+
+
+def run_gc_worker(argv: Sequence[str]) -> int:
+    """`tidemark gc-worker`: resolve locks, delete ranges, do GC."""
+    from server.gc_worker.daemon import GCWorkerConfig, open_gc_worker
+
+    return run_daemon(argv, "gc-worker", GCWorkerConfig, open_gc_worker)
+
+
+def run_spark(argv: Sequence[str]) -> int:
+    """`tidemark spark run` and `tidemark spark keep`."""
+    if argv[:1] in (["-h"], ["--help"]):
+        print(_SPARK_USAGE)
+        return EXIT_OK
+    if argv[:1] == ["keep"]:
+        from server.spark.keep import KeepConfig, open_keep
+
+        return run_daemon(argv[1:], "spark-keep", KeepConfig, open_keep, command="spark keep")
+    if argv[:1] == ["run"]:
+        from server.spark.config import SparkConfig
+        from server.spark.run import open_run
+
+        return run_daemon(argv[1:], "spark", SparkConfig, open_run, command="spark run")
+    print(_SPARK_USAGE, file=sys.stderr)
+    return EXIT_USAGE
+
+
+def run_demo(argv: Sequence[str]) -> int:
+    """`tidemark demo`: 0 only if the lake was proved equal to the store."""
+    from server.demo import run as demo
+
+    parser = argparse.ArgumentParser(prog="tidemark demo", allow_abbrev=False)
+    add_flags(parser, demo.DemoConfig)
+    flags = vars(parser.parse_args(list(argv)))
+    config = load(demo.DemoConfig, "demo", document={}, environ=os.environ, flags=flags)
+    try:
+        equal = asyncio.run(demo.run_demo(config))
+    except KeyboardInterrupt:
+        # With --keep, Ctrl-C is how the demo ends.
+        return EXIT_OK if config.keep else EXIT_ERROR
+    except BaseExceptionGroup as group:
+        for line in dict.fromkeys(map(str, ours_alone(group))):
+            print(line, file=sys.stderr)
+        return EXIT_ERROR
+    return EXIT_OK if equal else EXIT_ERROR
 
 
 def run_daemon(
@@ -52,12 +151,14 @@ def run_daemon(
     for part in sections.values():
         add_flags(parser, part)
     flags = vars(parser.parse_args(list(argv)))
+
     document = read_document(flags["config"], SECTIONS)
     settings = {
         key: load(part, key, document=document, environ=os.environ, flags=flags) for key, part in sections.items()
     }
     config: Any = settings[name]
     _check_own_variables(sections)
+    # Before anything opens a connection or a port: both depend on it.
     choose(settings["rpc"])
     return run(
         name,

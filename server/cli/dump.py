@@ -10,7 +10,7 @@ from typing import Any
 from tidemarkpb.v1 import dump_pb2 as pb
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
-from server.cli.number import byte_count, count
+from server.cli.arguments import byte_count, count
 from server.cli.output import Output, plain, table
 from server.cli.remote import CALL_S, Remote
 from storage.model.errors import InvalidError

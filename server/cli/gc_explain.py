@@ -8,7 +8,7 @@ from tidemarkpb.v1 import explain_pb2 as pb
 from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
 
 from gcsafepoint.explain.document import span
-from server.cli.number import count
+from server.cli.arguments import count
 from server.cli.output import Output, plain
 from server.cli.remote import CALL_S, Remote
 

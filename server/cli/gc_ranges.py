@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from gcsafepoint.worker.delete_ranges import DeleteRange, DeleteRangeError, check, register, withdraw
 from gcsafepoint.worker.records import SAFE_POINT_TS, read_ts
-from server.cli.gc_leader import gc_records
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.gc_worker.view import ListedRange, list_ranges
@@ -88,7 +87,7 @@ async def add_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
     for new in ranges:
         check(new)
         _check_table(new)
-    async with gc_records(remote) as records:
+    async with remote.gc_records() as records:
         if not arguments.dry_run:
             for new in ranges:
                 await register(records, new)
@@ -103,7 +102,7 @@ async def remove_range(remote: Remote, arguments: argparse.Namespace) -> Output:
     Raises:
         DeleteRangeError: there is no such range, or it may be destroyed already.
     """
-    async with gc_records(remote) as records:
+    async with remote.gc_records() as records:
         removed = await withdraw(records, arguments.job, arguments.element, dry_run=arguments.dry_run)
     state = "waiting" if arguments.dry_run else "removed"
     return Output([_row(ListedRange(removed, state, 0)) | {"dry_run": arguments.dry_run}], _COLUMNS)
@@ -157,7 +156,7 @@ def _check_table(new: DeleteRange) -> None:
 
 async def show_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
     """All recorded ranges, those still to be destroyed first."""
-    async with gc_records(remote) as records:
+    async with remote.gc_records() as records:
         ranges = await list_ranges(records)
     return Output([_row(listed) for listed in ranges if arguments.state in (None, listed.state)], _COLUMNS)
 

@@ -1,7 +1,9 @@
-"""`tidemark COMMAND …`: finds the command's module and runs it."""
+"""`tidemark COMMAND …`: finds the command and runs it.
+
+Commands are imported when they are called: `tidemark --help` waits for none of them.
+"""
 
 import difflib
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -82,9 +84,16 @@ def _run(arguments: list[str]) -> int:
         advice = f"; did you mean {nearest[0]!r}?" if nearest else ""
         print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
-    module = importlib.import_module(f"server.cli.{arguments[0].replace('-', '_')}")
+    command, argv = arguments[0], arguments[1:]
     try:
-        return int(module.run(arguments[1:]))
+        if command == "cli":
+            from server.cli import cli
+
+            return cli.run(argv)
+        from server.cli import daemon
+
+        # `run_up`, `run_coordinator`, and so on.
+        return int(getattr(daemon, f"run_{command.replace('-', '_')}")(argv))
     except TidemarkError as err:
         print(err, file=sys.stderr)
         return EXIT_ERROR

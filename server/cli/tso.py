@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from gcsafepoint.explain.document import time_of
-from server.cli.number import timestamp
+from server.cli.arguments import timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
 from storage.model.ts import logical, physical_ms

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from server.cli.number import count, timestamp
+from server.cli.arguments import count, timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.tikv import KvClient

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from server.capture.catalog.catalog import FeedCatalog
+from server.capture.daemon import CaptureConfig, open_capture
 from server.capture.records import Records
-from server.cli import capture
+from server.capture.worker.metrics import REGISTRY
+from server.cli.daemon import run_daemon
 from server.dump.job import DumpRecords
 from server.dump.mysql.chunk import ChunkSize
 from server.dump.mysql.listener import DumpListener
@@ -143,7 +145,7 @@ def _capture(plan: Path, flags: list[str], chunk_rows: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         ChunkSize.__init__.__defaults__ = (chunk_rows,)
         Death(plan).plan()
-        status = capture.run(flags)
+        status = run_daemon(flags, "capture", CaptureConfig, open_capture, registry=REGISTRY)
     except BaseException:  # noqa: BLE001 - the one place that can tell
         traceback.print_exc()
     finally:

@@ -15,9 +15,8 @@ from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 from gcsafepoint.worker.config import GCConfigError
 from gcsafepoint.worker.delete_ranges import DeleteRangeError
 from server.cli.cli import _parser
-from server.cli.gc_leader import GCLeaderUnavailableError
-from server.cli.gc_run import GCRoundFailedError
-from server.cli.remote import Remote, RemoteError
+from server.cli.gc_round import GCRoundFailedError
+from server.cli.remote import GCLeaderUnavailableError, Remote, RemoteError
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.codec import encode_i64

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from server.cli import cli, main, pumps
+from server.cli import cli, main, pump
+from server.cli.arguments import NotConfirmedError
 from server.cli.changefeed import TablesFileError, read_tables
-from server.cli.confirm import NotConfirmedError
 from server.cli.output import Output
 from server.cli.remote import CaptureUnavailableError
 from storage.meta.meta import KeyValue
@@ -95,7 +95,7 @@ def test_numbers_that_do_not_fit_are_wrong_usage(arguments, capsys):
 def test_a_registry_entry_that_is_none_is_named(value):
     pair = KeyValue(b"/tidb-binlog/v1/pumps/a", value, 1, 1, 1)
     with pytest.raises(CorruptError, match=r"pumps/a.*, which is no registry entry"):
-        pumps._parsed(pair)
+        pump._parsed(pair)
 
 
 def test_a_timestamp_to_resume_from_is_a_number_or_now():

@@ -10,10 +10,8 @@ from gcsafepoint.worker.config import GCConfig
 from gcsafepoint.worker.election import Leader
 from gcsafepoint.worker.times import format_instant
 from server.cli.cli import _parser
-from server.cli.gc_config import setting
-from server.cli.gc_round import document, line
-from server.cli.gc_run import _would
-from server.cli.gc_status import Seen, report
+from server.cli.gc import GCState, report, setting
+from server.cli.gc_round import _would, document, line
 from server.gc_worker.view import Overview
 from storage.model.ts import compose
 
@@ -24,7 +22,7 @@ LEADER = Leader("me", "host:x", format_instant(NOW_MS + 60_000), {}, "127.0.0.1:
 def seen(leader: Leader | None = LEADER, config: GCConfig | None = None, **round_: Any) -> dict[str, Any]:
     newest = gc_pb2.GCRound(id=5, phase="ended", **round_) if round_ else None
     held = Overview(leader, format_instant(NOW_MS - 60_000), compose(NOW_MS - 30_000), None, [])
-    return report(Seen(NOW_MS, 7, held, config or GCConfig(), "", newest))
+    return report(GCState(NOW_MS, 7, held, config or GCConfig(), "", newest))
 
 
 def test_a_healthy_worker_needs_no_advice() -> None:

@@ -9,11 +9,11 @@ import pytest
 from kvproto import pdpb_pb2 as pdpb
 
 from server.cli import cli, gc_state
-from server.cli.confirm import NotConfirmedError
+from server.cli.arguments import NotConfirmedError
 from server.cli.gc_explain import removed_names
 from server.cli.gc_state import NULL_KEYSPACE, keyspace_id
 from server.cli.remote import RemoteError
-from server.cli.service_safepoint import _confirm
+from server.cli.service_gc_safepoint import _confirm
 from server.rpc.pd import PdUnavailableError
 
 TS = 470606398860820488

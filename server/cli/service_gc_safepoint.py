@@ -7,7 +7,7 @@ from typing import Any
 
 from gcsafepoint.explain.document import span, time_of
 from gcsafepoint.explain.names import feed_of, shown
-from server.cli.confirm import NotConfirmedError, add_yes, confirm
+from server.cli.arguments import NotConfirmedError, add_yes, confirm
 from server.cli.gc_explain import explained
 from server.cli.output import Output, table
 from server.cli.remote import NotServedError, Remote

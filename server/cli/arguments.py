@@ -1,9 +1,14 @@
-"""Numbers as flags take them: what is none, or does not fit where it is sent, is wrong usage."""
+"""What flags of several commands share: numbers, times, and the yes before something that cannot be undone.
+
+A number that is none, or does not fit where it is sent, is wrong usage. Where nobody can be asked, the answer is no.
+"""
 
 import argparse
+import sys
 from typing import Final
 
 from gcsafepoint.worker.times import DurationError, parse_duration_ns
+from storage.model.errors import InvalidError
 from storage.model.ts import MAX_TS
 
 _COUNT_MAX: Final = (1 << 31) - 1
@@ -41,3 +46,27 @@ def _number(text: str, most: int) -> int:
     if not 0 <= number <= most:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and {most}")
     return number
+
+
+class NotConfirmedError(InvalidError):
+    """The user did not say yes."""
+
+    code = "ErrNotConfirmed"
+
+
+def add_yes(verb: argparse.ArgumentParser, text: str = "do not ask") -> None:
+    """Add the flag that says yes beforehand; `--no-confirm` is its name in `cdc cli`."""
+    verb.add_argument("--yes", "--no-confirm", action="store_true", help=text)
+
+
+def confirm(question: str) -> None:
+    """Ask at the terminal.
+
+    Raises:
+        NotConfirmedError: the answer is another one than yes, or there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise NotConfirmedError(f"{question} Pass --yes or --no-confirm to say yes where nobody can be asked")
+    print(f"{question} [Y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise NotConfirmedError("nothing was changed")
