@@ -4,6 +4,7 @@ Commands are imported when they are called: `tidemark --help` waits for none of 
 """
 
 import difflib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -85,15 +86,13 @@ def _run(arguments: list[str]) -> int:
         print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
     command, argv = arguments[0], arguments[1:]
-    try:
-        if command == "cli":
-            from server.cli import cli
-
-            return cli.run(argv)
-        from server.cli import daemon
-
+    if command in ("cli", "play"):
+        run = importlib.import_module(f"server.cli.{command}").run
+    else:
         # `run_up`, `run_coordinator`, and so on.
-        return int(getattr(daemon, f"run_{command.replace('-', '_')}")(argv))
+        run = getattr(importlib.import_module("server.cli.daemon"), f"run_{command.replace('-', '_')}")
+    try:
+        return int(run(argv))
     except TidemarkError as err:
         print(err, file=sys.stderr)
         return EXIT_ERROR

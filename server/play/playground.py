@@ -18,7 +18,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from server.config import setting
-from server.demo.process import json_line, started
+from server.demo.cluster import json_line, open_process
 from server.play.mariadb import PASSWORD, USER, MariaDb
 from server.play.shell import write_shell
 from server.rpc.client import connect
@@ -187,7 +187,7 @@ async def _daemons(config: PlayConfig, data: Path) -> AsyncIterator[dict[str, st
     ports = [part for name in names for part in (f"--{name}-addr", "127.0.0.1:0")] if config.any_ports else []
     log = data / "logs" / "daemons.log"
     arguments = ["up", "--follow-parent", "--data-dir", str(data / "daemons"), *ports]
-    async with started("server.cli.main", arguments, log) as process:
+    async with open_process("server.cli.main", arguments, log) as process:
         ready = await json_line(process, log)
         async with beside(_watch(process, log)):
             yield ready["endpoints"]
