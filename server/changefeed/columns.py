@@ -1,6 +1,6 @@
 """Which columns of its tables a changefeed takes: TiCDC's column selectors. Pure.
 
-    rule     = table '=' column ( ',' column )*          shop.orders=id,name        crm.*=*,!phone,!mail_?
+    rule     = table '=' column ( ',' column )*    shop.orders=id,name    crm.*=*,!phone,!mail_?
     column   = [ '!' ] name with * and ? | name '->' name by which readers know it
 
 `table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of its columns the last

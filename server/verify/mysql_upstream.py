@@ -1,6 +1,7 @@
 """The rows of a table of a MySQL or MariaDB server as they were at a cut of the lake, while anybody writes.
 
-    … cut … ─── changes, undone ───► log's end ≥ snapshot        rows = snapshot without changed keys + before-images
+    … cut … ─── changes, undone ───► log's end ≥ snapshot
+    rows at the cut = snapshot without changed keys + before-images
 
 The server shows no past, but its log has the before-image of every change. One snapshot is opened, then the log is read
 from the cut to where it ends after that: whatever the snapshot shows of a later change is in that part. Rows whose key

@@ -1,7 +1,8 @@
 """Rows of the binary protocol (COM_STMT_EXECUTE), as a dump's SELECT gives them: where their cells lie, and their keys.
 
-    row      = 0 u8, null bitmap from its third bit ((columns + 9) / 8 bytes), cell of each column that is not null
-    cell     = value of fixed size | size n, value                                n: length-encoded number
+    row    = 0 u8, bitmap, cell of each column that is not null
+    bitmap = (columns + 9) / 8 bytes; from its third bit on the columns that are null
+    cell   = value of fixed size | size n, value; n: length-encoded number
 
 docs/format/mysql-rows.md says how the columns are selected. Source: MySQL's protocol documentation, binary resultsets.
 """

@@ -5,8 +5,9 @@ MariaDB (log_bin_compress=ON) compresses a statement, or the rows of an event, w
 into one TRANSACTION_PAYLOAD event, whose fields stand before the payload; its events have no checksums, and no place
 in the log but that of the payload, which they get. It is unpacked as a stream: a transaction may be larger than memory.
 
-    field    = kind n, size n, value           kind 0 ends the fields, the payload follows; 1 its size,
-                                               2 its compression (0 zstd, 255 none), 3 its size without
+    field    = kind n, size n, value
+    kind     = 0: the fields end, the payload follows; 1: its size;
+               2: its compression (0 zstd, 255 none); 3: its size without
     n        = length-encoded number
 """
 

@@ -1,6 +1,7 @@
 """Binlog events in a byte buffer: where each one lies, and what its header says, as arrays over all of them.
 
-    event  = timestamp u32, type u8, server_id u32, size u32, next_position u32, flags u16, body, crc32 u32?
+    event = timestamp u32, type u8, server_id u32, size u32, next_position u32, flags u16,
+            body, crc32 u32?
 
 All numbers are little-endian; `size` counts the whole event. Source: MySQL's libbinlogevents, MariaDB's log_event.h.
 """

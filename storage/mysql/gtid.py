@@ -1,7 +1,7 @@
 """Sets of global transaction ids: what was read of a log, as the servers write it and as they are asked for more.
 
-MariaDB   `domain-server-seq,…`         the last one of each domain; all before it in the domain are meant, too
-MySQL     `uuid[:tag]:first-last:…,…`   intervals of each server and tag (8.3)
+MariaDB  `domain-server-seq,…`        the last one of each domain, which stands for all before it
+MySQL    `uuid[:tag]:first-last:…,…`  intervals of each server and tag (8.3)
 """
 
 import re

@@ -1,6 +1,6 @@
 """Row images: where the cells of each row lie, for many rows at once (NumPy) and for one (plain Python).
 
-    image    = null bitmap, cell of each column that is not null          bits and columns in the table's order
+    image    = null bitmap, cell of each column that is not null; both in the table's order
     cell     = value of fixed size | length u8 … u32, value
 
 All columns are present (binlog_row_image=FULL). Both ways give the same; the plain one is for few rows, where NumPy's

@@ -3,7 +3,7 @@
     value    = type u8, content
     object   = count s, size s, (key_at s, key_size u16) * count, entry * count, keys, values
     array    = count s, size s, entry * count, values
-    entry    = type u8, s: the value itself where it fits, or its offset from the begin of its container
+    entry    = type u8, s: the value itself where it fits, or its offset in its container
     string   = size v, UTF-8                   opaque = column type u8, size v, bytes
     s        = u16 in small containers, u32 in large ones; v: seven bits a byte, the lowest first
 

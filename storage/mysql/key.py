@@ -1,7 +1,7 @@
 """Canonical keys: the bytes that identify a row, the same for its images in the log and for what SELECT gives of it.
 
     key      = cell of each key column, in the key's order
-    cell     = the bytes of a row image, of fixed size | size u32, bytes | bytes       the last form only at the end
+    cell     = the bytes of a row image, of fixed size | size u32, bytes | bytes, at the end only
 
 The bytes are the stored ones, whatever the collation: 'a' and 'A' are two keys, and an update of one to the other in a
 case-insensitive key is a delete and an insert. CHAR and BINARY come without what pads them, as a log has them.

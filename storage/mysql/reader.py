@@ -1,7 +1,7 @@
 """A cursor over the bytes of one event: numbers, length-encoded numbers and strings, bitmaps.
 
 length-encoded number = 0 … 250 | 252 u16 | 253 u24 | 254 u64
-varied number         = k bytes with k ones below a zero, then its value, little-endian; 8 bytes behind 255
+varied number         = little-endian; its first byte ends with a one for each byte that follows it
 """
 
 import struct

@@ -1,6 +1,7 @@
 """Row events: which table each one is of, and where the images in it lie.
 
-    body     = table_id u48, flags u16, (extra size u16, extra)?, columns n, present bitmap (twice in updates), rows
+    body     = table_id u48, flags u16, (extra size u16, extra)?, columns n,
+               present bitmap (twice in updates), rows
     row      = image of an insert or delete | image before, image after of an update
 
 The extra part is there in v2 only. Images are found by a wavefront: the k-th image of all events of a batch at once,

@@ -1,7 +1,8 @@
 """The TABLE_MAP event, which goes before a table's row events; with binlog_row_metadata=FULL it tells all of it.
 
-    body     = table_id u48, flags u16, size u8, schema, 0, size u8, table, 0, columns n, type u8 * columns,
-               meta size n, meta, nullable bitmap, (kind u8, size n, value)*          n: length-encoded number
+    body = table_id u48, flags u16, size u8, schema, 0, size u8, table, 0,
+           columns n, type u8 * columns, meta size n, meta, nullable bitmap,
+           (kind u8, size n, value)*; n: length-encoded number
 
 Source: MySQL's Table_map_log_event and Table_map_event::Optional_metadata_field.
 """

@@ -2,8 +2,10 @@
 
 A TableMutation lists a transaction's statements row by row, in old datum encoding:
 
-    inserted  the handle, then pairs of column id and value      updated   the pairs of the old row, then of the new one
-    deleted   the pairs of the old row                           sequence  which of the three lists comes next
+    inserted  the handle, then pairs of column id and value
+    updated   the pairs of the old row, then of the new one
+    deleted   the pairs of the old row
+    sequence  which of the three lists comes next
 
 Invariants:
 1. A transaction tells one change for each record key, as the store does: an insert that it deleted again is nothing.

@@ -5,10 +5,10 @@ The process imports what a capture needs, then forks one capture for each line o
 looks into the file PLAN, `STEP COUNT`, at each step: at the COUNT-th one of that name it writes `died STEP` there and
 kills itself (SIGKILL). Steps `x-` and `x+` are right before and right after something:
 
-    low, high      a watermark is written               select       a chunk is read
-    passed         the log has passed a high watermark  added        rows of chunks are in the sorter
-    resolved       readers may have them                progress     cursors are made durable
-    checkpoint     the checkpoint is made durable       schema       a DDL is made durable
+    low, high      a watermark is written           select       a chunk is read
+    passed         the log passed a high watermark  added        rows of chunks are in the sorter
+    resolved       readers may have them            progress     cursors are made durable
+    checkpoint     the checkpoint is made durable   schema       a DDL is made durable
     taken          a job was taken up, or taken up anew
 """
 

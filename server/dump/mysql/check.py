@@ -1,6 +1,6 @@
 """Whether a chunk is what its table holds: sums by the server over the chunk's keys, and by us over what was decoded.
 
-    digest of a row  = CRC32(texts of its columns, joined by commas) * 2654435761             as unsigned 64-bit numbers
+    digest of a row  = CRC32(texts of its columns, joined by commas) * 2654435761, as u64
     total of a range = COUNT(*), BIT_XOR(digest)
 
 The factor is there as CRC-32 alone is linear: its exclusive-or stays the same when two rows swap values of one column.

@@ -1,12 +1,13 @@
 """The canonical text of a value: the same bytes by SQL at the server and of the decoded, typed value that is delivered.
 
-    text     = '-'                              null; dates that no calendar has are delivered as null, and are it here
-             | number                           integers, BIT, YEAR, days of a DATE, microseconds of DATETIME, TIMESTAMP
-             | digits, with all of the scale    DECIMAL
-             | '=', 8 bytes                     FLOAT, DOUBLE: IEEE 754, which SQL gives as the WKB of a point
-             | clock                            TIME
-             | length, ':', bytes               others: characters of UTF-8, or bytes
-             | length, ':', CRC-32              those that may be long, so that a row's text is short
+    text = '-'                            null; so are dates that no calendar has
+         | number                         integers, BIT, YEAR; days of a DATE; microseconds of DATETIME
+                                          and TIMESTAMP
+         | digits, with all of the scale  DECIMAL
+         | '=', 8 bytes                   FLOAT, DOUBLE: IEEE 754, in SQL the WKB of a point
+         | clock                          TIME
+         | length, ':', bytes             others: characters of UTF-8, or bytes
+         | length, ':', CRC-32            those that may be long, so that a row's text is short
 
 A value's text tells where it ends, so texts joined by commas are equal only if the values are. Pure.
 """

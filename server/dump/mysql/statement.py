@@ -1,8 +1,9 @@
 """Prepared SELECTs whose rows stay as they arrive: binary-protocol packets in one buffer, no object per row.
 
-    response = columns n, definition * columns, end, row*, end     rows begin with 0, an end with 254, an error with 255
+    response = columns n, definition * columns, end, row*, end
 
-A packet of 16 MB - 1 goes on in the next one; such rows are joined. Source: MySQL's protocol documentation.
+A row begins with 0, an end with 254, an error with 255. A packet of 16 MB - 1 goes on in the next one;
+such rows are joined. Source: MySQL's protocol documentation.
 """
 
 import socket

@@ -1,8 +1,8 @@
 """Rows that we write ourselves while nobody else does: the heartbeats of a server have no commit_ts, cuts would stand.
 
-    changefeed_dump.tidemark_heartbeat(changefeed_id, seq, written_at)          one row for each changefeed
+    changefeed_dump.tidemark_heartbeat(changefeed_id, seq, written_at)
 
-The row changes each time, as an UPDATE that changes nothing is not logged.
+Each changefeed has one row. It changes each time, as an UPDATE that changes nothing is not logged.
 """
 
 import asyncio

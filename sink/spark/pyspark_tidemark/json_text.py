@@ -2,9 +2,9 @@
 
 | Arrow type | JSON |
 |---|---|
-| integers, decimals, floats | a number with all its digits; NaN and infinities, which MySQL does not have, are null |
+| integers, decimals, floats | a number with all its digits; null for NaN and infinities |
 | strings (and MySQL's TIME, JSON, ENUM, SET) | a string |
-| date, timestamp without and with zone | "2026-01-02", "2026-01-02T03:04:05.678901", the same with Z |
+| date; timestamp without, with zone | "2026-01-02"; "2026-01-02T03:04:05.678901", with Z |
 | binary (and BIT) | a string, base64 |
 
 Spark's `from_json` reads each of them back into the type it came from.

@@ -1,9 +1,9 @@
 """Where a changefeed's rows go, as a URI; captures, lake jobs and `verify` read it here, and nowhere else.
 
-    delta:///path  iceberg:///path  parquet:///path             a directory of the machine that the lake job runs on
-    delta+hdfs://authority/path  parquet+s3a://bucket/path …     one that Hadoop reaches
-    postgresql://user@host:port/db  mysql://user@host:port/db    a database
-    flight://  none://  blackhole://                             no lake job: readers take the rows by themselves
+    delta:///path  iceberg:///path  parquet:///path           a directory of the lake job's machine
+    delta+hdfs://authority/path  parquet+s3a://bucket/path …  one that Hadoop reaches
+    postgresql://user@host:port/db  mysql://user@host:port/db a database
+    flight://  none://  blackhole://                          no lake job: readers take the rows
 
 A sink URI is stored, logged and shown, so it never holds a secret, only where the secret is: `password-file=/path`, or
 `password-env=NAME`. Text that is no valid sink URI, as in a record of an earlier version, is shown by `redacted`.

@@ -1,8 +1,8 @@
 """Random DDL in random spelling against a real server: what the tracker says must be what the server has.
 
-    python -m tests.fuzz.mysql.ddl --seconds 600 [--seed N]     a MariaDB of its own; a seed is one table's whole life
+    python -m tests.fuzz.mysql.ddl --seconds 600 [--seed N]
 
-After each statement that the server has taken: the tracker's columns and keys are those of information_schema, and each
+It starts a MariaDB of its own; a seed is one table's whole life. After each statement that the server has taken: the tracker's columns and keys are those of information_schema, and each
 row holds what the tracker promises, by column id: the old value, or the default that was told; or the statement was
 said to be unclear, so that a changefeed reads the rows again.
 """
