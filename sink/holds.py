@@ -7,14 +7,18 @@ all such tables are complete, at a high watermark; the next cut then goes up to 
    the window's end, and it is emptied at the last DDL before: where that cut begins.
 3. What is acknowledged inside of a window moves no checkpoint beyond its first DDL, so whoever begins again there reads
    the tables again.
+4. Such a window may end elsewhere than it did before. A reader that was at its earlier end, where no DDL is, has the
+   tables whole: the next cut brings what follows, and not all rows once more.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from sink.columns import COLUMN_ID
 from sink.ddl import Ddl
 from sink.errors import RangeHeldError
+from sink.mounted import TableMounter
 from sink.versions import Versions
 from storage.model.errors import TidemarkError
 from storage.model.ts import MAX_TS
@@ -117,18 +121,21 @@ class Holds:
             window = self._of(ts)
             return window.since_ts if window else ts
 
-    def tables(self, start_ts: int, end_ts: int, ddls: Sequence[int]) -> dict[int, int | None]:
+    def tables(self, start_ts: int, end_ts: int, ddls: Collection[int]) -> dict[int, int | None]:
         """For the tables that are read again within a cut: from where on their rows are in it; None: none of them.
 
+        `ddls` are those at which the cut begins or ends.
+
         Raises:
-            RangeHeldError: no cut ends there; `ddls` are where it may.
+            RangeHeldError: no cut ends there.
         """
         with self._lock:
             window = next((each for each in self._windows if each.has(start_ts)), None)
             if window is None or end_ts <= start_ts:
                 return {}
             if end_ts >= window.end_ts:
-                return dict(window.tables)
+                is_within = start_ts == window.since_ts or start_ts in ddls
+                return dict(window.tables) if is_within else {}
             if end_ts not in ddls:
                 raise RangeHeldError(
                     f"no cut ends at {end_ts} any more: tables are read again since the DDL at {window.since_ts}, and "
@@ -158,15 +165,21 @@ def _shown(ddl: Ddl, window: Window, last_ts: int, versions: Versions) -> Ddl:
     others = tuple(name for name in ddl.truncated if name not in reread)
     names = {name for name in reread if window.tables[ids[name]] is not None}
     if ddl.ts != last_ts:
-        names = {name for name in names if _is_retyped(name, ddl.ts, versions)}
+        names = {name for name in names if _is_another(name, ddl.ts, versions)}
     return replace(ddl, truncated=(*others, *sorted(names)))
 
 
-def _is_retyped(name: str, ts: int, versions: Versions) -> bool:
-    """Whether a column has another type above `ts`: few targets could keep the old rows."""
+def _is_another(name: str, ts: int, versions: Versions) -> bool:
+    """Whether the key, or a column's type, is another one above `ts`: few targets could keep the old rows."""
     now = versions.version(name, ts)
     before = versions.of_span(now.span, ts - 1) if now is not None else None
     if now is None or before is None:
         return False
     old, new = before.mounter.schema, now.mounter.schema
-    return any(field.name in old.names and old.field(field.name).type != field.type for field in new)
+    is_retyped = any(field.name in old.names and old.field(field.name).type != field.type for field in new)
+    return is_retyped or _key(before.mounter) != _key(now.mounter)
+
+
+def _key(mounter: TableMounter) -> list[tuple[str, bytes | None]]:
+    """The key's columns by name and identity."""
+    return [(name, (mounter.schema.field(name).metadata or {}).get(COLUMN_ID)) for name in mounter.key_columns]

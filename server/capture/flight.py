@@ -146,7 +146,8 @@ class OwnerFeeds:
         def plan() -> list[Slice]:
             for span in [None] if spans is None else spans:
                 self._waiting.resolved(sink, span, end_ts, _CALL_WAIT_S)
-            again = feed.catalog.holds.tables(start_ts, end_ts, [ddl.ts for ddl in versions.ddls(end_ts, 1)])
+            ddls = {ddl.ts for ts in (start_ts, end_ts) for ddl in versions.ddls(ts, 1)}
+            again = feed.catalog.holds.tables(start_ts, end_ts, ddls)
             others = spans if not spans else [span for span in spans if span.table_id not in again]
             parts = sink.plan_tables(others, start_ts, end_ts, slice_bytes)
             parts = [part for part in parts if part.span.table_id not in again]

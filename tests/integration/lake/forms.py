@@ -142,6 +142,16 @@ _REREAD: Final[Mapping[str, Form]] = {
 }  # fmt: skip
 """Cause D: no event tells what the ALTER did to values."""
 
+_REKEYED: Final[Mapping[str, Form]] = {
+    name: Form([statement], "id INT PRIMARY KEY, v INT NOT NULL, x INT", "(1, 10, 100), (2, 20, 200), (3, 30, 300)", later=later)
+    for name, statement, later in (
+        ("only_key", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (v)", ["UPDATE {t} SET v = v + 1 WHERE id = 1", "UPDATE {t} SET id = 1 WHERE v = 20", "DELETE FROM {t} WHERE v = 20", "INSERT INTO {t} VALUES (3, 40, 1)"]),
+        ("wider_key", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (id, v)", ["INSERT INTO {t} VALUES (3, 31, 9)", "UPDATE {t} SET v = v + 1 WHERE id = 1", "DELETE FROM {t} WHERE id = 2"]),
+        ("key_and_column", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (id), RENAME COLUMN id TO v2, RENAME COLUMN v TO id", ["UPDATE {t} SET id = id + 1 WHERE v2 = 1", "DELETE FROM {t} WHERE id = 20", "INSERT INTO {t} VALUES (3, 40, 1)"]),
+    )
+}  # fmt: skip
+"""The key alone is another one: what identified a row is a value like others."""
+
 _COMPUTED: Final = ("CURRENT_TIMESTAMP", "CONCAT", "FLOAT(5,2)", "TIMESTAMP DEFAULT '", "TIMESTAMP(3) DEFAULT '")
 _TOLD: Final = [form for form in DEFAULTS if not any(word in form for word in _COMPUTED)]
 _UNTOLD: Final = [form for form in DEFAULTS if any(word in form for word in _COMPUTED)]
@@ -155,6 +165,7 @@ def _adding(forms: Sequence[str]) -> Form:
 
 _RENAMED: Final[Mapping[str, Form]] = {
     "set_statement_rename_table": Form(["SET STATEMENT lock_wait_timeout=5 FOR RENAME TABLE {t} TO moved.another"], schema=MOVED, later=[each.format(t="moved.another") for each in LATER]),
+    "key_and_name": Form(["ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (v), RENAME TO moved.rekeyed"], "id INT PRIMARY KEY, v INT NOT NULL", "(1, 10), (2, 20), (3, 30)", schema=MOVED, later=["UPDATE moved.rekeyed SET v = 11 WHERE id = 1", "DELETE FROM moved.rekeyed WHERE v = 20", "INSERT INTO moved.rekeyed VALUES (3, 40)"]),
     "swapped": Form(["INSERT INTO moved.partner VALUES (1, 1), (2, 2), (3, 3), (5, 5)", "RENAME TABLE {t} TO moved.between, moved.partner TO {t}, moved.between TO moved.partner"], schema=MOVED, later=[*LATER, "UPDATE moved.partner SET v = 5 WHERE id = 3"], before=["CREATE TABLE moved.partner (id INT PRIMARY KEY, v INT)"]),
 }  # fmt: skip
 
@@ -163,6 +174,7 @@ FORMS: Final[Mapping[str, Form]] = {
     **_REPLACED,
     **_UNDONE,
     **_REREAD,
+    **_REKEYED,
     **_RENAMED,
     "defaults": _adding(_TOLD),
     "defaults_untold": _adding(_UNTOLD),
@@ -180,6 +192,8 @@ FEW: Final = (
     "savepoint_myisam_first",
     "not_null",
     "other_key",
+    "only_key",
+    "key_and_name",
     "swapped",
     "defaults",
 )

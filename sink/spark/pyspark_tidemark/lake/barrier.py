@@ -240,7 +240,7 @@ class Barrier:
         return names
 
     def _rekey(self, before: TableMeta | None, table: TableMeta, ts: int) -> None:
-        if before is not None and before.key != table.key and self._behind(table, ts):
+        if before is not None and _key(before) != _key(table) and self._behind(table, ts):
             self._target.rekey(table)
 
     def _drop(self, name: str, before: ChangefeedMeta, ts: int) -> bool:
@@ -256,7 +256,7 @@ class Barrier:
         for name in ddl.truncated:
             if name not in now.tables or not self._behind(now.tables[name], ddl.ts):
                 continue
-            same = name in before.tables and before.tables[name].key == now.tables[name].key
+            same = name in before.tables and _key(before.tables[name]) == _key(now.tables[name])
             if same and self._target.empties_with_cut:
                 later.append(name)
             else:
@@ -290,6 +290,11 @@ class Barrier:
     def _behind(self, table: TableMeta, ts: int) -> bool:
         position = self._target.position(table)
         return position is not None and position <= ts
+
+
+def _key(table: TableMeta) -> list[tuple[str, int]]:
+    """Its columns by name and identity: another one may have got the name of one that was."""
+    return [(name, table.column_ids.get(name, 0)) for name in table.key]
 
 
 def _is_another(before: TableMeta | None, table: TableMeta, ddl: Ddl) -> bool:
