@@ -30,6 +30,7 @@ from server.capture.worker.processor import WorkersProcessor
 from server.config import setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
+from server.puller.patience import SILENT_S
 from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
@@ -54,6 +55,9 @@ class CaptureConfig:
     data_dir: str = setting("./data/capture", "directory for sorted rows; a cache, filled again after a restart")
     http_addr: str = setting("127.0.0.1:8303", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)")
+    stream_silence_seconds: float = setting(
+        SILENT_S, "a stream of a store or pump that is silent for so long is opened again", least=0.001
+    )
     workers: int = setting(1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core")
     worker_flight_addr: str = setting(
         "", "Flight address of the first worker, the next ones have the next ports; empty: any ports"
@@ -77,11 +81,19 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             PdClient.open(config.coordinator, security) as pd,
             metadata_at(config.coordinator, security) as meta,
             KvClient.open(pd, security) as kv,
-            EventFeeds.open(pd.cluster_id, security) as feeds,
+            EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
             AsyncExitStack() as parts,
         ):
             records = Records(meta)
-            context = SourceContext(pd, feeds, kv, meta, security, tables_here=(config.workers or cores()) == 1)
+            context = SourceContext(
+                pd,
+                feeds,
+                kv,
+                meta,
+                security,
+                tables_here=(config.workers or cores()) == 1,
+                stream_silence_s=config.stream_silence_seconds,
+            )
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
             owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
@@ -124,6 +136,7 @@ async def _processors(
         advertise_host=host_of(config.advertise_flight_addr or config.flight_addr),
         memory_quota_bytes=config.memory_quota_bytes // count,
         flight_token_file=config.flight_token_file,
+        stream_silence_seconds=config.stream_silence_seconds,
         security=security,
     )
     pool = Pool(launch.workers(count))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
+from server.puller.patience import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.rpc.credentials import SecurityConfig
@@ -218,6 +219,8 @@ class SourceContext:
     """For connections to the cluster's own daemons."""
     tables_here: bool = True
     """Whether this process pulls the tables of sources that are per table; else its workers do."""
+    stream_silence_s: float = SILENT_S
+    """How long a pump's stream may be silent."""
 
 
 SourceFactory: TypeAlias = Callable[[str, SourceUri, SourceContext], Source]

@@ -10,6 +10,7 @@ from server.capture.worker.pool import Worker
 from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
+from server.puller.patience import SILENT_S
 from server.rpc.credentials import SecurityConfig
 
 WORKERS_MAX: Final = 256
@@ -40,6 +41,7 @@ class Launch:
     """Of each worker, for each changefeed."""
     security: SecurityConfig
     flight_token_file: str = ""
+    stream_silence_seconds: float = SILENT_S
     log: LogConfig = field(default_factory=log_config)
     """As the capture logs."""
 
@@ -64,6 +66,7 @@ class Launch:
             "--http-addr": "127.0.0.1:0",
             "--memory-quota-bytes": self.memory_quota_bytes,
             "--flight-token-file": self.flight_token_file,
+            "--stream-silence-seconds": self.stream_silence_seconds,
             "--ca-path": self.security.ca_path,
             "--cert-path": self.security.cert_path,
             "--key-path": self.security.key_path,

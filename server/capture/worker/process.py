@@ -18,6 +18,7 @@ from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
 from server.config import setting
 from server.daemon import Endpoints
+from server.puller.patience import SILENT_S
 from server.puller.source import SourceContext
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.stuck_locks import StuckLocks
@@ -38,6 +39,7 @@ class WorkerConfig:
     flight_token_file: str = setting("", "file with the token that readers must bring at flight_addr; empty: none")
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(256 << 20, "memory for the rows of one changefeed's share")
+    stream_silence_seconds: float = setting(SILENT_S, "as the capture's", least=0.001)
 
 
 @asynccontextmanager
@@ -52,7 +54,7 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
     async with (
         PdClient.open(config.coordinator, security) as pd,
         KvClient.open(pd, security) as kv,
-        EventFeeds.open(pd.cluster_id, security) as feeds,
+        EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
         asyncio.TaskGroup() as tasks,
     ):
         context = SourceContext(pd, feeds, kv)

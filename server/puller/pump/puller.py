@@ -123,7 +123,9 @@ class PumpPuller:
             self._merge.add(node.name)
         self._end(node.name)
         last_ts, context = self._merge.position_ts(node.name), self._context
-        stream = PumpStream(node.name, node.host, context.pd.cluster_id, context.security, last_ts)
+        stream = PumpStream(
+            node.name, node.host, context.pd.cluster_id, context.security, last_ts, context.stream_silence_s
+        )
         self._streams[node.name] = stream, tasks.create_task(self._read(stream), name=f"pump {node.name}")
         _log.info("pump is read", pump=node.name, host=node.host, state=node.state, last_ts=last_ts)
 

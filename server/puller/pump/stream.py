@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError
 from tipb import binlog_pb2, pump_pb2
 from tipb.pump_pb2_grpc import PumpStub
 
-from server.puller.beginning import Beginning, StreamSilentError
+from server.puller import metrics
+from server.puller.patience import SILENT_S, Patience, StreamSilentError
 from server.puller.pump.errors import (
     BinlogInvalidError,
     BinlogPurgedError,
@@ -32,14 +33,22 @@ _log = structlog.get_logger(__name__)
 class PumpStream:
     """Reads one pump above `last_ts`; a heartbeat comes as a transaction without rows and job."""
 
-    def __init__(self, name: str, host: str, cluster_id: int, security: SecurityConfig | None, last_ts: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        cluster_id: int,
+        security: SecurityConfig | None,
+        last_ts: int,
+        silent_s: float = SILENT_S,
+    ) -> None:
         self.name = name
         self.host = host
         self._cluster_id = cluster_id
         self._security = security
         self._last_ts = last_ts
         self._backoff = Backoff(*_BACKOFF_S)
-        self._beginning = Beginning()
+        self._patience = Patience(silent_s)
 
     async def run(self) -> AsyncIterator[Transaction]:
         """Committed transactions in commit order, without end; waits while the pump is away.
@@ -60,17 +69,18 @@ class PumpStream:
                 if self._backoff.failures % 10 == 0:
                     _log.warning("pump does not answer", pump=self.name, host=self.host, error=err.details())
             except StreamSilentError as err:
-                _log.warning("pump sends nothing", pump=self.name, host=self.host, error=err.message)
+                metrics.SILENT_STREAMS.labels("pump").inc()
+                _log.warning("pump is silent", pump=self.name, host=self.host, error=err.message)
             await asyncio.sleep(self._backoff.next_s())
 
     async def _read(self, channel: grpc.aio.Channel) -> AsyncIterator[Transaction]:
         start = pump_pb2.Pos(offset=self._last_ts)
         request = pump_pb2.PullBinlogReq(clusterID=self._cluster_id, startFrom=start)
         call = PumpStub(channel).PullBinlogs(request)
-        answer = await self._beginning.first(call)
+        answer = await self._patience.first(call)
         while isinstance(answer, pump_pb2.PullBinlogResp):
             yield transaction_of(self.name, self._last_ts, answer.entity.payload)
-            answer = await call.read()
+            answer = await self._patience.next(call)
 
 
 def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:

@@ -16,7 +16,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto.cdcpb_pb2_grpc import ChangeDataStub
 
 from server.puller import metrics
-from server.puller.beginning import Beginning, StreamSilentError
+from server.puller.patience import SILENT_S, Patience, StreamSilentError
 from server.puller.tikv.fault import Fault, FeedRefusedError
 from server.puller.tikv.subscription import Subscription
 from server.rpc.client import connect
@@ -33,10 +33,10 @@ _log = structlog.get_logger(__name__)
 class EventFeed:
     """One store's stream and the subscriptions on it."""
 
-    def __init__(self, address: str, cluster_id: int, beginning: Beginning) -> None:
+    def __init__(self, address: str, cluster_id: int, patience: Patience) -> None:
         self.address = address
         self._cluster_id = cluster_id
-        self._beginning = beginning
+        self._patience = patience
         self._subscriptions: dict[int, Subscription] = {}
         # holds at most two requests a subscription, so the number of regions bounds it
         self._requests: asyncio.Queue[cdcpb.ChangeDataRequest] = asyncio.Queue()
@@ -57,16 +57,18 @@ class EventFeed:
         try:
             async with connect(self.address, security) as channel:
                 call = ChangeDataStub(channel).EventFeedV2(self._outgoing(), metadata=_MULTIPLEXING)
-                message = await self._beginning.first(call)
+                message = await self._patience.first(call)
                 while isinstance(message, cdcpb.ChangeDataEvent):
                     await self._deliver(message)
-                    message = await call.read()
+                    message = await self._patience.next(call)
             _log.info("event feed closed by the store", store=self.address)
         except grpc.aio.AioRpcError as err:
             _log.warning("event feed broke", store=self.address, status=err.code().name, details=err.details())
             fault = _fault_of_status(self.address, err)
         except StreamSilentError as err:
-            _log.warning("event feed does not begin", store=self.address, error=err.message)
+            if self._subscriptions:  # else nobody asked for anything
+                metrics.SILENT_STREAMS.labels("store").inc()
+                _log.warning("event feed is silent", store=self.address, error=err.message)
             fault = _SILENT
         finally:
             for subscription in self._subscriptions.values():
@@ -95,20 +97,27 @@ class EventFeed:
 class EventFeeds:
     """The feeds of all stores; made by `open`."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, cluster_id: int, security: SecurityConfig | None) -> None:
+    def __init__(
+        self, tasks: asyncio.TaskGroup, cluster_id: int, security: SecurityConfig | None, silent_s: float
+    ) -> None:
         self._tasks = tasks
         self._cluster_id = cluster_id
         self._security = security
         self._feeds: dict[str, EventFeed] = {}
-        self._beginnings: defaultdict[str, Beginning] = defaultdict(Beginning)
+        self._patience: defaultdict[str, Patience] = defaultdict(lambda: Patience(silent_s))
         self._running: set[asyncio.Task[None]] = set()
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, cluster_id: int, security: SecurityConfig | None = None) -> AsyncIterator["EventFeeds"]:
-        """Feeds for the block; a store is connected to when the first subscription needs it."""
+    async def open(
+        cls, cluster_id: int, security: SecurityConfig | None = None, silent_s: float = SILENT_S
+    ) -> AsyncIterator["EventFeeds"]:
+        """Feeds for the block; a store is connected to when the first subscription needs it.
+
+        `silent_s` bounds the silence of a stream.
+        """
         async with asyncio.TaskGroup() as tasks:
-            feeds = cls(tasks, cluster_id, security)
+            feeds = cls(tasks, cluster_id, security, silent_s)
             try:
                 yield feeds
             finally:
@@ -120,7 +129,7 @@ class EventFeeds:
         feed = self._feeds.get(subscription.address)
         if feed is None:
             address = subscription.address
-            feed = self._feeds[address] = EventFeed(address, self._cluster_id, self._beginnings[address])
+            feed = self._feeds[address] = EventFeed(address, self._cluster_id, self._patience[address])
             task = self._tasks.create_task(self._run(feed), name=f"event feed {feed.address}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)

@@ -1,4 +1,4 @@
-"""A stream that never begins is opened again, of stores and of pumps; one that began may be silent."""
+"""A stream that never begins, or falls silent, is opened again, of stores and of pumps."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import cdcpb_pb2_grpc, metapb_pb2
 from tipb import pump_pb2, pump_pb2_grpc
 
-from server.puller import beginning
-from server.puller.beginning import Beginning, StreamSilentError
+from server.puller import metrics, patience
+from server.puller.patience import Patience, StreamSilentError
 from server.puller.pump.stream import PumpStream
 from server.puller.tikv.fault import Fault
 from server.puller.tikv.feed import EventFeeds
@@ -28,7 +28,7 @@ LIMIT_S = 60
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginning, "LEAST_S", 0.1)
+    monkeypatch.setattr(patience, "LEAST_S", 0.1)
 
 
 class Silent:
@@ -48,7 +48,7 @@ class Silent:
 
 
 async def test_each_wait_in_vain_is_twice_as_long_until_one_is_not() -> None:
-    begins: Any = Beginning()
+    begins: Any = Patience()
     for within_s in (0.1, 0.2):
         assert begins.within_s == within_s
         call = Silent()
@@ -60,15 +60,31 @@ async def test_each_wait_in_vain_is_twice_as_long_until_one_is_not() -> None:
 
 
 async def test_there_is_a_longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginning, "MOST_S", 0.15)
-    begins: Any = Beginning()
+    monkeypatch.setattr(patience, "MOST_S", 0.15)
+    begins: Any = Patience()
     with pytest.raises(StreamSilentError):
         await begins.first(Silent())
     assert begins.within_s == 0.15
 
 
+async def test_a_silence_ends_the_stream_and_the_next_one_may_be_twice_as_long_until_one_has_lasted() -> None:
+    waits: Any = Patience(0.05)
+    for silent_s in (0.05, 0.1):
+        assert waits.silent_s == silent_s
+        call = Silent(1, 2)
+        assert [await waits.first(call), await waits.next(call)] == [1, 2]
+        with pytest.raises(StreamSilentError, match="it was silent"):
+            await waits.next(call)
+        assert call.cancelled
+    call = Silent(*range(1000))
+    await waits.first(call)
+    while waits.silent_s > 0.05:
+        assert await waits.next(call) is not None
+        await asyncio.sleep(0.01)
+
+
 class Deaf(cdcpb_pb2_grpc.ChangeDataServicer, pump_pb2_grpc.PumpServicer):
-    """Answers nothing on the first stream that it gets."""
+    """Answers nothing on the first stream that it gets, and once only on each."""
 
     def __init__(self) -> None:
         self.streams = 0
@@ -129,3 +145,26 @@ async def test_a_pump_that_does_not_begin_is_asked_again() -> None:
         async with aclosing(stream.run()) as transactions:
             assert (await anext(transactions)).commit_ts == 8
         assert pump.streams > 1
+
+
+async def test_a_store_that_falls_silent_is_asked_again() -> None:
+    before = metrics.SILENT_STREAMS.labels("store")._value.get()
+    async with asyncio.timeout(LIMIT_S), serving() as (store, address), EventFeeds.open(1, silent_s=0.1) as feeds:
+        store.streams = 1
+        inbox: Inbox[Delivery] = Inbox(1 << 20, 1 << 20)
+        part, matcher = KeyRange(b"a", b"z"), Matcher(5, OpenTransactions())
+        feeds.subscribe(Subscription(next_request_id(), 1, metapb_pb2.RegionEpoch(), address, part, matcher, inbox))
+        found: list[Any] = []
+        while len(found) < 2:
+            found += [content for _, content in await inbox.take()]
+        assert found == [9, Fault("stream_silent", wait_ms=100)]
+    assert metrics.SILENT_STREAMS.labels("store")._value.get() == before + 1
+
+
+async def test_a_pump_that_falls_silent_is_asked_again_from_where_it_was() -> None:
+    async with asyncio.timeout(LIMIT_S), serving() as (pump, address):
+        pump.streams = 1
+        stream = PumpStream("p", address, 1, None, 7, silent_s=0.1)
+        async with aclosing(stream.run()) as transactions:
+            assert [(await anext(transactions)).commit_ts for _ in range(3)] == [8, 9, 10]
+        assert pump.streams == 4
