@@ -22,7 +22,10 @@ _SHOP, _DAY = "shop.sql", "day.sql"
 _READY_SECONDS = 120.0
 _ASK_SECONDS = 0.2
 _DRAIN_SECONDS = 30.0
-_BINLOG = ("--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--binlog-row-metadata=FULL")
+_BINLOG = (
+    *("--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--binlog-row-metadata=FULL"),
+    *("--gtid-strict-mode=ON", "--sync-binlog=1"),  # what `source check` wants
+)
 _SMALL = ("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--performance-schema=OFF")
 
 
