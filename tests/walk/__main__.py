@@ -1,9 +1,10 @@
-"""`python -m tests.walk [PAGE …]`: pastes the shell blocks of the pages, in order, as a stranger would.
+"""`python -m tests.walk [--clone DIR] [PAGE …]`: pastes the shell blocks of the pages, in order, as a stranger would.
 
 Each page has one shell, in a clone of what is committed, with nothing in its environment but HOME and PATH. Prints
 the time and the exit status of each block, and ends with the first one that fails.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -173,11 +174,16 @@ def _say(block: Block, text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Walk through all pages, or those that are named; returns the exit code."""
-    chosen = [page for page in pages() if not arguments or str(page.relative_to(ROOT)) in arguments]
+    parser = argparse.ArgumentParser(prog="python -m tests.walk", allow_abbrev=False)
+    parser.add_argument("--clone", type=Path, help="a clone to walk in, and to keep; default: a fresh one")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="such as README.md; default: all")
+    given = parser.parse_args(arguments)
+    chosen = [page for page in pages() if not given.pages or str(page.relative_to(ROOT)) in given.pages]
     with tempfile.TemporaryDirectory(prefix="tidemark-clone-") as place:
-        clone = Path(place) / "tidemark"
-        subprocess.run(["git", "clone", "--quiet", "--local", ROOT, clone], check=True)
-        return 0 if all(walk(clone, page) for page in chosen) else 1
+        clone = given.clone or Path(place) / "tidemark"
+        if not clone.exists():
+            subprocess.run(["git", "clone", "--quiet", "--local", ROOT, clone], check=True)
+        return 0 if all([walk(clone, page) for page in chosen]) else 1
 
 
 if __name__ == "__main__":
