@@ -183,7 +183,7 @@ def main(arguments: Sequence[str]) -> int:
         clone = given.clone or Path(place) / "tidemark"
         if not clone.exists():
             subprocess.run(["git", "clone", "--quiet", "--local", ROOT, clone], check=True)
-        return 0 if all([walk(clone, page) for page in chosen]) else 1
+        return 0 if all(walk(clone, page) for page in chosen) else 1
 
 
 if __name__ == "__main__":
