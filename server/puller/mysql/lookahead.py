@@ -7,7 +7,7 @@ columns do until it is reached. What is met later, while the catalogue was being
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -143,14 +143,15 @@ def _touched(session: Session, options: MySqlOptions, look: Lookahead, begin: Pl
 
 
 def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableName, Seen]:
-    answer = {
-        sought.name: Seen(sought.told, not sought.altered)
-        for sought in look.done
-        if sought.told is not None and not sought.gone
-    }
+    """Each table under the name that it has at the place: it may have been found under another one."""
+    answer = {}
+    for sought in look.done:
+        if sought.told is not None and not sought.gone:
+            schema, table = sought.name
+            answer[sought.name] = Seen(replace(sought.told, schema=schema, table=table), not sought.altered)
     for name, sought in look.sought.items():
         if name in found:
-            answer[sought.name] = Seen(found[name], not sought.altered)
+            answer[sought.name] = Seen(replace(found[name], name=sought.name), not sought.altered)
     return answer
 
 

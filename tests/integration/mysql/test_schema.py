@@ -54,6 +54,30 @@ async def test_a_ddl_read_late_still_gives_rows_their_columns(mariadb: MariaDb, 
     assert others == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
 
 
+async def test_a_table_that_is_found_under_a_later_name_has_its_own_until_then(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    """A statement that does not tell the columns, then names that change places, read late."""
+    name = mariadb.database()
+    tables = ("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "CREATE TABLE b (id INT PRIMARY KEY, v VARCHAR(9))")
+    mariadb.execute(*tables, "INSERT INTO b VALUES (10, 'x')", database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        start_ts, begun = feed.start_ts, [each for versions in feed.target.versions.values() for _, each in versions]
+    mariadb.execute(
+        "ALTER TABLE b CONVERT TO CHARACTER SET latin1, MODIFY v VARCHAR(30)",
+        *("INSERT INTO a VALUES (1, 1)", "RENAME TABLE a TO tmp, b TO a, tmp TO b"),
+        *("INSERT INTO a VALUES (2, 'y')", "INSERT INTO b VALUES (3, 3)"),
+        database=name,
+    )
+    async with following(mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=begun) as feed:
+        assert {row["id"] for row in await feed.seen(f"{name}.b", 2)} == {1, 3}
+        assert {row["id"] for row in await feed.seen(f"{name}.a", 1)} <= {2, 10}
+        assert [sorted(table.name for table in change.tables) for change in feed.target.changes] == [
+            [f"{name}.b"],
+            [f"{name}.a", f"{name}.b"],
+        ]
+
+
 async def test_renames_truncations_and_drops_are_told_by_name(mariadb: MariaDb, meta: EtcdMeta) -> None:
     name = mariadb.database()
     mariadb.execute("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)", database=name)

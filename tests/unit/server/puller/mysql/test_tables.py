@@ -9,11 +9,12 @@ from server.changefeed.table import SourceTable, TableIneligibleError
 from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
-from server.puller.mysql.lookahead import Lookahead, Sought, is_before
+from server.puller.mysql.lookahead import Lookahead, Sought, _answer, is_before
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
 from server.puller.mysql.tokens import Dialect
 from server.puller.mysql.tree import TableName
 from storage.mysql.schema import Column
+from storage.mysql.table_map import TableMap
 from storage.mysql.types import Type
 
 COLUMNS = (Column(name="id", type=Type.LONG, nullable=False), Column(name="v", type=Type.LONG))
@@ -153,6 +154,18 @@ def test_looking_ahead_follows_names_and_ends_at_drops() -> None:
     assert looked("RENAME TABLE a TO t, b TO a, t TO b") == {("s", "a"): "b", ("s", "b"): "a"}
     assert looked("RENAME TABLE a TO t", "DROP TABLE t, b") == {("s", "a"): "gone", ("s", "b"): "gone"}
     assert looked("DROP DATABASE s", "CREATE TABLE a (id INT)") == {("s", "a"): "gone", ("s", "b"): "gone"}
+
+
+def test_a_table_found_under_a_later_name_has_the_one_it_was_sought_by() -> None:
+    look = Lookahead(Dialect(), sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
+    look._see_statement(read_statement("RENAME TABLE a TO t, b TO a, t TO b", "s"))
+    look._see_table(TableMap(7, "s", "b", COLUMNS, ("id",)))
+    seen = _answer(look, {("s", "a"): Definition(("s", "a"), COLUMNS, ("id",))})
+    told, defined = seen["s", "a"].table, seen["s", "b"].table
+    assert isinstance(told, TableMap)
+    assert (told.schema, told.table) == ("s", "a")
+    assert isinstance(defined, Definition)
+    assert defined.name == ("s", "b")
 
 
 def test_places_of_a_log_are_ordered_by_the_number_of_their_file() -> None:
