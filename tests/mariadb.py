@@ -1,5 +1,7 @@
 """A real MariaDB of the distribution: private directory, socket and port; its binlog as MySQL sources want it.
 
+TIDEMARK_TEST_MYSQLD=/path/to/mysqld has all tests run against a MySQL instead (tests/mysqld.py).
+
 `running_mariadb()` starts one with any further flags; the session-wide `mariadb` fixture is in tests/conftest.py. Tests
 that share the fixture work in a database of their own (`database()`), and stop, kill or reconfigure only servers that
 they started themselves.
@@ -49,6 +51,8 @@ SMALL = (
     "--default-time-zone=+00:00",
     "--character-set-server=utf8mb4",
 )
+MYSQLD = os.environ.get("TIDEMARK_TEST_MYSQLD", "")
+"""The command of a MySQL that takes MariaDB's place."""
 _databases = itertools.count(1)
 
 
@@ -72,16 +76,18 @@ class MariaDb:
         """As a source of a changefeed, for root."""
         return f"mysql://root@127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start it, and wait until it answers.
+    def arguments(self) -> list[str]:
+        """The command that runs it."""
+        return ["/usr/sbin/mariadbd", "--no-defaults", *self.places(), *SMALL, *BINLOG, *self.flags]
 
-        Raises:
-            RuntimeError: it ended, or did not answer in time; with the end of its log.
-        """
-        arguments = [
-            "/usr/sbin/mariadbd",
-            "--no-defaults",
-            f"--user={_user()}",
+    def prepared_datadir(self) -> Path:
+        """A fresh data directory to copy, made once for a machine and version of the server: seconds saved."""
+        return _prepared_datadir()
+
+    def places(self) -> list[str]:
+        """Where it is: its directory, sockets and number."""
+        return [
+            f"--user={user_of_process()}",
             f"--datadir={self.directory / 'data'}",
             f"--socket={self.directory / 's'}",
             f"--tmpdir={self.directory}",  # a server that starts removes temporary tables that it finds, of others, too
@@ -90,18 +96,22 @@ class MariaDb:
             "--bind-address=127.0.0.1",
             f"--port={self.port}",
             f"--server-id={self.server_id}",
-            *SMALL,
-            *BINLOG,
-            *self.flags,
         ]
-        self.running = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers.
+
+        Raises:
+            RuntimeError: it ended, or did not answer in time; with the end of its log.
+        """
+        self.running = subprocess.Popen(self.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + READY_S
         while True:
             try:
                 self.connect().close()
             except pymysql.Error as error:
                 if self.running.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{error}\n{self._log_end()}") from error
+                    raise RuntimeError(f"{error}\n{self.log_end()}") from error
                 time.sleep(0.02)
             else:
                 return
@@ -166,7 +176,7 @@ class MariaDb:
         """Wait until this replica has all that is in the log of `primary` now."""
         ((position,),) = primary.execute("SELECT @@gtid_binlog_pos")
         ((reached,),) = self.execute(f"SELECT MASTER_GTID_WAIT('{position}', {timeout_s})")
-        assert reached == 0, f"the replica did not reach {position}\n{self._log_end()}"
+        assert reached == 0, f"the replica did not reach {position}\n{self.log_end()}"
 
     def _wait_gone(self, session: int) -> None:
         """Until what a session has prepared can be ended by others: for a moment after its end it is not known."""
@@ -175,7 +185,8 @@ class MariaDb:
             assert time.monotonic() < deadline, f"session {session} does not end"
             time.sleep(0.01)
 
-    def _log_end(self) -> str:
+    def log_end(self) -> str:
+        """The last that it logged."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
 
@@ -184,8 +195,8 @@ def running_mariadb(*flags: str, server_id: int = 1, primary: MariaDb | None = N
     """A started server with further flags, which win over the usual ones; a replica of `primary` if there is one."""
     directory = Path(tempfile.mkdtemp(prefix="tm-db-"))
     try:
-        shutil.copytree(prepared_datadir(), directory / "data")
-        server = MariaDb(directory, flags, server_id)
+        server = _kind()(directory, flags, server_id)
+        shutil.copytree(server.prepared_datadir(), directory / "data")
         try:
             server.start()
             if primary is not None:
@@ -197,9 +208,16 @@ def running_mariadb(*flags: str, server_id: int = 1, primary: MariaDb | None = N
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _kind() -> type[MariaDb]:
+    if not MYSQLD:
+        return MariaDb
+    from tests.mysqld import MySql  # here, as it builds on this module
+
+    return MySql
+
+
 @functools.cache
-def prepared_datadir() -> Path:
-    """A fresh data directory to copy, made once for a machine and version of the server: some two seconds saved."""
+def _prepared_datadir() -> Path:
     version = subprocess.run(["/usr/sbin/mariadbd", "--no-defaults", "--version"], capture_output=True, check=True)
     name = f"tidemark-mariadb-{os.getuid()}-{zlib.crc32(version.stdout):08x}"
     ready = Path(tempfile.gettempdir()) / name
@@ -210,7 +228,7 @@ def prepared_datadir() -> Path:
                 "mariadb-install-db",
                 "--no-defaults",
                 f"--datadir={making}",
-                f"--user={_user()}",
+                f"--user={user_of_process()}",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 "--skip-name-resolve",
@@ -219,16 +237,16 @@ def prepared_datadir() -> Path:
             check=True,
             capture_output=True,
         )
-        _rename(making, ready)
+        rename_ready(making, ready)
     return ready
 
 
-def _rename(making: Path, ready: Path) -> None:
+def rename_ready(making: Path, ready: Path) -> None:
     try:
         making.rename(ready)
     except OSError:  # another process was first
         shutil.rmtree(making)
 
 
-def _user() -> str:
+def user_of_process() -> str:
     return "root" if os.getuid() == 0 else str(os.getuid())

@@ -32,6 +32,7 @@ from server.puller.mysql.tracker import Context, Tracked, altered, created
 from server.puller.mysql.tree import AlterTable, CreateTable
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
+from tests.fuzz.mysql.oracle import said
 from tests.mariadb import MariaDb, running_mariadb
 
 STATEMENTS: Final = 25
@@ -79,7 +80,7 @@ class Fuzz:
 
     def _live(self) -> None:
         ((self.schema, version),) = self.session.execute("SELECT DATABASE(), VERSION()")
-        self.dialect = Dialect(version=version_number(str(version)))
+        self.dialect = Dialect(mariadb=self.session.flavor.is_mariadb, version=version_number(str(version)))
         self.collations = read_collations(self.session)
         create = self._create()
         table = self._created(create)
@@ -151,7 +152,8 @@ class Fuzz:
             text = text.replace(" ", self.random.choice(_BETWEEN), 1)
         if self.random.random() < 0.15:
             text = f"SET STATEMENT lock_wait_timeout=5 FOR {text}"
-        return text + self.random.choice(("", "", ";", " -- end", " /* x */"))
+        text += self.random.choice(("", "", ";", " -- end", " /* x */"))
+        return text if self.dialect.mariadb else said(text)
 
     def _any(self, names: Sequence[str]) -> str:
         return self._name(self.random.choice(names))

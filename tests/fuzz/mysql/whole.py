@@ -32,11 +32,12 @@ from tidemarkpb.v1 import dump_pb2 as dumppb
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from tests.fuzz.mysql import plants
+from tests.fuzz.mysql.oracle import OracleWriter
 from tests.fuzz.mysql.statements import HAZARDS, SESSIONS, Writer, family_of
 from tests.integration.capture.processes import Cluster
 from tests.integration.lake.memory import MemoryLake
 from tests.integration.mysql.selected import columns_of, difference, rows_now, tables_now
-from tests.mariadb import MariaDb, running_mariadb
+from tests.mariadb import MYSQLD, MariaDb, running_mariadb
 
 STEPS: Final = 300
 PATIENCE_S: Final = 240.0
@@ -44,6 +45,9 @@ SHRINK_RUNS: Final = 60
 LOCKED: Final = (1205, 1213)
 """Codes of a server that did not wait for a lock."""
 INSIDE, OUTSIDE, END = "@inside@", "@outside@", "the_end"
+WRITER: Final = OracleWriter if MYSQLD else Writer
+PATIENT: Final = 2 if MYSQLD else 4
+"""Statements that meet a lock before all sessions commit; MySQL waits a second for each."""
 _TYPES = ("ErrSchemaIncompatible",)
 RIGHT_STOPS: Final = {
     "statement": ("ErrMySQLStatementLogged", "ErrMySQLRowsMoved"),
@@ -161,7 +165,7 @@ class Life:
 
     def _live(self) -> str:
         assert self.hazards is not None
-        writer = Writer(self.random, INSIDE, OUTSIDE, self.hazards)
+        writer = WRITER(self.random, INSIDE, OUTSIDE, self.hazards)
         given, begin = self.steps, writer.begin()
         is_dumped = self.random.random() < 0.4
         first = (
@@ -236,7 +240,7 @@ class Life:
     def _unblock(self) -> None:
         """Now and then whoever holds locks commits: else most of a life is refused."""
         self.blocked += 1
-        if self.blocked % 4 == 0:
+        if self.blocked % PATIENT == 0:
             for session in filter(None, self.sessions):
                 with contextlib.suppress(pymysql.Error), session.cursor() as cursor:
                     cursor.execute("COMMIT")

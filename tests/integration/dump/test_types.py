@@ -41,11 +41,11 @@ KEYED_ENDS = [
 
 
 def write(server: MariaDb) -> None:
+    server.execute(f"CREATE TABLE d.t (id INT PRIMARY KEY, {COLUMNS}{MORE}) CHARACTER SET utf8mb4")
+    names = ", ".join(column.split()[0] for column in KEYED.split(",") if column.split()[0].startswith("k"))
+    server.execute(f"CREATE TABLE d.keyed ({KEYED}, PRIMARY KEY ({names}))")
     with closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+09:00'")
-        cursor.execute(f"CREATE TABLE d.t (id INT PRIMARY KEY, {COLUMNS}{MORE}) CHARACTER SET utf8mb4")
-        names = ", ".join(column.split()[0] for column in KEYED.split(",") if column.split()[0].startswith("k"))
-        cursor.execute(f"CREATE TABLE d.keyed ({KEYED}, PRIMARY KEY ({names}))")
         for number, row in enumerate([*ROWS, *MORE_ROWS]):
             values = ", ".join(["%s"] * (len(row) + 1))
             cursor.execute(f"INSERT INTO d.t ({', '.join(['id', *row])}) VALUES ({values})", [number, *row.values()])

@@ -19,7 +19,7 @@ from server.puller.mysql.tables import record_of
 from server.puller.mysql.tree import TableName
 
 Row = dict[str, Any]
-_STORED = {"uuid": 16, "inet6": 16, "inet4": 4}
+_STORED = {"uuid": "BINARY(16)", "inet6": "BINARY(16)", "inet4": "BINARY(4)", "vector": "BINARY"}
 
 
 def tables_now(connection: "Connection[Cursor]", port: int, schema: str) -> dict[str, SourceTable]:
@@ -58,7 +58,7 @@ def rows_now(
         with connection.cursor() as cursor:
             cursor.execute("SET NAMES utf8mb4")
             cursor.execute("SET time_zone='+00:00', sql_mode=''")
-            bytes_of = _shown_as_text(cursor, table)
+            bytes_of = _shown_otherwise(cursor, table)
             exact = [_exact(name, kind, bytes_of.get(name)) for name, kind in columns.items()]
             cursor.execute(f"SELECT {', '.join(exact)} FROM {place}")
             found = cursor.fetchall()
@@ -73,8 +73,8 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _shown_as_text(cursor: Cursor, table: SourceTable) -> dict[str, int]:
-    """The columns of which SELECT shows text and a log has bytes, and how many."""
+def _shown_otherwise(cursor: Cursor, table: SourceTable) -> dict[str, str]:
+    """The columns that SELECT shows in a form of their own and a log as bytes, and which."""
     record = table.record
     cursor.execute(
         "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
@@ -83,10 +83,10 @@ def _shown_as_text(cursor: Cursor, table: SourceTable) -> dict[str, int]:
     return {_text(name): _STORED[_text(kind)] for name, kind in cursor.fetchall() if _text(kind) in _STORED}
 
 
-def _exact(name: str, kind: Any, stored: int | None) -> str:
+def _exact(name: str, kind: Any, stored: str | None) -> str:
     """FLOAT is shown with six digits; what it really is only a DOUBLE shows."""
     if stored is not None:
-        return f"CAST({quoted(name)} AS BINARY({stored}))"
+        return f"CAST({quoted(name)} AS {stored})"
     return f"CAST({quoted(name)} AS DOUBLE)" if pa.types.is_floating(kind) else quoted(name)
 
 

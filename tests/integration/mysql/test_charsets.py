@@ -37,5 +37,5 @@ def _converted(cursor, charset, longest):
         (row,) = cursor.fetchall()
         for data, kept, text in zip(part, row[::2], row[1::2], strict=True):
             known = text not in ("?", "\ufffd") or data == b"?"
-            if bytes.fromhex(kept) == data and len(text) == 1 and known:
+            if kept is not None and bytes.fromhex(kept) == data and len(text) == 1 and known:
                 yield data, text

@@ -55,7 +55,7 @@ def test_small_steps_give_each_row_once_in_the_servers_order(
 ) -> None:
     column, values = KEYS[kind]
     database = mariadb.database()
-    session.execute(f"CREATE TABLE {database}.t (v INT, {column} PRIMARY KEY)")
+    mariadb.execute(f"CREATE TABLE {database}.t (v INT, {column} PRIMARY KEY)")
     session.execute(f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}")
     query = query_of(session, database, "t")
     whole = Statement(session, query.sql(after=False, until=False)).rows(query.parameters(Range(), 100))

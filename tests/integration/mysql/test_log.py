@@ -126,7 +126,7 @@ async def test_keys_that_differ_in_case_or_blanks_only_are_a_delete_and_an_inser
     mariadb: MariaDb, meta: EtcdMeta
 ) -> None:
     name = mariadb.database()
-    mariadb.execute("CREATE TABLE t (k VARCHAR(10) PRIMARY KEY, v INT)", database=name)
+    mariadb.execute("CREATE TABLE t (k VARCHAR(10) COLLATE utf8mb4_general_ci PRIMARY KEY, v INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute(
             *("INSERT INTO t VALUES ('Abc', 1)", "REPLACE INTO t VALUES ('aBC ', 2)", "UPDATE t SET k = 'abc'"),

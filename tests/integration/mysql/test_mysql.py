@@ -1,14 +1,10 @@
-"""A MySQL of Oracle's, where there is one: TIDEMARK_TEST_MYSQL_URI=mysql://user@host:port?… names it; else left out.
+"""What only a MySQL of Oracle's does, where TIDEMARK_TEST_MYSQLD names one; else left out.
 
-The user needs all privileges, as the tests make databases of their own. CI has no such server: what its events look
-like is in tests/golden/mysql_events.json.
+CI has no such server: what its events look like is in tests/golden/mysql_events.json.
 """
 
 import asyncio
-import itertools
 import json
-import os
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,7 +12,6 @@ import pytest
 from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import SourceTable
 from server.cli.main import main
-from server.puller.mysql.connection import log_in
 from server.puller.mysql.errors import LogBehindError
 from server.puller.mysql.log import open_log, present
 from server.puller.mysql.options import MySqlOptions
@@ -24,49 +19,31 @@ from server.puller.mysql.position import Anchor
 from storage.meta.client import EtcdMeta
 from storage.mysql.errors import EventUnsupportedError
 from tests.integration.mysql.replica import Row, following
+from tests.mariadb import MYSQLD, MariaDb
 
-URI = os.environ.get("TIDEMARK_TEST_MYSQL_URI", "")
-pytestmark = pytest.mark.skipif(not URI, reason="TIDEMARK_TEST_MYSQL_URI names no server")
-_databases = itertools.count(1)
-
-
-@dataclass
-class MySql:
-    """The server; statements of one call share a session."""
-
-    options: MySqlOptions = field(default_factory=lambda: MySqlOptions.of(SourceUri.parse(URI)))
-
-    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
-        with log_in(self.options) as session:
-            *_, rows = [session.execute(statement) for statement in statements]
-        return rows
-
-    def database(self) -> str:
-        name = f"tm_{os.getpid()}_{next(_databases)}"
-        self.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-        return name
+pytestmark = pytest.mark.skipif(not MYSQLD, reason="TIDEMARK_TEST_MYSQLD names no server")
 
 
 @pytest.fixture
-def mysql() -> MySql:
-    return MySql()
+def mysql(mariadb: MariaDb) -> MariaDb:
+    return mariadb
 
 
 def brief(changes: list[Row]) -> list[tuple[str, int, Any]]:
     return [(change["_op"], change["id"], change.get("v")) for change in changes]
 
 
-def test_it_passes_the_preflight(mysql: MySql, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_passes_the_preflight(mysql: MariaDb, capsys: pytest.CaptureFixture[str]) -> None:
     name = mysql.database()
     mysql.execute(f"CREATE TABLE {name}.t (id INT PRIMARY KEY)")
-    status = main(["cli", "--json", "source", "check", "--source-uri", URI, "--filter", f"{name}.*"])
+    status = main(["cli", "--json", "source", "check", "--source-uri", mysql.uri, "--filter", f"{name}.*"])
     found = json.loads(capsys.readouterr().out)
     assert (status, found["ok"]) == (0, True), found
     told = {check["name"]: check["found"] for check in found["checks"]}
     assert told["watermark"].startswith("came back through the log")
 
 
-async def test_what_only_mysql_does_is_read(mysql: MySql, meta: EtcdMeta) -> None:
+async def test_what_only_mysql_does_is_read(mysql: MariaDb, meta: EtcdMeta) -> None:
     """Compressed transactions, CREATE … SELECT in one, instant DDL, temporary tables, hidden columns, XA."""
     name = mysql.database()
     mysql.execute(
@@ -74,7 +51,7 @@ async def test_what_only_mysql_does_is_read(mysql: MySql, meta: EtcdMeta) -> Non
         "CREATE TABLE t (id INT PRIMARY KEY, v INT, y YEAR, u INT UNSIGNED, j JSON, h INT INVISIBLE DEFAULT 7,"
         " g INT AS (v + 1), INDEX ((v * 2)), INDEX ((CAST(j->'$.a' AS UNSIGNED ARRAY))))",
     )
-    async with following(URI, meta, f"{name}.*") as feed:
+    async with following(mysql.uri, meta, f"{name}.*") as feed:
         mysql.execute(
             f"USE {name}",
             """INSERT INTO t (id, v, y, u, j) VALUES (1, -1, 2000, 4294967295, '{"a": [1, 2]}')""",
@@ -95,31 +72,32 @@ async def test_what_only_mysql_does_is_read(mysql: MySql, meta: EtcdMeta) -> Non
     assert brief(copied) == [("insert", 1, 3), ("insert", 4, 4)]
 
 
-async def test_a_restart_at_any_checkpoint_gives_the_same_commit_ts(mysql: MySql, meta: EtcdMeta) -> None:
+async def test_a_restart_at_any_checkpoint_gives_the_same_commit_ts(mysql: MariaDb, meta: EtcdMeta) -> None:
     name = mysql.database()
     mysql.execute(f"CREATE TABLE {name}.t (id INT PRIMARY KEY, v INT)")
     (version,) = mysql.execute("SELECT VERSION()")[0]
     tagged = ["SET gtid_next = 'AUTOMATIC:blue'"] if tuple(map(int, version.split(".")[:2])) >= (8, 3) else []
-    async with following(URI, meta, f"{name}.*") as feed:
+    async with following(mysql.uri, meta, f"{name}.*") as feed:
         tables: list[SourceTable] = [versions[0][1] for versions in feed.target.versions.values()]
         for number in range(4):
             mysql.execute(*tagged, f"INSERT INTO {name}.t VALUES ({number}, 1)")
             mysql.execute("BEGIN", f"UPDATE {name}.t SET v = v + 1", "DO SLEEP(0.1)", "COMMIT")
         whole = await feed.seen(f"{name}.t", 14)
     for checkpoint in sorted({row["_commit_ts"] for row in whole[:-1]} - {whole[-1]["_commit_ts"]}):
-        async with following(URI, meta, f"{name}.*", start_ts=checkpoint, tables=tables) as again:
+        async with following(mysql.uri, meta, f"{name}.*", start_ts=checkpoint, tables=tables) as again:
             wanted = [{**row, "_from": checkpoint} for row in whole if row["_commit_ts"] > checkpoint]
             assert await again.seen(f"{name}.t", len(wanted)) == wanted
 
 
-def test_a_server_that_lacks_what_was_read_is_refused(mysql: MySql) -> None:
-    anchor = present(mysql.options)
+def test_a_server_that_lacks_what_was_read_is_refused(mysql: MariaDb) -> None:
+    options = MySqlOptions.of(SourceUri.parse(mysql.uri))
+    anchor = present(options)
     lost = ",".join(filter(None, (anchor.gtids, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-7")))
     with pytest.raises(LogBehindError, match="02fc00000001:1-7"):
-        open_log(mysql.options, Anchor(anchor.ts, lost, anchor.file, anchor.position), 0)
+        open_log(options, Anchor(anchor.ts, lost, anchor.file, anchor.position), 0)
 
 
-async def test_partial_json_is_refused_by_name(mysql: MySql, meta: EtcdMeta) -> None:
+async def test_partial_json_is_refused_by_name(mysql: MariaDb, meta: EtcdMeta) -> None:
     name = mysql.database()
     mysql.execute(
         f"CREATE TABLE {name}.t (id INT PRIMARY KEY, j JSON)",
@@ -128,7 +106,7 @@ async def test_partial_json_is_refused_by_name(mysql: MySql, meta: EtcdMeta) -> 
     with pytest.RaisesGroup(
         pytest.RaisesExc(EventUnsupportedError, match="binlog_row_value_options"), flatten_subgroups=True
     ):
-        async with following(URI, meta, f"{name}.*") as feed:
+        async with following(mysql.uri, meta, f"{name}.*") as feed:
             mysql.execute(
                 "SET binlog_row_value_options = 'PARTIAL_JSON'", f"UPDATE {name}.t SET j = JSON_SET(j, '$.b', 1)"
             )

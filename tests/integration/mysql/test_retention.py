@@ -25,7 +25,7 @@ from tests.mariadb import running_mariadb
 
 
 async def test_the_time_left_counts_from_when_the_needed_file_was_written_last(meta: EtcdMeta) -> None:
-    with running_mariadb() as server:
+    with running_mariadb("--binlog-expire-logs-seconds=0") as server:
         options = MySqlOptions.of(SourceUri.parse(server.uri))
         retention = Retention("feed", options, meta)
         anchor = present(options)
