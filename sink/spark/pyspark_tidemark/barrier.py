@@ -27,8 +27,8 @@ def table_of(changefeed: ChangefeedMeta, name: str) -> TableMeta:
         SourceError: ErrTableNotFound, listing those there are.
     """
     if name not in changefeed.tables:
-        known = ", ".join(sorted(changefeed.tables)) or "none"
-        raise SourceError("ErrTableNotFound", f"the changefeed has no table {name!r}; it has: {known}")
+        names = ", ".join(sorted(changefeed.tables)) or "none"
+        raise SourceError("ErrTableNotFound", f"the changefeed has no table {name!r}; it has: {names}")
     return changefeed.tables[name]
 
 
@@ -43,9 +43,9 @@ def check_schema(described: ChangefeedMeta, name: str, ts: int, expected: Struct
     if name not in described.tables:
         renamed = next((f", it is {new} now" for old, new in (here.renamed if here else ()) if old == name), "")
         raise SourceError("ErrTableDropped", f"table {name} ends at {ts}{cause}{renamed}; all rows up to it are read")
-    found = spark_schema(described.tables[name])
-    if found != expected:
-        raise SourceError("ErrSchemaChanged", f"table {name} {_difference(expected, found)} above {ts}{cause}; {hint}")
+    actual = spark_schema(described.tables[name])
+    if actual != expected:
+        raise SourceError("ErrSchemaChanged", f"table {name} {_difference(expected, actual)} above {ts}{cause}; {hint}")
 
 
 def check_truncated(described: ChangefeedMeta, name: str, ts: int) -> None:
@@ -79,7 +79,9 @@ def segments(
 
 def _difference(before: StructType, after: StructType) -> str:
     old, new = ({field.name: field.dataType.simpleString() for field in schema} for schema in (before, after))
-    told = [f"gets {name} {new[name]}" for name in new if name not in old]
-    told += [f"loses {name}" for name in old if name not in new]
-    told += [f"changes {name} from {old[name]} to {new[name]}" for name in old if new.get(name, old[name]) != old[name]]
-    return ", ".join(told) or "orders its columns anew"
+    changes = [f"gets {name} {new[name]}" for name in new if name not in old]
+    changes += [f"loses {name}" for name in old if name not in new]
+    changes += [
+        f"changes {name} from {old[name]} to {new[name]}" for name in old if new.get(name, old[name]) != old[name]
+    ]
+    return ", ".join(changes) or "orders its columns anew"

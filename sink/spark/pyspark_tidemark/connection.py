@@ -32,10 +32,10 @@ _answered: dict[tuple[str, ...], str] = {}
 
 def client(uri: str, credentials: Credentials) -> Any:
     """This process's client of the capture at `uri`."""
-    known = (os.getpid(), uri, credentials)
-    if known not in _clients:
-        _clients[known] = _connect(uri, credentials)
-    return _clients[known]
+    identity = (os.getpid(), uri, credentials)
+    if identity not in _clients:
+        _clients[identity] = _connect(uri, credentials)
+    return _clients[identity]
 
 
 def call_options(credentials: Credentials, timeout_s: float) -> Any:

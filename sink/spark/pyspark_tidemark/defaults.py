@@ -16,8 +16,8 @@ _DEFAULT = b"tidemark.default"
 
 def defaults_of(schema: Any) -> Mapping[str, Any]:
     """The values by column, as JSON has them, of those columns that have one."""
-    told = {field.name: (field.metadata or {}).get(_DEFAULT) for field in schema}
-    return {name: json.loads(text) for name, text in told.items() if text is not None}
+    texts = {field.name: (field.metadata or {}).get(_DEFAULT) for field in schema}
+    return {name: json.loads(text) for name, text in texts.items() if text is not None}
 
 
 def column_ids(schema: Any) -> dict[str, int]:
@@ -41,14 +41,14 @@ def without_metadata(schema: Any) -> Any:
     return pa.schema([field.remove_metadata() for field in schema])
 
 
-def scalar(value: Any, found: Any) -> Any:
+def scalar(value: Any, kind: Any) -> Any:
     """The pyarrow.Scalar of the type `found` that `value` stands for."""
-    if pa.types.is_binary(found):
+    if pa.types.is_binary(kind):
         value = base64.b64decode(value)
-    elif pa.types.is_decimal(found):
+    elif pa.types.is_decimal(kind):
         value = Decimal(value)
-    elif pa.types.is_date(found):
+    elif pa.types.is_date(kind):
         value = dt.date.fromisoformat(value)
-    elif pa.types.is_timestamp(found):
+    elif pa.types.is_timestamp(kind):
         value = dt.datetime.fromisoformat(value)
-    return pa.scalar(value, found)
+    return pa.scalar(value, kind)

@@ -26,7 +26,7 @@ def _rebuilt(code: str, message: str, retryable: bool) -> SourceError:  # noqa: 
 
 def from_text(text: str, *, retryable: bool) -> SourceError:
     """The error a capture sent, cut out of the text Flight wraps around it."""
-    found = _TAGGED.search(text)
-    if found is None:
+    match = _TAGGED.search(text)
+    if match is None:
         return SourceError("ErrFlight", text, retryable=retryable)
-    return SourceError(found["code"], found["message"].strip(), retryable=retryable)
+    return SourceError(match["code"], match["message"].strip(), retryable=retryable)

@@ -44,8 +44,8 @@ def default_directory() -> Path:
 def present(directory: Path, lake: str) -> list[Path]:
     """A format's jars, if all are there with the right content; else none."""
     expected = JARS[lake]
-    found = [directory / name for name in expected]
-    return found if all(path.is_file() and _digest(path) == expected[path.name] for path in found) else []
+    paths = [directory / name for name in expected]
+    return paths if all(path.is_file() and _digest(path) == expected[path.name] for path in paths) else []
 
 
 def install(directory: Path, lake: str) -> list[Path]:
@@ -54,8 +54,8 @@ def install(directory: Path, lake: str) -> list[Path]:
     Raises:
         SourceError: ErrJavaNotFound, ErrJarsUnavailable.
     """
-    if found := present(directory, lake):
-        return found
+    if installed := present(directory, lake):
+        return installed
     check_java()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".ivy-") as cache:

@@ -28,7 +28,7 @@ def check_java() -> None:
         done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as err:
         raise SourceError("ErrJavaNotFound", f"cannot run {program}: {err.strerror}; {_ADVICE}") from None
-    found = _VERSION.search(done.stderr + done.stdout)
-    if found is None or int(found["major"]) < OLDEST:
+    version = _VERSION.search(done.stderr + done.stdout)
+    if version is None or int(version["major"]) < OLDEST:
         shown = (done.stderr + done.stdout).strip().splitlines()
         raise SourceError("ErrJavaNotFound", f"{program} says {shown[0] if shown else 'nothing'!r}; {_ADVICE}")

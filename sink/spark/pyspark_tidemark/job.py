@@ -79,7 +79,7 @@ class Job:
         try:
             while query.isActive and not self._stop.wait(0.1):
                 pass
-            asked = self._stop.is_set()
+            stopped = self._stop.is_set()
             with self._in_batch:  # a cut that is being applied gets finished, and is not interrupted
                 self._stop.set()
         finally:
@@ -87,7 +87,7 @@ class Job:
             query.stop()
         if self._failure is not None:
             raise self._failure
-        if not asked:
+        if not stopped:
             raise _query_failure(failed)
 
     def _started(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
@@ -131,8 +131,8 @@ class Job:
         checkpoint_ts = self._applier.acknowledge()
         self._reporter.applied(record.end_ts)
         self._report(record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts)
-        if (found := self._keeper.maintain()) is not None:
-            self._say({"maintenance": found})
+        if (health := self._keeper.maintain()) is not None:
+            self._say({"maintenance": health})
 
     def _report(
         self, record: CutRecord, batch: int, rows: dict[str, int], *, seconds: float, checkpoint_ts: int

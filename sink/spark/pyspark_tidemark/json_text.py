@@ -73,8 +73,8 @@ def base64(data: Any) -> Any:
     text = _DIGITS[np.stack(sextets, axis=1)].reshape(-1)
     text[4 * ends[1:][lengths % 3 > 0] - 1] = _PAD
     text[4 * ends[1:][lengths % 3 == 1] - 2] = _PAD
-    found = pa.StringArray.from_buffers(len(cells), pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(text))
-    return pc.if_else(data.is_valid(), found, None)
+    encoded = pa.StringArray.from_buffers(len(cells), pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(text))
+    return pc.if_else(data.is_valid(), encoded, None)
 
 
 def _quoted(texts: Any) -> Any:

@@ -127,10 +127,10 @@ class _Texts:
     """The given options by their right names, and what is wrong with them."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        known = {name.lower(): name for name in NAMES}
+        spelling = {name.lower(): name for name in NAMES}
         values = {key.lower(): value for key, value in given.items()}
-        self._texts = {known[key]: value for key, value in values.items() if key in known}
-        self.faults = [_unknown(key, known) for key in values if key not in known]
+        self._texts = {spelling[key]: value for key, value in values.items() if key in spelling}
+        self.faults = [_unknown(key, spelling) for key in values if key not in spelling]
 
     def get(self, name: str) -> str:
         """The text, empty if not given."""
@@ -142,10 +142,10 @@ class _Texts:
 
     def required(self, name: str) -> tuple[str, ...]:
         """As `several`, at least one."""
-        found = self.several(name)
-        if not found:
+        texts = self.several(name)
+        if not texts:
             self.faults.append(f"option {name!r} is missing")
-        return found
+        return texts
 
     def boolean(self, name: str, *, default: bool) -> bool:
         """True or false."""
@@ -181,6 +181,6 @@ class _Texts:
         return int(moment.timestamp() * 1000) << _LOGICAL_BITS
 
 
-def _unknown(key: str, known: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-    return f"unknown option {key!r}, did you mean {known[near]!r}?"
+def _unknown(key: str, spelling: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key, spelling, n=1, cutoff=0.0)[0]
+    return f"unknown option {key!r}, did you mean {spelling[near]!r}?"

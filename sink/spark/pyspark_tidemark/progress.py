@@ -78,8 +78,8 @@ class LagListener(StreamingQueryListener):
 def _offset(text: str | None) -> dict[str, Any] | None:
     """A position, if the source is ours: Spark names the classes of sources, not their formats."""
     # PySpark makes the text "None" of an offset that Spark does not have: the newest one, in the batch after a restart
-    found = json.loads(text) if text and text != "None" else None
-    return found if isinstance(found, dict) and found.keys() >= {"ts", "changefeed"} else None
+    offset = json.loads(text) if text and text != "None" else None
+    return offset if isinstance(offset, dict) and offset.keys() >= {"ts", "changefeed"} else None
 
 
 def _seconds(ts: int) -> float:

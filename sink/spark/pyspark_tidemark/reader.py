@@ -48,13 +48,13 @@ def planned(options: Options, start_ts: int, end_ts: int, described: ChangefeedM
     names = sorted(name for name in described.tables if options.chooses(name))
     slices = Changefeed(options).plan(start_ts, end_ts, names) if names else []
     parts = [Part(part, described.tables[part.table].key) for part in slices]
-    found: list[InputPartition] = [SlicePartition(some) for some in packed(parts, options.slice_bytes)]
+    partitions: list[InputPartition] = [SlicePartition(some) for some in packed(parts, options.slice_bytes)]
     if options.envelope:
         for ddl in described.ddls:
             touched = tuple(sorted(name for name in ddl.touched if options.chooses(name)))
             if start_ts < ddl.ts <= end_ts and touched:
-                found.append(DdlPartition(ddl, touched))
-    return found
+                partitions.append(DdlPartition(ddl, touched))
+    return partitions
 
 
 def packed(parts: Iterable[Part], limit_bytes: int) -> Iterator[tuple[Part, ...]]:
@@ -101,12 +101,12 @@ class BatchReader(DataSourceReader):
         end_ts = now.resolved_ts if options.end_ts is None else options.end_ts
         if options.end_ts is not None and end_ts < start_ts:
             raise SourceError("ErrOptionInvalid", f"option 'endTs' ({end_ts}) is before the checkpoint, {start_ts}")
-        found: list[InputPartition] = []
+        partitions: list[InputPartition] = []
         for start, end, described in segments(changefeed.describe, start_ts, end_ts):
             if options.table is not None and not options.envelope:
                 check_schema(described, options.table, start, self._schema, hint=_APART)
-            found += planned(options, start, end, described)
-        return found
+            partitions += planned(options, start, end, described)
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors."""

@@ -105,7 +105,7 @@ class SinkUri:
             parts = urlsplit(text)
             if secret_option(text) is not None:
                 raise _invalid(_BY_REFERENCE)
-            found, plus, _ = parts.scheme.partition("+")
+            lake_format, plus, _ = parts.scheme.partition("+")
             if plus:
                 return cls._remote(parts)
             _check_login(parts)
@@ -113,9 +113,9 @@ class SinkUri:
                 return cls._database(parts)
         except ValueError:  # a port that is none, brackets that do not match
             raise _invalid(f"the sink URI {masked(text)!r} cannot be read; it is {FORMS}") from None
-        if found in READERS and not parts.query and not parts.path.strip("/") and not parts.netloc:
-            return cls(found, "")
-        if found not in MODES_OF:
+        if lake_format in READERS and not parts.query and not parts.path.strip("/") and not parts.netloc:
+            return cls(lake_format, "")
+        if lake_format not in MODES_OF:
             raise _invalid(_unknown_scheme(text, parts))
         return cls._local(parts)
 
@@ -132,14 +132,19 @@ class SinkUri:
 
     @classmethod
     def _remote(cls, parts: SplitResult) -> "SinkUri":
-        found, _, system = parts.scheme.partition("+")
+        lake_format, _, system = parts.scheme.partition("+")
         if parts.username is not None or parts.query or parts.fragment:
             raise _invalid(
                 "credentials and settings of a file system are Hadoop's: --conf spark.hadoop.fs.…, or its own files"
             )
-        if found not in MODES_OF or found in DATABASES or system not in SYSTEMS or not parts.path.startswith("/"):
+        if (
+            lake_format not in MODES_OF
+            or lake_format in DATABASES
+            or system not in SYSTEMS
+            or not parts.path.startswith("/")
+        ):
             hints = {
-                "file": f"; a directory of this machine is {found}:///path",
+                "file": f"; a directory of this machine is {lake_format}:///path",
                 "s3": "; S3 is s3a",
                 "s3n": "; S3 is s3a",
             }
@@ -148,13 +153,13 @@ class SinkUri:
             raise _invalid(f"{parts.scheme}:// has no port after its colon")
         if system == "s3a" and (not parts.netloc or ":" in parts.netloc):
             raise _invalid(f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
-        if found == "iceberg" and system not in RENAMING:
+        if lake_format == "iceberg" and system not in RENAMING:
             raise _invalid(
                 f"Iceberg commits to directories by renaming, which {system} cannot do in one step, so two jobs could "
                 f"destroy a table: take delta+{system}:// or parquet+{system}://",
             )
         _check_path(parts.path)
-        return cls(found, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
+        return cls(lake_format, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
 
     @classmethod
     def _database(cls, parts: SplitResult) -> "SinkUri":
@@ -220,21 +225,21 @@ class SinkUri:
         """The option's value; empty if it is not given."""
         return dict(self.options).get(name, "")
 
-    def mode(self, wanted: str) -> str:
+    def mode(self, mode: str) -> str:
         """`wanted`, or the format's default for an empty one.
 
         Raises:
             SourceError: ErrModeUnsupported.
         """
         modes = MODES_OF[self.format]
-        if wanted and wanted not in modes:
+        if mode and mode not in modes:
             raise SourceError(
                 "ErrModeUnsupported",
-                f"a {self.format} target cannot do --mode {wanted}; it can do {', '.join(modes)}"
-                if wanted in MODES
-                else f"--mode is {', '.join(MODES)}, not {wanted!r}",
+                f"a {self.format} target cannot do --mode {mode}; it can do {', '.join(modes)}"
+                if mode in MODES
+                else f"--mode is {', '.join(MODES)}, not {mode!r}",
             )
-        return wanted or modes[0]
+        return mode or modes[0]
 
 
 def format_of(text: str) -> str:

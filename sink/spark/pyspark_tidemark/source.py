@@ -60,7 +60,7 @@ def _columns(options: Options, table: str) -> StructType:
     described = changefeed.describe(options.schema_ts)
     if options.schema_ts is None and (options.start_ts or 0) > described.checkpoint_ts:
         described = changefeed.describe(options.start_ts)
-    found = table_of(described, table)
-    if options.before_image and BEFORE not in found.schema.names:
+    described_table = table_of(described, table)
+    if options.before_image and BEFORE not in described_table.schema.names:
         raise SourceError("ErrBeforeImageUnsupported", "the captures send no before-images; leave out 'beforeImage'")
-    return spark_schema(found)
+    return spark_schema(described_table)

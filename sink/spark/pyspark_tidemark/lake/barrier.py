@@ -128,8 +128,8 @@ class Barrier:
         if position is None:
             return table
         actual = self._identified(self._target.schema(table), before)
-        wanted = self._target.storable(lake_schema(table, self._policy.mode))
-        change = difference(actual, with_column_ids(wanted, table.column_ids))
+        expected = self._target.storable(lake_schema(table, self._policy.mode))
+        change = difference(actual, with_column_ids(expected, table.column_ids))
         if not change:
             return table
         if self._policy.evolution == IGNORE:
@@ -195,8 +195,8 @@ class Barrier:
         """With the values of rows that are older than the added columns; a changelog's rows are of their own time."""
         if self._policy.mode == APPEND:
             return change
-        told = [field for field in change.added if field.name in table.defaults]
-        filled = tuple((field.name, scalar(table.defaults[field.name], field.type)) for field in told)
+        defaulted = [field for field in change.added if field.name in table.defaults]
+        filled = tuple((field.name, scalar(table.defaults[field.name], field.type)) for field in defaulted)
         return dataclasses.replace(change, filled=filled)
 
     def _require_allowed(self, ddls: Sequence[Ddl], before: ChangefeedMeta) -> None:
@@ -271,10 +271,10 @@ class Barrier:
         for name in again:
             table = now.tables[name]
             if self._behind(table, ddl.ts):
-                wanted = self._target.storable(lake_schema(table, self._policy.mode))
+                expected = self._target.storable(lake_schema(table, self._policy.mode))
                 # Identities are those of one table: columns of another one are the same only by name.
                 actual = without_metadata(self._target.schema(table))
-                change = difference(actual, with_column_ids(wanted, table.column_ids))
+                change = difference(actual, with_column_ids(expected, table.column_ids))
                 self._target.replace(table, ddl.ts, change.replacing)
         return again
 

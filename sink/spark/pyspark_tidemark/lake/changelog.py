@@ -130,8 +130,8 @@ class ChangelogTarget:
         return Path(table_path(self._root, table.name))
 
     def _cuts(self, table: TableMeta) -> list[int]:
-        found = self._directory(table).glob(f"{CUT}*")
-        return [int(entry.name.removeprefix(CUT)) for entry in found]
+        entries = self._directory(table).glob(f"{CUT}*")
+        return [int(entry.name.removeprefix(CUT)) for entry in entries]
 
 
 def mark(files: Files, ts: int, schema: Any) -> None:

@@ -78,8 +78,8 @@ class Changes:
 
     @property
     def _bytes(self) -> int:
-        told = sum(part.size_bytes for part in self.slices)
-        return max(told, self.planned_rows * len(self.table.schema) * _CELL_BYTES)
+        reported_bytes = sum(part.size_bytes for part in self.slices)
+        return max(reported_bytes, self.planned_rows * len(self.table.schema) * _CELL_BYTES)
 
     @property
     def spark_schema(self) -> StructType:
@@ -171,10 +171,10 @@ def _counted(batches: Iterator[Any]) -> Iterator[Any]:
     yield pa.RecordBatch.from_arrays([[rows], [hexadecimal(total)]], schema=_COUNTED)
 
 
-def _fitted(read: StructType, wanted: StructType) -> list[Column]:
+def _fitted(read: StructType, schema: StructType) -> list[Column]:
     return [
         (F.col(quoted(field.name)) if field.name in read.names else F.lit(None)).cast(field.dataType).alias(field.name)
-        for field in wanted
+        for field in schema
     ]
 
 

@@ -75,8 +75,8 @@ def _polynomials(texts: Any) -> Any:
 
 
 def _offsets(texts: Any) -> Any:
-    found = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    return found.astype(np.int64)
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    return offsets.astype(np.int64)
 
 
 def _powers(base: Any, count: int) -> Any:

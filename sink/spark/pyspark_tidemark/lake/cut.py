@@ -215,10 +215,10 @@ class CutApplier:
         """The table as the target is written to; compared once for each of its schemas."""
         if position is None:
             return table
-        known = self._fitted.get(table.name)
-        if known is None or not known[0].schema.equals(table.schema):
-            known = self._fitted[table.name] = (table, self._barrier.fitting(table))
-        return known[1]
+        fitted = self._fitted.get(table.name)
+        if fitted is None or not fitted[0].schema.equals(table.schema):
+            fitted = self._fitted[table.name] = (table, self._barrier.fitting(table))
+        return fitted[1]
 
     def _changes(
         self, table: TableMeta, read: TableMeta, start_ts: int, end_ts: int, slices: Sequence[Slice]

@@ -85,8 +85,8 @@ class CutRecord:
 
 def records(lines: Iterable[str]) -> list[CutRecord]:
     """The records of many lines, by end_ts; a cut that stands in two files, as after a crash, is one."""
-    found = {record.end_ts: record for record in (CutRecord.from_json(line) for line in lines if line.strip())}
-    return [found[ts] for ts in sorted(found)]
+    by_ts = {record.end_ts: record for record in (CutRecord.from_json(line) for line in lines if line.strip())}
+    return [by_ts[ts] for ts in sorted(by_ts)]
 
 
 def covered(ranges: Sequence[tuple[int, int]], start_ts: int, end_ts: int) -> bool:
@@ -125,9 +125,9 @@ def renamed_since(cuts: Sequence[CutRecord], name: str, ts: int) -> str:
 
 def rolled(before: Sequence[CutRecord], cuts: Sequence[CutRecord]) -> list[CutRecord]:
     """`cuts`, of which the first also names the tables that only `before` knows, with their version and no rows."""
-    known = _tables_at([*before, cuts[0]], cuts[0].end_ts)
+    shown = _tables_at([*before, cuts[0]], cuts[0].end_ts)
     own = {item.table for item in cuts[0].tables}
-    old = [TableCut(name, 0, item.version) for name, item in sorted(known.items()) if name not in own]
+    old = [TableCut(name, 0, item.version) for name, item in sorted(shown.items()) if name not in own]
     return [dataclasses.replace(cuts[0], tables=(*cuts[0].tables, *old)), *cuts[1:]]
 
 
@@ -135,14 +135,14 @@ def _tables_at(cuts: Sequence[CutRecord], ts: int) -> dict[str, TableCut]:
     if not cuts or cuts[0].end_ts > ts:
         begins = f"the first cut ends at {cuts[0].end_ts}" if cuts else "it has no cut yet"
         raise SourceError("ErrCutNotFound", f"the lake does not go back to {ts}: {begins}")
-    known: dict[str, TableCut] = {}
+    tables: dict[str, TableCut] = {}
     for cut in cuts:
         if cut.end_ts > ts:
             break
         for name in cut.dropped:
-            known.pop(name, None)
+            tables.pop(name, None)
         for old, new in cut.renamed:
-            if old in known:
-                known[new] = dataclasses.replace(known.pop(old), table=new)
-        known |= {item.table: item for item in cut.tables}
-    return known
+            if old in tables:
+                tables[new] = dataclasses.replace(tables.pop(old), table=new)
+        tables |= {item.table: item for item in cut.tables}
+    return tables

@@ -39,15 +39,15 @@ def remove(spark: SparkSession, path: str) -> None:
 
     It is put aside first, where that is one step: a death amid the removal must not leave a table with half of its log.
     """
-    found = _path(spark, path)
-    system = _system(spark, found)
+    directory = _path(spark, path)
+    system = _system(spark, directory)
     if not _renames(path):
-        system.delete(found, True)  # noqa: FBT003 - Java's signature: recursive
+        system.delete(directory, True)  # noqa: FBT003 - Java's signature: recursive
         return
-    aside = _path(spark, f"{found.getParent()}/{_ASIDE}{found.getName()}")
+    aside = _path(spark, f"{directory.getParent()}/{_ASIDE}{directory.getName()}")
     system.delete(aside, True)  # noqa: FBT003 - what an earlier death has left
-    if system.exists(found):
-        system.rename(found, aside)
+    if system.exists(directory):
+        system.rename(directory, aside)
         system.delete(aside, True)  # noqa: FBT003 - see above
 
 

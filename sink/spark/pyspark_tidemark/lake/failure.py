@@ -53,8 +53,8 @@ def named(err: BaseException) -> SourceError:
             "ErrTargetFull", "the target's disk is full; make room: the job goes on by itself", retryable=True
         )
     if "[TM:" in text:
-        told = from_text(text, retryable=True)
-        return SourceError(told.code, told.message, retryable=told.code not in _PERMANENT_CODES)
+        error = from_text(text, retryable=True)
+        return SourceError(error.code, error.message, retryable=error.code not in _PERMANENT_CODES)
     if isinstance(err, MemoryError):
         return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)
     if isinstance(err, _REFUSED):

@@ -54,12 +54,12 @@ class HadoopFiles:
         """See `Files`."""
         with explained(self.uri):
             try:
-                found = self._system.listStatus(self._directory)
+                statuses = self._system.listStatus(self._directory)
             except Py4JJavaError as err:
                 if _class(err) != _GONE:
                     raise
                 return []
-            names = [str(status.getPath().getName()) for status in found]
+            names = [str(status.getPath().getName()) for status in statuses]
         return sorted(name for name in names if not name.startswith("."))
 
     def read(self, name: str) -> str:

@@ -31,17 +31,17 @@ def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> froz
 
     `table` is its newest name: cuts from before a rename name it otherwise.
     """
-    found: dict[str, set[int]] = {}
+    versions: dict[str, set[int]] = {}
     for cut in cuts:
         for old, new in cut.renamed:
-            found[new] = found.pop(old, set())
+            versions[new] = versions.pop(old, set())
         is_kept = datetime.fromisoformat(cut.applied_at) >= horizon
         for item in cut.tables:
             if is_kept:
-                found.setdefault(item.table, set()).add(item.version)
+                versions.setdefault(item.table, set()).add(item.version)
             else:
-                found[item.table] = {item.version}
-    return frozenset(found.get(table, ()))
+                versions[item.table] = {item.version}
+    return frozenset(versions.get(table, ()))
 
 
 class Keeper:
@@ -56,18 +56,18 @@ class Keeper:
         """Do what is due; returns what it found and how long it held up the cuts, for the job's line."""
         began = time.monotonic()
         self._manifest.tidy(self._kept.horizon)
-        found = self._target.maintain(self._kept)
-        if found is None:
+        health = self._target.maintain(self._kept)
+        if health is None:
             return None
-        return dataclasses.asdict(found) | _ratios(found) | {"seconds": round(time.monotonic() - began, 3)}
+        return dataclasses.asdict(health) | _ratios(health) | {"seconds": round(time.monotonic() - began, 3)}
 
     def close(self) -> None:
         """Wait for what is under way beside the cuts."""
         self._target.close()
 
 
-def _ratios(found: Health) -> dict[str, float]:
+def _ratios(health: Health) -> dict[str, float]:
     return {
-        "small_file_ratio": round(found.small_files / max(found.files, 1), 3),
-        "deleted_row_ratio": round(found.deleted_rows / max(found.rows, 1), 3),
+        "small_file_ratio": round(health.small_files / max(health.files, 1), 3),
+        "deleted_row_ratio": round(health.deleted_rows / max(health.rows, 1), 3),
     }

@@ -47,9 +47,9 @@ class KeyIndex:
     def keep_only(self, table: str, files: Collection[Hashable]) -> None:
         """Forget the files that a table does not show any more."""
         with self._lock:
-            known = self._files.get(table, {})
-            for gone in known.keys() - set(files):
-                self._bytes -= known.pop(gone).nbytes
+            indexed = self._files.get(table, {})
+            for gone in indexed.keys() - set(files):
+                self._bytes -= indexed.pop(gone).nbytes
 
     def forget(self, table: str) -> None:
         """The table is another one now."""
@@ -62,19 +62,19 @@ class KeyIndex:
         "No" is certain for a file that is remembered. Of one that there is no room for nothing is known, and none is
         said to be there.
         """
-        held = self._files.get(table, {}).get(file)
-        if held is None:
+        hashes = self._files.get(table, {}).get(file)
+        if hashes is None:
             if self._bytes + 8 * there.rows > self._most_bytes:
                 self._warn(table)
                 return np.zeros(len(keys), bool)
-            held = np.sort(numbers(there.read()))
+            hashes = np.sort(numbers(there.read()))
             with self._lock:
-                self._files.setdefault(table, {})[file] = held
-                self._bytes += held.nbytes
-        if not len(held):
+                self._files.setdefault(table, {})[file] = hashes
+                self._bytes += hashes.nbytes
+        if not len(hashes):
             return np.zeros(len(keys), bool)
-        places = np.minimum(np.searchsorted(held, keys), len(held) - 1)
-        return held[places] == keys
+        places = np.minimum(np.searchsorted(hashes, keys), len(hashes) - 1)
+        return hashes[places] == keys
 
     def _warn(self, table: str) -> None:
         if table not in self._warned:
@@ -89,10 +89,10 @@ class KeyIndex:
 
 def numbers(keys: Any) -> Any:
     """One 64-bit number for each key (pyarrow.Table of the key's columns), equal in this process for equal keys."""
-    found = np.zeros(len(keys), np.uint64)
+    hashes = np.zeros(len(keys), np.uint64)
     for column in keys.columns:
-        found = _mixed(found ^ _values(column))
-    return found
+        hashes = _mixed(hashes ^ _values(column))
+    return hashes
 
 
 def _values(column: Any) -> Any:

@@ -206,10 +206,10 @@ class CutFile:
     @classmethod
     def parse(cls, name: str) -> "CutFile | None":
         """By its name; None if it is no file of cuts."""
-        found = _NAME.fullmatch(name)
-        if found is None:
+        match = _NAME.fullmatch(name)
+        if match is None:
             return None
-        return cls(int(found["last"]), int(found["claim"] or -1), found["first"] is None, name)
+        return cls(int(match["last"]), int(match["claim"] or -1), match["first"] is None, name)
 
 
 def read_cuts(directory: Path) -> list[CutRecord]:
@@ -279,9 +279,9 @@ def _steady(read: Callable[[], _T]) -> _T:
 def _newest(files: Files) -> CutRecord | None:
     """The newest cut: the last line of the newest file, its own before that of a roll-up."""
     for file in reversed(_listed(files)):
-        found = _read(files, [file])
-        if found:
-            return found[-1]
+        cuts = _read(files, [file])
+        if cuts:
+            return cuts[-1]
         if file.claim < 0:
             raise SourceError("ErrManifestCorrupt", f"{file.name} is empty; remove it if the cut before is the newest")
     return None

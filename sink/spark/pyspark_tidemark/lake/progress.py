@@ -20,9 +20,9 @@ class BatchListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """One batch was committed to Spark's log."""
-        found = document(event.progress, time.time())
-        if found is not None:
-            self._say({"progress": found})
+        progress = document(event.progress, time.time())
+        if progress is not None:
+            self._say({"progress": progress})
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Nothing has changed."""

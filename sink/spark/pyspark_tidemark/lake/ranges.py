@@ -32,10 +32,10 @@ def met(keys: Any, files: Sequence[Bounds]) -> list[bool]:
 def possible(keys: Any, files: Iterable[Bounds], most: int) -> Any:
     """For each key whether one of the files may hold it (BooleanArray); all may when more than `most` are near."""
     ends = _extent(keys)
-    found = [bounds for bounds in files if near(ends, bounds)]
-    if len(found) > most:
+    bounds_near = [bounds for bounds in files if near(ends, bounds)]
+    if len(bounds_near) > most:
         return _all(keys, value=True)
-    return reduce(pc.or_, (_inside(keys, bounds) for bounds in found), _all(keys, value=False))
+    return reduce(pc.or_, (_inside(keys, bounds) for bounds in bounds_near), _all(keys, value=False))
 
 
 def near(extent: Bounds, bounds: Bounds) -> bool:
@@ -61,7 +61,7 @@ def hull(one: Bounds, other: Bounds) -> Bounds:
     return {
         name: (min(end[0] for end in ends), max(end[1] for end in ends))
         for name in one.keys() | other.keys()
-        if (ends := [found[name] for found in (one, other) if name in found])
+        if (ends := [bounds[name] for bounds in (one, other) if name in bounds])
     }
 
 
@@ -79,16 +79,16 @@ def _joined(files: Sequence[Bounds]) -> Bounds:
     }
 
 
-def _ordered(found: Any) -> bool:
+def _ordered(kind: Any) -> bool:
     """The types whose values Python, Arrow and the formats order alike."""
-    return bool(pa.types.is_integer(found) or pa.types.is_decimal(found) or pa.types.is_string(found))
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_string(kind))
 
 
 def _extent(keys: Any) -> Bounds:
-    found = {
+    extremes = {
         name: pc.min_max(keys[name]).as_py() for name in keys.column_names if _ordered(keys.schema.field(name).type)
     }
-    return {name: (ends["min"], ends["max"]) for name, ends in found.items() if ends["min"] is not None}
+    return {name: (ends["min"], ends["max"]) for name, ends in extremes.items() if ends["min"] is not None}
 
 
 def _inside(keys: Any, bounds: Bounds) -> Any:

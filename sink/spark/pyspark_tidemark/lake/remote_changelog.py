@@ -38,10 +38,10 @@ class RemoteChangelog:
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts of the newest cut whose file is there."""
-        found = sorted(
+        ends = sorted(
             (int(name.removeprefix(CUT)) for name in self._files(table).names() if name.startswith(CUT)), reverse=True
         )
-        return next((end_ts for end_ts in found if PART in self._files(table, end_ts).names()), None)
+        return next((end_ts for end_ts in ends if PART in self._files(table, end_ts).names()), None)
 
     def version(self, table: TableMeta) -> int:
         """The newest cut."""

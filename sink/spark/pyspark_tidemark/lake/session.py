@@ -64,8 +64,8 @@ def open_session(*, master: str, driver_memory: str, directory: Path, lake: str,
     if lake in JARS:
         jars = present(default_directory(), lake) or install(default_directory(), lake)
         settings |= _DELTA if lake == "delta" else {}
-        asked = extra.get("spark.jars", "").split(",")
-        extra = extra | {"spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, asked)]))}
+        jars_asked = extra.get("spark.jars", "").split(",")
+        extra = extra | {"spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, jars_asked)]))}
     builder = SparkSession.builder.master(master).appName("tidemark")
     for name, value in (settings | extra).items():
         builder = builder.config(name, value)

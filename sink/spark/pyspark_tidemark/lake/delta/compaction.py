@@ -28,7 +28,7 @@ def chosen(files: Iterable[DataFile]) -> list[list[DataFile]]:
     """
     listed = list(files)
     parts = [[file for file in listed if file.ended is ended] for ended in (False, True)]
-    return [found for part in parts if (found := _chosen(part))]
+    return [group for part in parts if (group := _chosen(part))]
 
 
 def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
@@ -38,8 +38,8 @@ def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
     smaller = accumulate(map(_live_bytes, others), initial=sum(map(_live_bytes, masked)))
     worth = [_live_bytes(file) <= _GROWTH * before for file, before in zip(others, smaller, strict=False)]
     last = max((number for number, good in enumerate(worth, 1) if good), default=0)
-    found = masked + others[:last]
-    return found if masked or len(found) > 1 else []
+    worthwhile = masked + others[:last]
+    return worthwhile if masked or len(worthwhile) > 1 else []
 
 
 def affordable(groups: Sequence[Sequence[DataFile]]) -> bool:

@@ -24,11 +24,11 @@ def searched(files: Iterable[DataFile], ends: Any) -> list[DataFile]:
     return meeting((file for file in files if not file.ended), ends.drop_columns([VALID_TO]))
 
 
-def replaced(known: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
+def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
     """The actions of a cut: current versions of keys in `ends` end, `new` versions (pyarrow.Table) begin."""
-    layout, vectors, actions = known.layout, Vectors(known.layout.root), []
+    layout, vectors, actions = listing.layout, Vectors(listing.layout.root), []
     rows = [fitted(new, layout.schema)]
-    for file in searched(known.files.values(), ends):
+    for file in searched(listing.files.values(), ends):
         gone = vectors.read(file.add.get("deletionVector"))
         positions, times, count = _current(layout, file, gone, ends)
         if len(positions):
@@ -44,12 +44,12 @@ def _current(layout: Layout, file: DataFile, gone: Any, ends: Any) -> tuple[Any,
     """Where a file holds current versions that end, in order, when they end, and how many rows it has."""
     key = [name for name in ends.column_names if name != VALID_TO]
     schema = pa.schema([*(ends.schema.field(name) for name in key), (IS_CURRENT, pa.bool_())])
-    held = numbered(layout, file, schema)
-    live = np.ones(len(held), bool)
+    stored = numbered(layout, file, schema)
+    live = np.ones(len(stored), bool)
     live[gone] = False
-    current = held.filter(pc.and_(held[IS_CURRENT], pa.array(live))).select([*key, "_row"])
-    found = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by("_row")
-    return found["_row"].to_numpy(), found[VALID_TO], len(held)
+    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live))).select([*key, "_row"])
+    ended = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by("_row")
+    return ended["_row"].to_numpy(), ended[VALID_TO], len(stored)
 
 
 def _ended(layout: Layout, file: DataFile, positions: Any, times: Any, count: int) -> Any:

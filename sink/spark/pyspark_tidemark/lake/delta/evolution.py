@@ -38,7 +38,7 @@ def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
     Where rows must get a value and are many, Spark adds those columns by a second commit. A crash between the two
     leaves less to change the next time.
     """
-    if change.filled and tables.change(name, lambda known: _filled(known, change)):
+    if change.filled and tables.change(name, lambda listing: _filled(listing, change)):
         return
     tables.alter(name, lambda metadata, protocol: evolved(metadata, protocol, change))
     if change.filled:
@@ -76,13 +76,13 @@ def evolved(metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: Sc
     ]
 
 
-def _filled(known: Listing, change: SchemaChange) -> Actions:
+def _filled(listing: Listing, change: SchemaChange) -> Actions:
     """What a change commits with the values that rows hold in added columns; nothing if the rows are many."""
-    files = list(known.files.values())
+    files = list(listing.files.values())
     if not affordable([files]):
         return []
-    actions = evolved(known.metadata, known.protocol, dataclasses.replace(change, filled=()))
-    layout = known.after(actions).layout
+    actions = evolved(listing.metadata, listing.protocol, dataclasses.replace(change, filled=()))
+    layout = listing.after(actions).layout
     parts = [[file for file in files if file.ended is ended] for ended in (False, True)]
     return [*actions, *(action for part in parts for action in joined(layout, part, change.filled))]
 
@@ -134,7 +134,7 @@ def empty(tables: DeltaTables, name: str) -> None:
 def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
     """Another table of this name: no rows, its own columns, in one commit; cuts before it show the earlier versions."""
     name, schema = table.name, lake_schema(table)
-    if tables.change(name, lambda known: _begun_anew(known, schema, table.column_ids)):
+    if tables.change(name, lambda listing: _begun_anew(listing, schema, table.column_ids)):
         return
     if needs_mapping(schema.names):
         _set(tables, name, MAPPING)
@@ -146,10 +146,10 @@ def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
     tables.forget_listing(name)
 
 
-def _begun_anew(known: Listing, schema: Any, ids: Mapping[str, int]) -> Actions:
-    bare = {**known.metadata, "schemaString": json.dumps({"type": "struct", "fields": []})}
-    columns = evolved(bare, known.protocol, SchemaChange(added=tuple(schema), ids=ids))
-    return [*all_removed(known.files.values()), *columns]
+def _begun_anew(listing: Listing, schema: Any, ids: Mapping[str, int]) -> Actions:
+    bare = {**listing.metadata, "schemaString": json.dumps({"type": "struct", "fields": []})}
+    columns = evolved(bare, listing.protocol, SchemaChange(added=tuple(schema), ids=ids))
+    return [*all_removed(listing.files.values()), *columns]
 
 
 def end_current(tables: DeltaTables, name: str, ts: int) -> None:

@@ -39,12 +39,12 @@ class DataFile:
     @classmethod
     def of(cls, add: Mapping[str, Any], layout: Layout) -> "DataFile":
         """With what the action's statistics tell."""
-        told = json.loads(add.get("stats") or "{}", parse_float=Decimal)
-        low, high = told.get("minValues", {}), told.get("maxValues", {})
-        known = {name: stored for name, stored in layout.physical.items() if stored in low and stored in high}
-        bounds = {name: (low[stored], high[stored]) for name, stored in known.items()}
-        open_versions = told.get("nullCount", {}).get(layout.physical.get(VALID_TO))
-        return cls(add, bounds, int(told.get("numRecords", 0)), open_versions == 0)
+        statistics = json.loads(add.get("stats") or "{}", parse_float=Decimal)
+        low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
+        bounded = {name: stored for name, stored in layout.physical.items() if stored in low and stored in high}
+        bounds = {name: (low[stored], high[stored]) for name, stored in bounded.items()}
+        open_versions = statistics.get("nullCount", {}).get(layout.physical.get(VALID_TO))
+        return cls(add, bounds, int(statistics.get("numRecords", 0)), open_versions == 0)
 
     @property
     def size(self) -> int:
@@ -68,10 +68,10 @@ def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[s
     """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of files."""
     actions, vectors = [], Vectors(layout.root)
     for file in meeting(files, keys):
-        held = numbered(layout, file, keys.schema)
-        found = held.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
+        stored = numbered(layout, file, keys.schema)
+        removed = stored.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
         gone = vectors.read(file.add.get("deletionVector"))
-        actions += without_rows(file, gone, found["_row"].to_numpy(), len(held), vectors)
+        actions += without_rows(file, gone, removed["_row"].to_numpy(), len(stored), vectors)
     vectors.close()
     return actions
 
@@ -128,17 +128,18 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     """Columns of a file as they are in `schema`, masked rows included, and the position of each row as `_row`."""
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
-    held = pq.read_table(path, columns=stored, filesystem=system, partitioning=None)
-    none = pa.nulls(held.num_rows)  # a file may be older than a column
-    columns = [held[name] if name in held.column_names else none for name in stored]
-    held = pa.table(columns, names=schema.names).cast(schema)
-    return held.append_column("_row", pa.array(np.arange(len(held))))
+    rows = pq.read_table(path, columns=stored, filesystem=system, partitioning=None)
+    none = pa.nulls(rows.num_rows)  # a file may be older than a column
+    columns = [rows[name] if name in rows.column_names else none for name in stored]
+    rows = pa.table(columns, names=schema.names).cast(schema)
+    return rows.append_column("_row", pa.array(np.arange(len(rows))))
 
 
 def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, Any]:
     names = ("path", "partitionValues", "size", "deletionVector")
-    told = {name: add[name] for name in names if name in add}
-    return {"remove": told | {"deletionTimestamp": now_ms(), "dataChange": data_change, "extendedFileMetadata": True}}
+    identity = {name: add[name] for name in names if name in add}
+    fields = {"deletionTimestamp": now_ms(), "dataChange": data_change, "extendedFileMetadata": True}
+    return {"remove": identity | fields}
 
 
 def _loose(stats: str | None, rows: int) -> str:

@@ -34,7 +34,7 @@ class Append:
     def apply(self, changes: Changes) -> bool:
         """Append a cut, without Spark if the driver may write the file."""
         if changes.in_arrow and self._tables.apply(
-            changes, lambda known: written(known.layout, fitted(changes.arrow, known.layout.schema))
+            changes, lambda listing: written(listing.layout, fitted(changes.arrow, listing.layout.schema))
         ):
             return True
         self._tables.append(changes, self._rows(changes))
@@ -66,18 +66,18 @@ class History:
 
     def _by_driver(self, changes: Changes) -> bool:
         name, key = changes.table.name, changes.table.key
-        known = self._tables.listing(name)
-        if known is None:
+        listing = self._tables.listing(name)
+        if listing is None:
             return False
         ends, inserted = spans.endings(changes.arrow, key)
-        if sum(file.size for file in searched(known.files.values(), ends)) > MOST_SEARCHED_BYTES:
+        if sum(file.size for file in searched(listing.files.values(), ends)) > MOST_SEARCHED_BYTES:
             return False
         new = spans.versions(changes.arrow, key)
 
-        def actions(found: Listing) -> Actions:
-            again = self._tables.inserted.there(name, found, inserted.select(list(key)))
+        def actions(current: Listing) -> Actions:
+            again = self._tables.inserted.there(name, current, inserted.select(list(key)))
             still_open = inserted.join(again, keys=list(key), join_type="left semi", use_threads=False)
-            return replaced(found, new, pa.concat_tables([ends, still_open]))
+            return replaced(current, new, pa.concat_tables([ends, still_open]))
 
         return self._tables.apply(changes, actions)
 

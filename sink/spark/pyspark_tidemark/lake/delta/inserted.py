@@ -23,21 +23,21 @@ class Inserted:
         self._index = KeyIndex()
         self._replaced: dict[str, int] = {}
 
-    def there(self, table: str, known: Listing, keys: Any) -> Any:
+    def there(self, table: str, listing: Listing, keys: Any) -> Any:
         """Those of `keys` (pyarrow.Table, each key once) that the table shows, in mode `scd2` as current versions."""
-        searched = meeting((file for file in known.files.values() if not file.ended), keys)
+        searched = meeting((file for file in listing.files.values() if not file.ended), keys)
         again = keys.slice(0, 0)
         if searched:
-            columns = tuple(known.layout.physical[name] for name in keys.column_names)
-            self._index.keep_only(table, [(path, columns) for path in known.files])
+            columns = tuple(listing.layout.physical[name] for name in keys.column_names)
+            self._index.keep_only(table, [(path, columns) for path in listing.files])
             digests = numbers(keys)
-            hits = [self._hits(table, known.layout, file, (digests, keys.schema, columns)) for file in searched]
+            hits = [self._hits(table, listing.layout, file, (digests, keys.schema, columns)) for file in searched]
             candidates = keys.filter(pa.array(reduce(np.logical_or, hits)))
             for file, among in zip(searched, hits, strict=True):
                 if among.any():
-                    shown = _shown(known.layout, file, keys.schema)
-                    found = candidates.join(shown, keys=keys.column_names, join_type="left semi", use_threads=False)
-                    again = pa.concat_tables([again, found])
+                    shown = _shown(listing.layout, file, keys.schema)
+                    present = candidates.join(shown, keys=keys.column_names, join_type="left semi", use_threads=False)
+                    again = pa.concat_tables([again, present])
         self.replacing(table, len(again))
         return again
 
@@ -66,9 +66,9 @@ class Inserted:
 def _shown(layout: Layout, file: DataFile, schema: Any) -> Any:
     """The keys in a file that the table shows (mode `scd2`: of current versions)."""
     versioned = IS_CURRENT in layout.schema.names
-    held = numbered(layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema)
-    live = np.ones(len(held), bool)
+    stored = numbered(layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema)
+    live = np.ones(len(stored), bool)
     live[Vectors(layout.root).read(file.add.get("deletionVector"))] = False
     if versioned:
-        live &= held[IS_CURRENT].to_numpy()
-    return held.select(schema.names).filter(pa.array(live))
+        live &= stored[IS_CURRENT].to_numpy()
+    return stored.select(schema.names).filter(pa.array(live))

@@ -79,12 +79,12 @@ class Listing:
     def after(self, actions: Sequence[Mapping[str, Any]]) -> "Listing":
         """The next version; the order of its actions says nothing."""
         by_kind = {kind: [each[kind] for each in actions if kind in each] for kind in _READ}
-        metadata, layout, known = self.metadata, self.layout, self.files
+        metadata, layout, files_before = self.metadata, self.layout, self.files
         for metadata in by_kind["metaData"]:
             layout = _layout(metadata, layout.root)
-            known = {path: DataFile.of(file.add, layout) for path, file in known.items()}
+            files_before = {path: DataFile.of(file.add, layout) for path, file in files_before.items()}
         removed = {remove["path"] for remove in by_kind["remove"]}
-        files = {path: file for path, file in known.items() if path not in removed}
+        files = {path: file for path, file in files_before.items() if path not in removed}
         files |= {add["path"]: DataFile.of(add, layout) for add in by_kind["add"]}
         positions = {**self.positions} | {txn["appId"]: int(txn["version"]) for txn in by_kind["txn"]}
         [protocol] = by_kind["protocol"] or [self.protocol]
@@ -97,8 +97,8 @@ def listing(spark: SparkSession, snapshot: Any, root: str) -> Listing | None:
     if not _known(metadata, protocol):
         return None
     layout = _layout(metadata, root)
-    found = DataFrame(snapshot.allFiles().toJSON().toDF(), spark).collect()
-    files = [DataFile.of(json.loads(row.value), layout) for row in found]
+    rows = DataFrame(snapshot.allFiles().toJSON().toDF(), spark).collect()
+    files = [DataFile.of(json.loads(row.value), layout) for row in rows]
     by_path = {file.add["path"]: file for file in files}
     return Listing(version, layout, by_path, time.monotonic(), metadata, positions(snapshot), protocol)
 
@@ -111,11 +111,11 @@ def version_of(snapshot: Any) -> tuple[int, Mapping[str, Any], Mapping[str, Any]
 
 def positions(snapshot: Any) -> Mapping[str, int]:
     """The last transaction of each application in a snapshot of Delta's."""
-    pairs, found = snapshot.transactions().iterator(), {}
+    pairs, by_app = snapshot.transactions().iterator(), {}
     while pairs.hasNext():
         pair = pairs.next()
-        found[str(pair._1())] = int(pair._2())  # noqa: SLF001 - Scala's names
-    return found
+        by_app[str(pair._1())] = int(pair._2())  # noqa: SLF001 - Scala's names
+    return by_app
 
 
 def replayed(root: str) -> Listing | None:
@@ -130,7 +130,7 @@ def replayed(root: str) -> Listing | None:
     if not commits or not whole or any("checkpoint" in name for name in names):
         return None
     versions = [[json.loads(line) for line in (log / name).read_bytes().splitlines()] for name in commits]
-    newest = {kind: told for actions in versions for action in actions for kind, told in action.items()}
+    newest = {kind: value for actions in versions for action in actions for kind, value in action.items()}
     if not _known(newest["metaData"], newest["protocol"]):
         return None
     return reduce(Listing.after, versions, Listing.before_the_first(root))
@@ -225,8 +225,10 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
 def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
     fields = json.loads(metadata["schemaString"])
     mapping = {field["name"]: field["metadata"] for field in fields["fields"]}
-    physical = {name: told.get("delta.columnMapping.physicalName", name) for name, told in mapping.items()}
+    physical = {name: details.get("delta.columnMapping.physicalName", name) for name, details in mapping.items()}
     ids = {
-        name: int(told["delta.columnMapping.id"]) for name, told in mapping.items() if "delta.columnMapping.id" in told
+        name: int(details["delta.columnMapping.id"])
+        for name, details in mapping.items()
+        if "delta.columnMapping.id" in details
     }
     return Layout(root, to_arrow_schema(StructType.fromJson(fields), timezone="UTC"), physical, ids)

@@ -51,12 +51,12 @@ class Maintenance:
 
     def run(self, kept: Kept) -> Health | None:
         """One table's compaction, and else one table's vacuum, if any is due."""
-        name = max(self._commits, key=lambda found: self._commits[found], default=None)
+        name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and 0 < self._compact_every <= self._commits[name]:
             self._commits[name] = 0
             self.compact(name)
             return health(self._tables, name)
-        name = min(self._vacuumed, key=lambda found: self._vacuumed[found], default=None)
+        name = min(self._vacuumed, key=lambda table: self._vacuumed[table], default=None)
         if name is None or not self._compact_every or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S:
             return None
         self._vacuumed[name] = time.monotonic()
@@ -66,12 +66,12 @@ class Maintenance:
     def compact(self, name: str) -> None:
         """Make few files of many, and leave masked rows out; no reader sees another row."""
         for _ in range(_TRIES):
-            known = self._tables.listing(name)
-            groups = [] if known is None else compaction.chosen(known.files.values())
-            if known is None or not compaction.affordable(groups):
+            listing = self._tables.listing(name)
+            groups = [] if listing is None else compaction.chosen(listing.files.values())
+            if listing is None or not compaction.affordable(groups):
                 break
-            actions = [action for files in groups for action in joined(known.layout, files)]
-            if not actions or self._tables.rewrite(name, known, actions):
+            actions = [action for files in groups for action in joined(listing.layout, files)]
+            if not actions or self._tables.rewrite(name, listing, actions):
                 return
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
 
@@ -102,9 +102,9 @@ class Maintenance:
 
 def health(tables: DeltaTables, name: str) -> Health:
     """Files, and rows that deletion vectors mask, of the newest version."""
-    known = tables.listing(name)
-    if known is not None:
-        return compaction.health(known.files.values())
+    listing = tables.listing(name)
+    if listing is not None:
+        return compaction.health(listing.files.values())
     files = DataFrame(tables.snapshot(name).allFiles().toDF(), tables.session(name))
     counts = files.agg(
         F.count("*"),

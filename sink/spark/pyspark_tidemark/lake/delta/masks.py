@@ -58,12 +58,12 @@ def decoded(vector: bytes) -> Any:
     magic, count = struct.unpack_from("<iq", vector)
     if magic != _MAGIC:
         raise ValueError(f"a deletion vector of the unknown kind {magic}")
-    at, found = 12, [np.empty(0, np.int64)]
+    at, parts = 12, [np.empty(0, np.int64)]
     for _ in range(count):
         (high,) = struct.unpack_from("<I", vector, at)
         low, at = _unroaring(vector, at + 4)
-        found.append(low.astype(np.int64) + (high << 32))
-    return np.concatenate(found)
+        parts.append(low.astype(np.int64) + (high << 32))
+    return np.concatenate(parts)
 
 
 def z85(data: bytes) -> str:
@@ -119,11 +119,11 @@ def _unroaring(data: bytes, at: int) -> tuple[Any, int]:
         runs = np.zeros(count, np.uint8)
     head = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2)
     at += 4 * count + (4 * count if not with_runs or count >= _NO_OFFSETS_BELOW else 0)
-    found = [np.empty(0, np.int64)]
+    parts = [np.empty(0, np.int64)]
     for (high, less), run in zip(head.tolist(), runs.tolist(), strict=True):
         low, at = _positions(data, at, less + 1, run=bool(run))
-        found.append(low.astype(np.int64) + (high << 16))
-    return np.concatenate(found), at
+        parts.append(low.astype(np.int64) + (high << 16))
+    return np.concatenate(parts), at
 
 
 def _positions(data: bytes, at: int, count: int, *, run: bool) -> tuple[Any, int]:

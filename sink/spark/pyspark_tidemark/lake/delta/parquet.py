@@ -71,15 +71,15 @@ class NewFile:
 
     def _statistics(self) -> str:
         physical = self._layout.physical
-        ends = {physical[name]: _told(*found) for name, found in self._ends.items()}
-        found = {
+        ends = {physical[name]: _told(*column_ends) for name, column_ends in self._ends.items()}
+        statistics = {
             "numRecords": self._rows,
             "minValues": {name: low for name, (low, _) in ends.items() if low is not None},
             "maxValues": {name: high for name, (_, high) in ends.items() if high is not None},
             "nullCount": {physical[name]: nulls for name, nulls in self._nulls.items()},
             "tightBounds": True,
         }
-        return json.dumps(found, separators=(",", ":"))
+        return json.dumps(statistics, separators=(",", ":"))
 
 
 def pieces(layout: Layout, add: Mapping[str, Any], gone: Any) -> Iterator[Any]:

@@ -126,8 +126,8 @@ class DeltaTables:
 
     def version(self, name: str) -> int:
         """The newest Delta version; -1 if there is no table."""
-        known = self._listings.get(name)
-        return int(self.snapshot(name).version()) if known is None else known.version
+        current = self._listings.get(name)
+        return int(self.snapshot(name).version()) if current is None else current.version
 
     def committed_at(self, name: str, version: int) -> datetime | None:
         """When a version was written; None: the log does not go back so far."""
@@ -135,8 +135,9 @@ class DeltaTables:
 
     def schema(self, name: str) -> Any:
         """The pyarrow.Schema of the newest version, with the identities of its columns."""
-        known = self.listing(name)
-        fields = json.loads(self.snapshot(name).schema().json() if known is None else known.metadata["schemaString"])
+        current = self.listing(name)
+        text = self.snapshot(name).schema().json() if current is None else current.metadata["schemaString"]
+        fields = json.loads(text)
         ids = {
             field["name"]: field["metadata"][_COLUMN_ID]
             for field in fields["fields"]
@@ -152,16 +153,16 @@ class DeltaTables:
         """
         if self._is_local and not Path(self.path(name), "_delta_log").is_dir():
             return None
-        known = self.listing(name)
-        snapshot = self.snapshot(name) if known is None else None
+        current = self.listing(name)
+        snapshot = self.snapshot(name) if current is None else None
         if snapshot is not None and snapshot.version() < 0:
             return None
-        found = positions(snapshot) if known is None else known.positions
-        if self._app_id not in found:
+        by_app = positions(snapshot) if current is None else current.positions
+        if self._app_id not in by_app:
             raise SourceError(
                 "ErrTargetForeign", f"{self.path(name)} exists, but not by this changefeed; choose another --target"
             )
-        return found[self._app_id]
+        return by_app[self._app_id]
 
     def create(self, changes: Changes, rows: Any) -> None:
         """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of its columns.
@@ -210,7 +211,7 @@ class DeltaTables:
             SourceError: ErrTargetBusy.
         """
         if self.listing(name) is not None:
-            self.change(name, lambda known: evolved(known.metadata, known.protocol))
+            self.change(name, lambda current: evolved(current.metadata, current.protocol))
             return
         version, metadata, protocol = version_of(self.snapshot(name))
         actions = [told(_ALTERED, {}, version), *evolved(metadata, protocol)]
@@ -226,11 +227,11 @@ class DeltaTables:
             SourceError: ErrTargetBusy.
         """
         for _ in range(_TRIES):
-            known = self.listing(name)
-            actions = made(known) if known is not None else ()
-            if known is None or not actions:
+            current = self.listing(name)
+            actions = made(current) if current is not None else ()
+            if current is None or not actions:
                 return False
-            if self._put(name, known, [told(_ALTERED, {}, known.version), *actions]):
+            if self._put(name, current, [told(_ALTERED, {}, current.version), *actions]):
                 return True
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
@@ -239,11 +240,11 @@ class DeltaTables:
 
         On other file systems than the local one that is every table: pyarrow would need credentials of its own.
         """
-        known = self._listings.get(name)
-        if (known is None or not known.fresh) and self._is_local:
+        current = self._listings.get(name)
+        if (current is None or not current.fresh) and self._is_local:
             path = self.path(name)
-            known = self._listings[name] = replayed(path) or listing(self._spark, self.snapshot(name), path)
-        return known
+            current = self._listings[name] = replayed(path) or listing(self._spark, self.snapshot(name), path)
+        return current
 
     def forget_listing(self, name: str) -> None:
         """The table was changed by somebody else."""
@@ -259,37 +260,37 @@ class DeltaTables:
         """
         name = changes.table.name
         for _ in range(_TRIES):
-            known = self.listing(name)
-            if known is None:
+            current = self.listing(name)
+            if current is None:
                 return False
-            if self.commit(changes, known, made(known)):
+            if self.commit(changes, current, made(current)):
                 return True
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
-    def commit(self, changes: Changes, known: Listing, actions: Actions) -> bool:
+    def commit(self, changes: Changes, current: Listing, actions: Actions) -> bool:
         """Put a version beside `known`, fenced by the cut's end; False if somebody else was faster.
 
         Raises:
             SourceError: ErrTargetBusy, that was this cut.
         """
         name = changes.table.name
-        info = told("CUT", {"end_ts": str(changes.end_ts)}, known.version)
-        if self._put(name, known, [info, fence(self._app_id, changes.end_ts), *actions]):
+        info = told("CUT", {"end_ts": str(changes.end_ts)}, current.version)
+        if self._put(name, current, [info, fence(self._app_id, changes.end_ts), *actions]):
             return True
         if (self.position(name) or 0) >= changes.end_ts:
             raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
         return False
 
-    def rewrite(self, name: str, known: Listing, actions: Actions) -> bool:
+    def rewrite(self, name: str, current: Listing, actions: Actions) -> bool:
         """Put a version with the same rows beside `known`: no cut, so no fence. False if somebody else was faster."""
-        return self._put(name, known, [told("COMPACT", {}, known.version), *actions])
+        return self._put(name, current, [told("COMPACT", {}, current.version), *actions])
 
-    def _put(self, name: str, known: Listing, actions: Actions) -> bool:
-        version = known.version + 1
+    def _put(self, name: str, current: Listing, actions: Actions) -> bool:
+        version = current.version + 1
         if not commit(self._log(name), self._jvm, version, actions):
             self._listings.pop(name, None)
             return False
-        self._listings[name] = known.after(actions)
+        self._listings[name] = current.after(actions)
         if version > 0 and version % CHECKPOINT_EVERY == 0:
             self._beside.submit(self._checkpoint, name)
         return True

@@ -44,13 +44,13 @@ class Upsert:
         if changes.emptied:
             return self._replace(changes)
         name, key = changes.table.name, changes.table.key
-        known = self._tables.listing(name)
-        if not changes.in_arrow or (known is None and not changes.here):
-            return self._by_tasks(changes, known)
+        listing = self._tables.listing(name)
+        if not changes.in_arrow or (listing is None and not changes.here):
+            return self._by_tasks(changes, listing)
         folded = fold(changes.arrow, key)
         if not len(folded.last):
             return False
-        if self._tables.apply(changes, lambda found: self._actions(name, found, folded, key)):
+        if self._tables.apply(changes, lambda current: self._actions(name, current, folded, key)):
             return True
         return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
 
@@ -61,8 +61,9 @@ class Upsert:
         if changes.in_arrow:
             live = fold(changes.arrow, key).live
 
-            def made(known: Listing) -> Actions:
-                return all_removed(known.files.values()) + written(known.layout, fitted(live, known.layout.schema))
+            def made(listing: Listing) -> Actions:
+                rows = fitted(live, listing.layout.schema)
+                return all_removed(listing.files.values()) + written(listing.layout, rows)
 
             if self._tables.apply(changes, made):
                 return True
@@ -70,13 +71,13 @@ class Upsert:
         self._tables.overwrite(changes, _live(last, changes))
         return True
 
-    def _by_tasks(self, changes: Changes, known: Listing | None) -> bool:
+    def _by_tasks(self, changes: Changes, listing: Listing | None) -> bool:
         """A large cut: an append if no file holds one of its keys, as of most of a dump's, else a MERGE."""
         name, key = changes.table.name, changes.table.key
         last = fold_frame(changes.frame(self._tables.session(name)), key)
-        if known is None:
+        if listing is None:
             return self._merge(changes, last)
-        updated, inserted = _may_meet(last, key, known)
+        updated, inserted = _may_meet(last, key, listing)
         again = self._inserted_again(name, last, key) if inserted else 0
         if updated or again:
             self._merge(changes, last)
@@ -111,12 +112,12 @@ class Upsert:
             session.catalog.dropTempView("changes")  # it may hold the rows
         return True
 
-    def _actions(self, name: str, known: Listing, folded: Folded, key: Sequence[str]) -> Actions:
+    def _actions(self, name: str, listing: Listing, folded: Folded, key: Sequence[str]) -> Actions:
         """Rows masked in the files that hold them, and one new file."""
-        again = self._tables.inserted.there(name, known, folded.new.select(list(key)))
+        again = self._tables.inserted.there(name, listing, folded.new.select(list(key)))
         keys = pa.concat_tables([folded.known.select(list(key)), again])
-        gone = without(known.layout, known.files.values(), keys)
-        return gone + written(known.layout, fitted(folded.live, known.layout.schema))
+        gone = without(listing.layout, listing.files.values(), keys)
+        return gone + written(listing.layout, fitted(folded.live, listing.layout.schema))
 
 
 def _live(last: DataFrame, changes: Changes) -> DataFrame:
@@ -124,15 +125,15 @@ def _live(last: DataFrame, changes: Changes) -> DataFrame:
     return last.where(f"_op <> '{DELETE}'").select(*[quoted(name) for name in lake_columns(changes.table)])
 
 
-def _may_meet(last: DataFrame, key: Sequence[str], known: Listing) -> tuple[bool, bool]:
+def _may_meet(last: DataFrame, key: Sequence[str], listing: Listing) -> tuple[bool, bool]:
     """Whether a file may hold a key that may have been there, and one that is inserted; reads the changes once."""
     is_new = F.col("_first_op") == INSERT
     columns = [F.when(of, F.col(quoted(name))) for of in (~is_new, is_new) for name in key]
     counts = [F.count_if(~is_new), F.count_if(is_new)]
-    found = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
-    lows, highs = found[2 : 2 + len(columns)], found[2 + len(columns) :]
-    files = [file.bounds for file in known.files.values()]
+    aggregates = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
+    lows, highs = aggregates[2 : 2 + len(columns)], aggregates[2 + len(columns) :]
+    files = [file.bounds for file in listing.files.values()]
     return (
-        found[0] > 0 and any_near(key, lows[: len(key)], highs[: len(key)], files),
-        found[1] > 0 and any_near(key, lows[len(key) :], highs[len(key) :], files),
+        aggregates[0] > 0 and any_near(key, lows[: len(key)], highs[: len(key)], files),
+        aggregates[1] > 0 and any_near(key, lows[len(key) :], highs[len(key) :], files),
     )

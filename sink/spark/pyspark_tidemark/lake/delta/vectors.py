@@ -21,9 +21,9 @@ class Vectors:
     def add(self, positions: Any) -> dict[str, Any]:
         """How an action names a vector of these positions."""
         vector = masks.encoded(positions)
-        found = {"offset": len(self._data), "sizeInBytes": len(vector), "cardinality": len(positions)}
+        place = {"offset": len(self._data), "sizeInBytes": len(vector), "cardinality": len(positions)}
         self._data += masks.framed(vector)
-        return {"storageType": "u", "pathOrInlineDv": masks.z85(self._id.bytes)} | found
+        return {"storageType": "u", "pathOrInlineDv": masks.z85(self._id.bytes)} | place
 
     def read(self, named: Mapping[str, Any] | None) -> Any:
         """The positions of a vector, none for a file without one."""

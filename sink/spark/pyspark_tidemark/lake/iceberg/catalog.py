@@ -78,19 +78,19 @@ class Catalog:
 
     def newest_cut(self, table: Any) -> set[int]:
         """The snapshots of the cut that the current one holds, rewrites of it included."""
-        found: set[int] = set()
+        snapshot_ids: set[int] = set()
         snapshot = table.currentSnapshot()
         cut = snapshot.summary().get(CUT)
         while snapshot is not None and snapshot.summary().get(CUT) == cut:
-            found.add(int(snapshot.snapshotId()))
+            snapshot_ids.add(int(snapshot.snapshotId()))
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
-        return found
+        return snapshot_ids
 
-    def layout(self, table: Any, key: Sequence[str], held: Sequence[Bounds] | None = None) -> Layout:
+    def layout(self, table: Any, key: Sequence[str], key_ranges: Sequence[Bounds] | None = None) -> Layout:
         """What is needed to write files of a table."""
         schema = self.schema(table)
-        ranges = None if held is None else tuple(held)
+        ranges = None if key_ranges is None else tuple(key_ranges)
         return Layout(f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key), ranges)
 
     def schema(self, table: Any) -> Any:
@@ -111,8 +111,8 @@ class Catalog:
 
     def schema_of(self, table: Any, snapshot_id: int) -> Any:
         """The pyarrow.Schema that a snapshot was written with, with field ids."""
-        found = table.schemas().get(table.snapshot(snapshot_id).schemaId())
-        return arrow_schema(self._iceberg.SchemaParser.toJson(found))
+        schema = table.schemas().get(table.snapshot(snapshot_id).schemaId())
+        return arrow_schema(self._iceberg.SchemaParser.toJson(schema))
 
     def has_widened(self, table: Any) -> bool:
         """Whether a column had another type in an earlier schema, so that files may hold it as that."""
@@ -205,7 +205,7 @@ class Catalog:
         low, high = file.lowerBounds(), file.upperBounds()
         if low is None or high is None or low.get(number) is None or high.get(number) is None:
             return None
-        ends = [self._iceberg.types.Conversions.fromByteBuffer(kind, found.get(number)) for found in (low, high)]
+        ends = [self._iceberg.types.Conversions.fromByteBuffer(kind, bound.get(number)) for bound in (low, high)]
         plain = [str(end.toString()) if hasattr(end, "toString") else end for end in ends]
         return plain[0], plain[1]
 

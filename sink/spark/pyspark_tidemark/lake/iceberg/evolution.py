@@ -98,11 +98,11 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     The columns have other field ids than before, so that no file of the earlier table can be taken for one of this;
     snapshots of cuts before show it as it was. Nobody else may commit meanwhile.
     """
-    found = catalog.load(table.name)
-    transaction = found.newTransaction()
+    stored = catalog.load(table.name)
+    transaction = stored.newTransaction()
     earlier = transaction.updateSchema()
     earlier.setIdentifierFields(catalog.strings(()))
-    for column in catalog.schema(found).names:
+    for column in catalog.schema(stored).names:
         earlier.deleteColumn(column)
     earlier.commit()
     own = transaction.updateSchema().allowIncompatibleChanges()
@@ -113,5 +113,5 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     own.commit()
     catalog.record_column_ids(transaction, table.column_ids)
     delete = transaction.newDelete().deleteFromRowFilter(catalog.always_true)
-    catalog.fenced(delete, catalog.position(found, table.name) or ts)
+    catalog.fenced(delete, catalog.position(stored, table.name) or ts)
     catalog.commit_transaction(transaction)

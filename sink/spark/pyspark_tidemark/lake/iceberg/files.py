@@ -128,7 +128,7 @@ def _write(layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any
 
 
 def _names(written: Sequence[Written]) -> Any:
-    columns = [[found.path for found in written], [found.deletes for found in written]]
+    columns = [[file.path for file in written], [file.deletes for file in written]]
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[0], pa.string()), pa.array(columns[1], pa.bool_())], schema=WRITTEN
     )

@@ -26,17 +26,17 @@ class Held:
         snapshot = table.currentSnapshot()
         if snapshot is None or not key:
             return []
-        known = self._known.get(name)
-        if known is None or known[0] != snapshot.snapshotId():
-            known = self._known[name] = (int(snapshot.snapshotId()), self._read(table, key))
-        return known[1]
+        cached = self._known.get(name)
+        if cached is None or cached[0] != snapshot.snapshotId():
+            cached = self._known[name] = (int(snapshot.snapshotId()), self._read(table, key))
+        return cached[1]
 
     def committed(self, name: str, table: Any, key: Sequence[str], files: Sequence[Any]) -> None:
         """A snapshot was put on top of the one that `ranges` told of, with files more."""
         if not key:
             return
-        found = [*self._known.get(name, (0, []))[1], *self.bounds_of(table, key, files)]
-        kept = found if len(found) <= MOST_RANGES else coarser(found)
+        ranges = [*self._known.get(name, (0, []))[1], *self.bounds_of(table, key, files)]
+        kept = ranges if len(ranges) <= MOST_RANGES else coarser(ranges)
         self._known[name] = (int(table.currentSnapshot().snapshotId()), kept)
 
     def forget(self, name: str) -> None:
@@ -53,8 +53,8 @@ class Held:
         """The bounds of the key's columns in each of the files, as Iceberg names them."""
         ids = field_ids(self._catalog.schema(table))
         columns = {name: (ids[name], table.schema().findType(ids[name])) for name in key}
-        found: list[Bounds] = []
+        bounds: list[Bounds] = []
         for file in files:
             ends = {name: self._catalog.bounds(file, *column) for name, column in columns.items()}
-            found.append({name: told for name, told in ends.items() if told is not None})
-        return found
+            bounds.append({name: end for name, end in ends.items() if end is not None})
+        return bounds

@@ -74,15 +74,15 @@ class Inserted:
 
     def committed(self, name: str, table: Any, key: Sequence[str], rows: Sequence[Any], deletes: Sequence[str]) -> None:
         """A snapshot was put on top of another one: with files of rows, and of deletes at these locations."""
-        known, snapshot = self._known.get(name), table.currentSnapshot()
-        if known is None or snapshot.parentId() != known.snapshot:
+        cached, snapshot = self._known.get(name), table.currentSnapshot()
+        if cached is None or snapshot.parentId() != cached.snapshot:
             self._known.pop(name, None)
             return
         sequence = int(snapshot.sequenceNumber())
         ids = field_ids(self._catalog.schema(table))
         named = frozenset(ids[column] for column in key)
-        data = (*known.data, *self._data(table, key, rows, sequence))
-        gone = (*known.deletes, *(_File(location, sequence, key=named) for location in deletes))
+        data = (*cached.data, *self._data(table, key, rows, sequence))
+        gone = (*cached.deletes, *(_File(location, sequence, key=named) for location in deletes))
         self._known[name] = _Shown(int(snapshot.snapshotId()), data, gone)
 
     def forget(self, name: str) -> None:
@@ -94,14 +94,14 @@ class Inserted:
         snapshot = table.currentSnapshot()
         if snapshot is None:
             return _Shown(0, (), ())
-        known = self._known.get(name)
-        if known is None or known.snapshot != snapshot.snapshotId():
+        cached = self._known.get(name)
+        if cached is None or cached.snapshot != snapshot.snapshotId():
             tasks = self._catalog.listed(table.newScan().includeColumnStats().planFiles())
             data = self._data(table, key, [task.file() for task in tasks], None)
-            found = {delete.location(): delete for task in tasks for delete in task.deletes()}
-            deletes = tuple(_delete(location, file) for location, file in found.items())
-            known = self._known[name] = _Shown(int(snapshot.snapshotId()), data, deletes)
-        return known
+            by_location = {delete.location(): delete for task in tasks for delete in task.deletes()}
+            deletes = tuple(_delete(location, file) for location, file in by_location.items())
+            cached = self._known[name] = _Shown(int(snapshot.snapshotId()), data, deletes)
+        return cached
 
     def _data(self, table: Any, key: Sequence[str], files: Sequence[Any], sequence: int | None) -> tuple[_File, ...]:
         bounds = self._bounds_of(table, key, files)
@@ -110,9 +110,9 @@ class Inserted:
                 str(file.location()),
                 int(file.dataSequenceNumber()) if sequence is None else sequence,
                 int(file.recordCount()),
-                found,
+                file_bounds,
             )
-            for file, found in zip(files, bounds, strict=True)
+            for file, file_bounds in zip(files, bounds, strict=True)
         )
 
     def _hits(self, name: str, file: _File, digests: Any, ids: Sequence[int], schema: Any) -> Any:
@@ -129,8 +129,10 @@ def _delete(location: str, file: Any) -> _File:
 def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Sequence[int]) -> Any:
     """Those of `keys` that a data file holds and no younger delete names; one of another key counts for nothing."""
     named = [file for file in deletes if file.key == frozenset(ids)]
-    held, gone = (_last(keys, files, ids) for files in (data, named))
-    both = held.join(gone, keys=keys.column_names, join_type="left outer", right_suffix="_deleted", use_threads=False)
+    written, gone = (_last(keys, files, ids) for files in (data, named))
+    both = written.join(
+        gone, keys=keys.column_names, join_type="left outer", right_suffix="_deleted", use_threads=False
+    )
     shown = pc.greater_equal(both["_sequence"], pc.fill_null(both["_sequence_deleted"], -1))
     return both.filter(shown).select(keys.column_names).cast(keys.schema)
 
@@ -139,10 +141,10 @@ def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
     """The keys that are in one of the files, with the largest of these files' sequence numbers."""
     parts = [keys.slice(0, 0).append_column("_sequence", pa.array([], pa.int64()))]
     for file in files:
-        found = keys.join(
+        matching = keys.join(
             _read(file.location, ids, keys.schema), keys=keys.column_names, join_type="left semi", use_threads=False
         )
-        parts.append(found.append_column("_sequence", pa.array([file.sequence] * len(found), pa.int64())))
+        parts.append(matching.append_column("_sequence", pa.array([file.sequence] * len(matching), pa.int64())))
     grouped = pa.concat_tables(parts, promote_options="permissive").group_by(keys.column_names)
     return grouped.aggregate([("_sequence", "max")]).rename_columns([*keys.column_names, "_sequence"])
 

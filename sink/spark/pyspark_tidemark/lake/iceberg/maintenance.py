@@ -67,7 +67,7 @@ class Maintenance:
             return _result(done)
         if not self._compact_every or time.monotonic() < self._not_before:
             return None
-        name = max(self._commits, key=lambda found: self._commits[found], default=None)
+        name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and self._commits[name] >= self._compact_every:
             self._running = self._pool.submit(self._work, name, kept)
         return None
@@ -120,14 +120,14 @@ class Maintenance:
         """
         with self._committing:
             table = self._catalog.load(name)
-            old = [int(found.snapshotId()) for found in table.snapshots()]
+            old = [int(snapshot.snapshotId()) for snapshot in table.snapshots()]
             shown = kept.versions(name) & set(old[-MOST_SNAPSHOTS:]) | self._catalog.newest_cut(table)
-            gone = [found for found in old if found not in shown]
+            gone = [snapshot_id for snapshot_id in old if snapshot_id not in shown]
             if len(gone) < _EXPIRE_EVERY_COMMITS:
                 return
             update = table.expireSnapshots()
-            for found in gone:
-                update.expireSnapshotId(found)
+            for snapshot_id in gone:
+                update.expireSnapshotId(snapshot_id)
             update.commit()
 
     def health(self, name: str) -> Health:

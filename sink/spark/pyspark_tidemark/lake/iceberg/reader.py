@@ -33,8 +33,8 @@ class Snapshot:
         self.data = [task.file() for task in tasks]
         self._masked = [task.file() for task in tasks if len(task.deletes())]
         self._whole = [task.file() for task in tasks if not len(task.deletes())]
-        found = {delete.location(): delete for task in tasks for delete in task.deletes()}
-        self.deletes = list(found.values())
+        by_location = {delete.location(): delete for task in tasks for delete in task.deletes()}
+        self.deletes = list(by_location.values())
 
     def frame(self) -> DataFrame:
         """The rows."""
@@ -62,9 +62,9 @@ class Snapshot:
     def _numbered(self, files: Sequence[Any], schema: StructType) -> DataFrame:
         """Rows with the sequence number of their file."""
         numbers = [(_basename(file.location()), int(file.dataSequenceNumber())) for file in files]
-        known = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
+        sequences = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
         rows = self._read(files, schema).withColumn("_file", F.col("_metadata.file_name"))
-        return rows.join(known, "_file").drop("_file")
+        return rows.join(sequences, "_file").drop("_file")
 
     def _read(self, files: Sequence[Any], schema: StructType) -> DataFrame:
         return self._spark.read.schema(schema).parquet(*[file.location() for file in files])

@@ -57,8 +57,8 @@ class IcebergTarget:
             SourceError: ErrTargetForeign, ErrTableNoKey.
         """
         check_key(table, self._mode)
-        found = self._catalog.load(table.name)
-        return None if found is None else self._catalog.position(found, table.name)
+        stored = self._catalog.load(table.name)
+        return None if stored is None else self._catalog.position(stored, table.name)
 
     def version(self, table: TableMeta) -> int:
         """The current snapshot's id."""
@@ -66,8 +66,8 @@ class IcebergTarget:
 
     def schema(self, table: TableMeta) -> Any:
         """The current columns, with their identities."""
-        found = self._catalog.load(table.name)
-        return with_column_ids(self._catalog.schema(found), self._catalog.column_ids(found))
+        stored = self._catalog.load(table.name)
+        return with_column_ids(self._catalog.schema(stored), self._catalog.column_ids(stored))
 
     def storable(self, schema: Any) -> Any:
         """With Iceberg's types."""
@@ -103,20 +103,20 @@ class IcebergTarget:
 
     def is_empty(self, table: TableMeta) -> bool:
         """Read from the current snapshot."""
-        found = self._catalog.load(table.name)
-        snapshot = found.currentSnapshot()
+        stored = self._catalog.load(table.name)
+        snapshot = stored.currentSnapshot()
         if snapshot is None:
             return True
-        return bool(Snapshot(self._spark.newSession(), self._catalog, found, snapshot.snapshotId()).frame().isEmpty())
+        return bool(Snapshot(self._spark.newSession(), self._catalog, stored, snapshot.snapshotId()).frame().isEmpty())
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """A snapshot without rows (upsert), or as it is (append)."""
         if self._mode != UPSERT:
             return
         with self._committing:
-            found = self._catalog.load(table.name)
-            position = self._catalog.position(found, table.name)
-            self._catalog.fenced(found.newDelete().deleteFromRowFilter(self._catalog.always_true), position or ts)
+            stored = self._catalog.load(table.name)
+            position = self._catalog.position(stored, table.name)
+            self._catalog.fenced(stored.newDelete().deleteFromRowFilter(self._catalog.always_true), position or ts)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
         """A snapshot without rows, and the new columns (upsert), else only the columns (append)."""
@@ -165,8 +165,8 @@ class IcebergTarget:
 
     def _apply(self, table: Any, changes: Changes) -> Applied:
         key = self._key(changes.table)
-        held = self._held.ranges(changes.table.name, table, key)
-        written, replaced = self._written(table, changes, self._catalog.layout(table, key, held))
+        key_ranges = self._held.ranges(changes.table.name, table, key)
+        written, replaced = self._written(table, changes, self._catalog.layout(table, key, key_ranges))
         if written or changes.emptied or table.currentSnapshot() is None:
             self._commit(table, changes, written)
             self._maintenance.committed(changes.table.name, deletes=any(file.deletes for file in written))

@@ -24,11 +24,11 @@ _TYPES = {name: found for found, name in _NAMES.items()}  # of those with one na
 _FIELD_ID = b"PARQUET:field_id"
 
 
-def type_name(found: Any) -> str:
+def type_name(kind: Any) -> str:
     """Iceberg's name of an Arrow type."""
-    if pa.types.is_decimal(found):
-        return f"decimal({found.precision}, {found.scale})"
-    return _NAMES[found]
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _NAMES[kind]
 
 
 def schema_json(schema: Any, key: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ class Database(Protocol):
     def quoted_table(self, name: str) -> str:
         """The two identifiers of `database.table`: the first dot is between them."""
 
-    def type_of(self, found: Any, *, key_columns: int) -> str:
+    def type_of(self, kind: Any, *, key_columns: int) -> str:
         """The column type of an Arrow type; with `key_columns` > 0 one that an index of so many columns can hold."""
 
     def lock(self, cursor: Any, name: str) -> bool:

@@ -80,18 +80,18 @@ class DatabaseManifest:
                     f"SELECT end_ts FROM {tables.TABLES} WHERE app = %s AND name = %s",  # noqa: S608 - ours
                     (self._app, _moved(ts)),
                 )
-                found = cursor.fetchone()
+                row = cursor.fetchone()
             self._connection.commit()
-        return found is not None
+        return row is not None
 
     def cuts(self) -> list[CutRecord]:
         """All kept cuts."""
         with explained(self._database):
             with self._connection.cursor() as cursor:
                 cursor.execute(f"SELECT document FROM {tables.CUTS} WHERE app = %s ORDER BY end_ts", (self._app,))  # noqa: S608 - ours
-                found = records(row[0] for row in cursor.fetchall())
+                cuts = records(row[0] for row in cursor.fetchall())
             self._connection.commit()
-        return found
+        return cuts
 
     def tidy(self, horizon: datetime) -> None:
         """Once for so many cuts, remove those from before `horizon`, but never the newest."""

@@ -98,19 +98,19 @@ class MySql:
         """See `Database`."""
         return ".".join(map(quoted, name.split(".", 1)))
 
-    def type_of(self, found: Any, *, key_columns: int) -> str:
+    def type_of(self, kind: Any, *, key_columns: int) -> str:
         """See `Database`."""
-        if pa.types.is_decimal(found):
-            return f"decimal({found.precision}, {found.scale})"
-        if key_columns and found == pa.string():
+        if pa.types.is_decimal(kind):
+            return f"decimal({kind.precision}, {kind.scale})"
+        if key_columns and kind == pa.string():
             return f"varchar({_KEY_BYTES // key_columns // 4}) CHARACTER SET utf8mb4 COLLATE {self._key_collation}"
-        if key_columns and found == pa.binary():
+        if key_columns and kind == pa.binary():
             return f"varbinary({_KEY_BYTES // key_columns})"
-        if key_columns and found == pa.timestamp("us", tz="UTC"):
+        if key_columns and kind == pa.timestamp("us", tz="UTC"):
             return (
                 "timestamp(6) NOT NULL DEFAULT '2000-01-01 00:00:00'"  # without one, old servers set it by themselves
             )
-        return _TYPES[found]
+        return _TYPES[kind]
 
     def lock(self, cursor: Any, name: str) -> bool:
         """A named lock of the connection."""

@@ -67,11 +67,11 @@ class Postgres:
         """See `Database`."""
         return ".".join(map(self.quoted, name.split(".", 1)))
 
-    def type_of(self, found: Any, *, key_columns: int) -> str:  # noqa: ARG002 - any type can be indexed
+    def type_of(self, kind: Any, *, key_columns: int) -> str:  # noqa: ARG002 - any type can be indexed
         """See `Database`."""
-        if pa.types.is_decimal(found):
-            return f"numeric({found.precision}, {found.scale})"
-        return _TYPES[found]
+        if pa.types.is_decimal(kind):
+            return f"numeric({kind.precision}, {kind.scale})"
+        return _TYPES[kind]
 
     def lock(self, cursor: Any, name: str) -> bool:
         """An advisory lock of the session."""

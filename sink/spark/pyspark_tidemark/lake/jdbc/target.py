@@ -49,13 +49,13 @@ class JdbcTarget:
         check_key(table, self._mode)
         check_held(table, self._mode, self._database.format)
         with self._transaction() as cursor:
-            known = tables.known(cursor, self._app, table.name)
-            if known is None and columns_of(cursor, table.name):
+            fence = tables.known(cursor, self._app, table.name)
+            if fence is None and columns_of(cursor, table.name):
                 raise SourceError(
                     "ErrTargetForeign",
                     f"the table {table.name} is there, but not by this changefeed; choose another --target",
                 )
-        return None if known is None or known.end_ts == tables.NOT_YET else known.end_ts
+        return None if fence is None or fence.end_ts == tables.NOT_YET else fence.end_ts
 
     def version(self, table: TableMeta) -> int:
         """The newest cut: a database shows no other."""
@@ -64,14 +64,14 @@ class JdbcTarget:
     def schema(self, table: TableMeta) -> Any:
         """What the table was made as, if it still has these columns; columns of somebody else count as text."""
         with self._transaction() as cursor:
-            known = tables.known(cursor, self._app, table.name)
-            assert known is not None
+            fence = tables.known(cursor, self._app, table.name)
+            assert fence is not None
             actual = columns_of(cursor, table.name)
-            altered = self._database.is_altered(cursor, table.name, _mark(known.next_schema))
-        for schema in (known.next_schema, known.schema) if altered else (known.schema, known.next_schema):
+            altered = self._database.is_altered(cursor, table.name, _mark(fence.next_schema))
+        for schema in (fence.next_schema, fence.schema) if altered else (fence.schema, fence.next_schema):
             if sorted(schema.names) == sorted(actual):
                 return schema
-        named = {field.name: field for field in known.schema}
+        named = {field.name: field for field in fence.schema}
         return pa.schema([named.get(name, pa.field(name, pa.string())) for name in actual])
 
     def storable(self, schema: Any) -> Any:
@@ -94,8 +94,8 @@ class JdbcTarget:
         table, counting = changes.table, _Counting(changes)
         self._tell_keys_apart(table)
         with self._transaction(table.name) as cursor:
-            known = tables.known(cursor, self._app, table.name, lock=True)
-            if known is not None and known.end_ts >= changes.end_ts:
+            fence = tables.known(cursor, self._app, table.name, lock=True)
+            if fence is not None and fence.end_ts >= changes.end_ts:
                 raise SourceError("ErrTargetBusy", f"another job has applied this cut to {table.name}", retryable=True)
             key = table.key if self._mode == UPSERT else ()
             self._database.stage(cursor, self._columns(table.schema, table.key), counting, key)
@@ -220,7 +220,7 @@ class JdbcTarget:
         types = [
             self._database.type_of(field.type, key_columns=count) for field, count in zip(schema, indexed, strict=True)
         ]
-        return [f"{name} {found}" for name, found in zip(names, types, strict=True)]
+        return [f"{name} {kind}" for name, kind in zip(names, types, strict=True)]
 
     def _statements(self, table: TableMeta) -> list[str]:
         columns = lake_columns(table, self._mode)

@@ -50,14 +50,14 @@ def _csv_column(column: Any) -> Any:
 
 
 def _literals(column: Any) -> Any:
-    found = column.type
-    if pa.types.is_binary(found):
+    kind = column.type
+    if pa.types.is_binary(kind):
         return pc.binary_join_element_wise("x'", hexadecimal(column), "'", "")
-    if pa.types.is_boolean(found):
+    if pa.types.is_boolean(kind):
         return column.cast(pa.int8()).cast(pa.string())
-    if pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_decimal(found):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
-    if pa.types.is_timestamp(found):
+    if pa.types.is_timestamp(kind):
         column = column.cast(pa.timestamp("us"))
     text = pc.replace_substring(column.cast(pa.string()), "\\", "\\\\")
     return pc.binary_join_element_wise("'", pc.replace_substring(text, "'", "\\'"), "'", "")
