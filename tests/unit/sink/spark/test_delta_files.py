@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta import masks, parquet
+from pyspark_tidemark.lake.delta import parquet, roaring
+from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
 from pyspark_tidemark.lake.delta.files import DataFile, joined, without, written
-from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.vectors import Vectors
+from pyspark_tidemark.lake.delta.parquet import Layout
 from pyspark_tidemark.lake.fold import fold
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
@@ -47,7 +47,7 @@ def shown(listing):
     found = []
     for file in listing.files.values():
         rows = pq.read_table(f"{listing.layout.root}/{file.add['path']}").rename_columns(COLUMNS)
-        gone = Vectors(listing.layout.root).read(file.add.get("deletionVector"))
+        gone = DeletionVectors(listing.layout.root).read(file.add.get("deletionVector"))
         assert len(gone) < len(rows) == json.loads(file.add["stats"])["numRecords"]
         assert json.loads(file.add["stats"])["tightBounds"] == (len(gone) == 0)
         found += rows.take(np.setdiff1d(np.arange(len(rows)), gone)).to_pylist()
@@ -127,12 +127,12 @@ def test_files_from_before_columns_changed_are_joined_as_the_table_is_now(tmp_pa
 
 
 def test_vectors_in_the_log_in_a_folder_and_by_their_path_are_read(tmp_path):
-    vector, number = masks.encoded(np.array([3, 70_000])), uuid.uuid4()
+    vector, number = roaring.encoded(np.array([3, 70_000])), uuid.uuid4()
     size = {"sizeInBytes": len(vector), "cardinality": 2}
     (tmp_path / "ab").mkdir()
     path = Path(tmp_path) / "ab" / f"deletion_vector_{number}.bin"
-    path.write_bytes(masks.VERSION + masks.framed(vector))
+    path.write_bytes(roaring.VERSION + roaring.framed(vector))
     padded = vector + b"\0" * (-len(vector) % 4)
-    for kind, place in (("i", masks.z85(padded)), ("u", "ab" + masks.z85(number.bytes)), ("p", str(path))):
+    for kind, place in (("i", roaring.z85(padded)), ("u", "ab" + roaring.z85(number.bytes)), ("p", str(path))):
         named = {"storageType": kind, "pathOrInlineDv": place, "offset": 1} | size
-        assert Vectors(str(tmp_path)).read(named).tolist() == [3, 70_000]
+        assert DeletionVectors(str(tmp_path)).read(named).tolist() == [3, 70_000]

@@ -7,12 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
 from pyspark_tidemark.lake.delta.endings import replaced, searched
 from pyspark_tidemark.lake.delta.files import joined
-from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.parquet import pieces
-from pyspark_tidemark.lake.delta.vectors import Vectors
+from pyspark_tidemark.lake.delta.parquet import Layout, pieces
 from pyspark_tidemark.lake.spans import endings, versions
 
 from tests.unit.sink.spark.test_fold import HISTORIES, KEY, SCHEMA, changes_of
@@ -45,7 +44,7 @@ def cut(listing, rows):
 def shown(listing):
     found = []
     for file in listing.files.values():
-        gone = Vectors(listing.layout.root).read(file.add.get("deletionVector"))
+        gone = DeletionVectors(listing.layout.root).read(file.add.get("deletionVector"))
         rows = pa.concat_tables(list(pieces(listing.layout, file.add, gone)))
         assert file.ended == (rows["valid_to_ts"].null_count == 0), "ended versions have files of their own"
         found += [tuple(row.values()) for row in rows.to_pylist()]

@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
 from pyspark_tidemark.lake.delta.files import DataFile, meeting, numbered, without_rows, written
-from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.parquet import pieces
-from pyspark_tidemark.lake.delta.vectors import Vectors
+from pyspark_tidemark.lake.delta.parquet import Layout, pieces
 from pyspark_tidemark.lake.mode import IS_CURRENT, VALID_TO
 from pyspark_tidemark.lake.schema import fitted
 
@@ -26,7 +25,7 @@ def searched(files: Iterable[DataFile], ends: Any) -> list[DataFile]:
 
 def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
     """The actions of a cut: current versions of keys in `ends` end, `new` versions (pyarrow.Table) begin."""
-    layout, vectors, actions = listing.layout, Vectors(listing.layout.root), []
+    layout, vectors, actions = listing.layout, DeletionVectors(listing.layout.root), []
     rows = [fitted(new, layout.schema)]
     for file in searched(listing.files.values(), ends):
         gone = vectors.read(file.add.get("deletionVector"))

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tidemark.lake.delta.layout import Layout
-from pyspark_tidemark.lake.delta.parquet import NewFile, now_ms, pieces
-from pyspark_tidemark.lake.delta.vectors import Vectors
+from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
+from pyspark_tidemark.lake.delta.parquet import Layout, NewFile, now_ms, pieces
 from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.mode import VALID_TO
 from pyspark_tidemark.lake.ranges import Bounds, met
@@ -66,7 +65,7 @@ def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
 
 def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[str, Any]]:
     """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of files."""
-    actions, vectors = [], Vectors(layout.root)
+    actions, vectors = [], DeletionVectors(layout.root)
     for file in meeting(files, keys):
         stored = numbered(layout, file, keys.schema)
         removed = stored.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
@@ -82,7 +81,9 @@ def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
     return list(itertools.compress(all_files, met(keys, [file.bounds for file in all_files])))
 
 
-def without_rows(file: DataFile, gone: Any, positions: Any, rows: int, vectors: Vectors) -> list[dict[str, Any]]:
+def without_rows(
+    file: DataFile, gone: Any, positions: Any, rows: int, vectors: DeletionVectors
+) -> list[dict[str, Any]]:
     """The actions that take the rows at `positions` out of a file of so many rows, of which those at `gone` are out.
 
     The new vector goes into `vectors`.
@@ -109,7 +110,7 @@ def joined(layout: Layout, files: Sequence[DataFile], filled: Sequence[tuple[str
 
     The columns `filled` hold a value (pyarrow.Scalar) in each of these rows.
     """
-    vectors, new, changed = Vectors(layout.root), NewFile(layout), bool(filled)
+    vectors, new, changed = DeletionVectors(layout.root), NewFile(layout), bool(filled)
     for file in files:
         for rows in pieces(layout, file.add, vectors.read(file.add.get("deletionVector"))):
             new.add(_with(rows, filled))

@@ -6,10 +6,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
 from pyspark_tidemark.lake.delta.files import DataFile, meeting, numbered
-from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.vectors import Vectors
+from pyspark_tidemark.lake.delta.parquet import Layout
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 from pyspark_tidemark.lake.mode import IS_CURRENT
 
@@ -68,7 +68,7 @@ def _shown(layout: Layout, file: DataFile, schema: Any) -> Any:
     versioned = IS_CURRENT in layout.schema.names
     stored = numbered(layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema)
     live = np.ones(len(stored), bool)
-    live[Vectors(layout.root).read(file.add.get("deletionVector"))] = False
+    live[DeletionVectors(layout.root).read(file.add.get("deletionVector"))] = False
     if versioned:
         live &= stored[IS_CURRENT].to_numpy()
     return stored.select(schema.names).filter(pa.array(live))

@@ -1,23 +1,57 @@
-"""One Parquet file of a Delta table: written in pieces, with statistics of all of them; read without masked rows.
+"""The Parquet files of a Delta table: written in pieces, with statistics of all of them; read without deleted rows.
+
+A `Layout` says where a table's files are, and what they call its columns: with column mapping, by physical names and
+field ids that renaming leaves alone.
 
 Invariant: however large files are, what is in memory of them is a few pieces.
 """
 
+import dataclasses
 import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull
 from pyspark_tidemark.lake.schema import fitted
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What is needed to read and write a table's files."""
+
+    root: str
+    schema: Any
+    """The table's columns (pyarrow.Schema)."""
+    physical: Mapping[str, str]
+    """What files call them."""
+    ids: Mapping[str, int]
+    """Their field ids; none without column mapping."""
+
+    def location(self, add: Mapping[str, Any]) -> str:
+        """Where the file of an action is."""
+        return f"{self.root}/{unquote(add['path'])}"
+
+    @property
+    def stored(self) -> Any:
+        """The schema of a new file."""
+        return pa.schema([self._stored(field) for field in self.schema])
+
+    def _stored(self, field: Any) -> Any:
+        number = self.ids.get(field.name)
+        metadata = None if number is None else {_FIELD_ID: str(number)}
+        return pa.field(self.physical[field.name], field.type, metadata=metadata)
+
 
 _STATISTICS = 32  # Delta's own default: so many columns
 _TEXT = 32  # and so many characters of a text; a longer one bounds nothing from above

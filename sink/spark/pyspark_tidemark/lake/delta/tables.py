@@ -21,7 +21,6 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.delta.files import written
 from pyspark_tidemark.lake.delta.inserted import Inserted
-from pyspark_tidemark.lake.delta.layout import Layout
 from pyspark_tidemark.lake.delta.log import (
     CHECKPOINT_EVERY,
     Listing,
@@ -35,6 +34,7 @@ from pyspark_tidemark.lake.delta.log import (
     told,
     version_of,
 )
+from pyspark_tidemark.lake.delta.parquet import Layout
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import table_path

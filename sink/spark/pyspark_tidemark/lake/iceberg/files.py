@@ -28,7 +28,7 @@ class Layout:
     """The table's schema with field ids, serialized."""
     key: tuple[str, ...]
     """What equality deletes name; empty: nothing is ever deleted."""
-    held: tuple[Bounds, ...] | None = None
+    key_ranges: tuple[Bounds, ...] | None = None
     """All keys of the table are within one of these; None: that is not known."""
     doubts_inserts: bool = False
     """Whether tasks write deletes of the keys that are inserted, too: some are there already."""
@@ -45,9 +45,9 @@ class Layout:
 
     def there(self, rows: Any) -> Any:
         """Those of `rows` (pyarrow.Table) whose keys the table may hold."""
-        if self.held is None or not self.key or not len(rows):
+        if self.key_ranges is None or not self.key or not len(rows):
             return rows
-        return rows.filter(possible(rows.select(list(self.key)), self.held, MOST_NEAR))
+        return rows.filter(possible(rows.select(list(self.key)), self.key_ranges, MOST_NEAR))
 
 
 @dataclasses.dataclass(frozen=True)

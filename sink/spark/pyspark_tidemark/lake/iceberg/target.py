@@ -18,8 +18,8 @@ from pyspark_tidemark.lake.fold import fold, fold_frame, met_keys
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.evolution import add_filled, begin_anew, evolve
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Layout, Written, rows_by_task, write, written_by_task
-from pyspark_tidemark.lake.iceberg.held import Held
 from pyspark_tidemark.lake.iceberg.inserted import Inserted
+from pyspark_tidemark.lake.iceberg.key_ranges import KeyRanges
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.iceberg.types import storable
@@ -40,8 +40,8 @@ class IcebergTarget:
         self._root = root
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
-        self._held = Held(self._catalog)
-        self._inserted = Inserted(self._catalog, self._held.bounds_of)
+        self._key_ranges = KeyRanges(self._catalog)
+        self._inserted = Inserted(self._catalog, self._key_ranges.bounds_of)
         self._committing = threading.Lock()
         self._maintenance = Maintenance(spark, self._catalog, self._committing, compact_every)
 
@@ -157,7 +157,7 @@ class IcebergTarget:
 
     def _forget(self, name: str) -> None:
         """What is remembered of a table's files is of another table, or by another key."""
-        self._held.forget(name)
+        self._key_ranges.forget(name)
         self._inserted.forget(name)
 
     def _key(self, table: TableMeta) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class IcebergTarget:
 
     def _apply(self, table: Any, changes: Changes) -> Applied:
         key = self._key(changes.table)
-        key_ranges = self._held.ranges(changes.table.name, table, key)
+        key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
         written, replaced = self._written(table, changes, self._catalog.layout(table, key, key_ranges))
         if written or changes.emptied or table.currentSnapshot() is None:
             self._commit(table, changes, written)
@@ -186,7 +186,7 @@ class IcebergTarget:
                 rows = self._catalog.replace(table, written, changes.end_ts)
             else:
                 rows = self._catalog.commit(table, written, key, changes.end_ts)
-            self._held.committed(name, table, key, rows)
+            self._key_ranges.committed(name, table, key, rows)
             self._inserted.committed(name, table, key, rows, [file.path for file in written if file.deletes])
 
     def _written(self, table: Any, changes: Changes, layout: Layout) -> tuple[list[Written], int]:
@@ -214,13 +214,13 @@ class IcebergTarget:
     def _inserted_again(self, table: Any, last: DataFrame, layout: Layout) -> int:
         """How many of the keys that a large cut inserts the table has already: looked for unless bounds exclude all."""
         snapshot = table.currentSnapshot()
-        if snapshot is None or not layout.held:
+        if snapshot is None or not layout.key_ranges:
             return 0
         columns = [F.col(quoted(name)) for name in layout.key]
         inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
         ends = inserted.agg(F.count("*"), *map(F.min, columns), *map(F.max, columns)).collect()[0]
         lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
-        if not ends[0] or not any_near(layout.key, lows, highs, layout.held):
+        if not ends[0] or not any_near(layout.key, lows, highs, layout.key_ranges):
             return 0
         shown = Snapshot(self._spark, self._catalog, table, snapshot.snapshotId()).frame().select(*columns)
         return met_keys(shown, inserted, layout.key)

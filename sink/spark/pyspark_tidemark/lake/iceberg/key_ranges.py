@@ -14,8 +14,8 @@ from pyspark_tidemark.lake.ranges import Bounds, coarser
 MOST_RANGES = 256
 
 
-class Held:
-    """The bounds of tables' files, read from their metadata once and kept with each commit."""
+class KeyRanges:
+    """The key ranges of tables' files, read from their metadata once and kept with each commit."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -46,6 +46,7 @@ class Held:
     def _read(self, table: Any, key: Sequence[str]) -> list[Bounds]:
         summary = table.currentSnapshot().summary()
         if int(summary.get("total-data-files") or 0) > MOST_RANGES:
+            # Too many files to read the bounds of: no bounds at all, which include every key.
             return [{}]
         return self.bounds_of(table, key, self._catalog.files(table))
 

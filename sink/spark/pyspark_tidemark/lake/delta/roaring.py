@@ -1,4 +1,4 @@
-"""Deletion vectors: the positions of rows that a data file holds and its table does not. Pure.
+"""Deletion vectors as bytes: the positions of rows that a data file has and its table does not. Pure.
 
 Written as Delta's protocol says (PROTOCOL.md, "Deletion Vector Format"): a 64-bit portable Roaring bitmap, in a file
 with a size before and a CRC-32 behind each, or in the log itself as Z85 text.

@@ -6,24 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_tidemark.lake.delta import masks
+from pyspark_tidemark.lake.delta import roaring
 from pyspark_tidemark.lake.iceberg.files import file_system
 
 
-class Vectors:
-    """The deletion vectors of a table; new ones go into one file, which is there when it is closed."""
+class DeletionVectors:
+    """The deletion vectors of a table; new ones go into one file, which is written by `close`."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._id = uuid.uuid4()
-        self._data = bytearray(masks.VERSION)
+        self._data = bytearray(roaring.VERSION)
 
     def add(self, positions: Any) -> dict[str, Any]:
         """How an action names a vector of these positions."""
-        vector = masks.encoded(positions)
+        vector = roaring.encoded(positions)
         place = {"offset": len(self._data), "sizeInBytes": len(vector), "cardinality": len(positions)}
-        self._data += masks.framed(vector)
-        return {"storageType": "u", "pathOrInlineDv": masks.z85(self._id.bytes)} | place
+        self._data += roaring.framed(vector)
+        return {"storageType": "u", "pathOrInlineDv": roaring.z85(self._id.bytes)} | place
 
     def read(self, named: Mapping[str, Any] | None) -> Any:
         """The positions of a vector, none for a file without one."""
@@ -31,16 +31,16 @@ class Vectors:
             return np.empty(0, np.int64)
         kind, place = named["storageType"], named["pathOrInlineDv"]
         if kind == "i":
-            return masks.decoded(masks.unz85(place)[: named["sizeInBytes"]])
-        location = self._location(uuid.UUID(bytes=masks.unz85(place[-20:])), place[:-20]) if kind == "u" else place
+            return roaring.decoded(roaring.unz85(place)[: named["sizeInBytes"]])
+        location = self._location(uuid.UUID(bytes=roaring.unz85(place[-20:])), place[:-20]) if kind == "u" else place
         system, path = file_system(location)
         with system.open_input_file(path) as file:
-            data = file.read_at(named["sizeInBytes"] + masks.FRAME_BYTES, named.get("offset", 1))
-        return masks.decoded(masks.unframed(data))
+            data = file.read_at(named["sizeInBytes"] + roaring.FRAME_BYTES, named.get("offset", 1))
+        return roaring.decoded(roaring.unframed(data))
 
     def close(self) -> None:
         """Write the new ones."""
-        if len(self._data) == len(masks.VERSION):
+        if len(self._data) == len(roaring.VERSION):
             return
         system, path = file_system(self._location(self._id, ""))
         with system.open_output_stream(path) as file:
