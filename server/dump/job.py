@@ -132,8 +132,8 @@ class DumpRecords:
 
     async def job(self) -> Job | None:
         """What was asked for; None: nothing yet."""
-        found = await self._meta.get(self._job)
-        return Job.parse(found.value) if found else None
+        pair = await self._meta.get(self._job)
+        return Job.parse(pair.value) if pair else None
 
     async def put_job(self, before: Job | None, job: Job) -> None:
         """Ask for something else than `before`. Durable.
@@ -149,8 +149,8 @@ class DumpRecords:
 
     async def tables(self, job: Job) -> list[TableProgress]:
         """What is durable of the job's tables, in the order of their ids, as those of the start come first."""
-        found = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
-        return sorted((each for each in found if each.job == job.id), key=lambda each: each.table_id)
+        tables = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
+        return sorted((each for each in tables if each.job == job.id), key=lambda each: each.table_id)
 
     async def put_tables(self, tables: Iterable[TableProgress]) -> None:
         """Keep what is durable. Durable when it returns."""
@@ -163,8 +163,8 @@ class DumpRecords:
 
     async def checkpoint_ts(self) -> int:
         """Up to which everything is at the target, durably; 0 if nothing is known."""
-        found = await self._meta.get(keys.status(self._changefeed))
-        return checkpoint_of(found.value) if found else 0
+        pair = await self._meta.get(keys.status(self._changefeed))
+        return checkpoint_of(pair.value) if pair else 0
 
 
 def parse_progress(text: bytes) -> TableProgress:

@@ -30,8 +30,8 @@ class DumpingPuller:
     @property
     def table_pullers(self) -> Sequence[Puller]:
         """The log's, if it pulls regions."""
-        found: Sequence[Puller] = getattr(self._log, "table_pullers", ())
-        return found
+        pullers: Sequence[Puller] = getattr(self._log, "table_pullers", ())
+        return pullers
 
     @property
     def slowest_peer(self) -> Peer | None:

@@ -48,13 +48,13 @@ class DumpScope:
         Raises:
             ChangefeedNotExistsError: there is none.
         """
-        found = await meta.get(keys.info(changefeed))
-        if found is None:
+        pair = await meta.get(keys.info(changefeed))
+        if pair is None:
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
-        info = ChangefeedInfo.from_json(found.value)
+        info = ChangefeedInfo.from_json(pair.value)
         names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
-        asked = cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
-        return asked if info.state.is_running else replace(asked, awaited=info.rules, stands=_stands(info))
+        scope = cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
+        return scope if info.state.is_running else replace(scope, awaited=info.rules, stands=_stands(info))
 
     def check(self, job: Job) -> None:
         """Refuse names that no table has.
@@ -67,9 +67,9 @@ class DumpScope:
                 if name in self.ignored:
                     raise DumpInvalidError(f"{option} {name}: {_left_out(name)}")
                 if name not in self.names and not self._may_come(name):
-                    known = ", ".join(sorted(self.names)[:_NAMED]) or "none"
+                    names = ", ".join(sorted(self.names)[:_NAMED]) or "none"
                     raise DumpInvalidError(
-                        f"{option} {name}: changefeed {self.changefeed} has no such table; its tables are {known}"
+                        f"{option} {name}: changefeed {self.changefeed} has no such table; its tables are {names}"
                     )
         for name in job.where:
             if _WILDCARD.search(name) or not job.takes(name):
@@ -79,7 +79,7 @@ class DumpScope:
         schema_name, _, table_name = name.partition(".")
         return TableFilter(self.awaited).takes(schema_name, table_name)
 
-    def others(self, job: Job, told: Collection[str]) -> dict[str, tuple[str, str]]:
+    def others(self, job: Job, listed: Collection[str]) -> dict[str, tuple[str, str]]:
         """Tables that the job takes and nothing is read of, beside those that are `told`: a state, and why."""
         missing = {
             name: ("waiting", "no table of the changefeed has this name now")
@@ -87,7 +87,7 @@ class DumpScope:
             if name not in self.names
         }
         left_out = {name: (IGNORED, _left_out(name)) for name in self.ignored if job.takes(name)}
-        return {name: each for name, each in (missing | left_out).items() if name not in told}
+        return {name: each for name, each in (missing | left_out).items() if name not in listed}
 
 
 def _exact(patterns: Iterable[str]) -> Iterable[str]:

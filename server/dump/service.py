@@ -34,7 +34,7 @@ class DumpService:
         scope = await self._scope(request.changefeed_id)
         records = DumpRecords(self._meta, request.changefeed_id)
         before = await records.job()
-        wanted = _job(request)
+        job = _job(request)
         if request.where and scope.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
                 "tables of the cluster are read from the store, which knows no SQL: leave the conditions out"
@@ -43,17 +43,17 @@ class DumpService:
             raise DumpUnsupportedError(
                 "the store sums no rows: leave --verify out, and compare the lake by tidemark cli verify"
             )
-        scope.check(wanted)
+        scope.check(job)
         if before is not None and before.since_ts:
-            wanted = await self._with_rereads(records, before, wanted)
-        if before is not None and replace(wanted, id=before.id, attempt=before.attempt) == before:
-            wanted = before  # the same once more
-        if before is not wanted:
+            job = await self._with_rereads(records, before, job)
+        if before is not None and replace(job, id=before.id, attempt=before.attempt) == before:
+            job = before  # the same once more
+        if before is not job:
             if before is not None and not is_over(await records.tables(before)):
                 raise DumpStateError("a dump of the changefeed is under way: pause, resume, update or restart it")
-            await records.put_job(before, wanted)
-        elif is_over(await records.tables(wanted)):
-            await records.put_job(before, replace(wanted, id=uuid.uuid4().hex))
+            await records.put_job(before, job)
+        elif is_over(await records.tables(job)):
+            await records.put_job(before, replace(job, id=uuid.uuid4().hex))
         return pb.StartDumpResponse(**await self._status(request.changefeed_id))
 
     async def PauseDump(self, request: pb.PauseDumpRequest, context: Context) -> pb.PauseDumpResponse:
@@ -74,10 +74,10 @@ class DumpService:
         """Go on in another order, or at another pace."""
         del context
         scope, records, job = await self._existing(request.changefeed_id)
-        wanted = _updated(job, request)
+        updated = _updated(job, request)
         scope.check(Job(job.id, priority=dict(request.priority)))
-        if wanted != job:
-            await records.put_job(job, wanted)
+        if updated != job:
+            await records.put_job(job, updated)
         return pb.UpdateDumpResponse(**await self._status(request.changefeed_id))
 
     async def RestartDump(self, request: pb.RestartDumpRequest, context: Context) -> pb.RestartDumpResponse:
@@ -122,15 +122,15 @@ class DumpService:
             "status": table_messages(changefeed, job, tables, others),
         }
 
-    async def _with_rereads(self, records: DumpRecords, before: Job, wanted: Job) -> Job:
+    async def _with_rereads(self, records: DumpRecords, before: Job, job: Job) -> Job:
         """A new job also reads what the one before was to read again, if cuts still wait for it."""
         checkpoint_ts = await records.checkpoint_ts()
         since_ts = {name: ts for name, ts in before.since_ts.items() if ts >= checkpoint_ts}
         if not since_ts:
-            return wanted
-        missing = [glob.escape(name) for name in since_ts if not wanted.takes(name)]
+            return job
+        missing = [glob.escape(name) for name in since_ts if not job.takes(name)]
         reasons = {name: before.reasons[name] for name in since_ts if name in before.reasons}
-        return replace(wanted, tables=(*wanted.tables, *missing), reasons=reasons, since_ts=since_ts)
+        return replace(job, tables=(*job.tables, *missing), reasons=reasons, since_ts=since_ts)
 
     async def _waits(self, records: DumpRecords, job: Job) -> str:
         """What a pause keeps from going on, beside the dump: cuts wait for tables that are read again."""

@@ -61,12 +61,12 @@ def table_messages(
 ) -> list[pb.DumpStatus]:
     """Table by table, by name; `others` are asked for, but nothing is read of them: their state, and why."""
     foremost = max((job.priority_of(each.name) for each in tables if not each.state.is_over), default=0)
-    found = [_table(changefeed, job, each, foremost) for each in tables]
-    found += [
+    messages = [_table(changefeed, job, each, foremost) for each in tables]
+    messages += [
         pb.DumpStatus(changefeed_id=changefeed, table=name, state=state, error=why, eta_seconds=ETA_UNKNOWN)
         for name, (state, why) in others.items()
     ]
-    return sorted(found, key=lambda each: each.table)
+    return sorted(messages, key=lambda each: each.table)
 
 
 def _table(changefeed: str, job: Job, each: TableProgress, foremost: int) -> pb.DumpStatus:

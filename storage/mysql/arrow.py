@@ -75,12 +75,12 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
             raise CorruptError(f"a row of {table.name} has the format {int(formats.max())}; a newer version wrote it")
         parts = [(kind, at[formats == kind]) for kind in (IMAGE, BINARY_ROW)]
         parts = [(kind, mine) for kind, mine in parts if len(mine)]
-        found = [_columns(table, kind, data, begin[mine] + 1, end[mine]) for kind, mine in parts]
-    if not found:
+        part_columns = [_columns(table, kind, data, begin[mine] + 1, end[mine]) for kind, mine in parts]
+    if not part_columns:
         return [pa.nulls(len(rows), arrow_type(column)) for column in table.columns]
-    if len(found) == 1 and len(at) == len(rows):
-        return found[0]
-    return _together([mine for _, mine in parts], found, len(rows))
+    if len(part_columns) == 1 and len(at) == len(rows):
+        return part_columns[0]
+    return _together([mine for _, mine in parts], part_columns, len(rows))
 
 
 def has_odd_values(column: Column) -> bool:

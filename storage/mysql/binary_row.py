@@ -58,27 +58,27 @@ class BinaryShape:
         """The shape of these columns, all selected in their order."""
         return cls(tuple(NUMBER_BYTES.get(column.type, 0) for column in columns))
 
-    def find(self, data: Bytes, at: Offsets, wanted: Collection[int]) -> dict[int, Cells]:
+    def find(self, data: Bytes, at: Offsets, places: Collection[int]) -> dict[int, Cells]:
         """The cells of the columns `wanted`, by place, in the rows that begin at `at`."""
-        return self._walk(data, at, wanted, max(wanted, default=-1) + 1)[1]
+        return self._walk(data, at, places, max(places, default=-1) + 1)[1]
 
     def ends(self, data: Bytes, at: Offsets) -> Offsets:
         """Where the rows that begin at `at` end."""
         return self._walk(data, at, (), len(self.columns))[0]
 
-    def _walk(self, data: Bytes, at: Offsets, wanted: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
+    def _walk(self, data: Bytes, at: Offsets, places: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
         nulls = Nulls(data, at + _HEAD_BYTES)
-        found: dict[int, Cells] = {}
+        cells: dict[int, Cells] = {}
         at = at + (_HEAD_BYTES + (len(self.columns) + _NULLS_FROM_BIT + 7) // 8)
         for place, size in enumerate(self.columns[:count]):
             null = nulls.of(place + _NULLS_FROM_BIT)
             begin, end = (at, at + size) if size else _sized_cells(data, at)
             if null is not None:
                 begin, end = np.where(null, at, begin), np.where(null, at, end)
-            if place in wanted:
-                found[place] = Cells(begin, end, None if null is None else ~null)
+            if place in places:
+                cells[place] = Cells(begin, end, None if null is None else ~null)
             at = end
-        return at, found
+        return at, cells
 
 
 def binary_keys(data: Bytes, at: Offsets, columns: Sequence[Column], key: tuple[KeyColumn, ...]) -> pa.Array:
@@ -139,8 +139,8 @@ def _moments(column: Column, size: int, data: Bytes, cells: Cells) -> Lines:
     if column.type is Type.DATETIME2:
         return _with_fraction(column, whole + 0x8000000000, 5, micros)
     if column.type in {Type.TIMESTAMP, Type.TIMESTAMP2}:
-        since_1970, known = unpack_micros(packed)
-        seconds = np.where(known, since_1970 // _MICRO, 0)
+        since_1970, valid = unpack_micros(packed)
+        seconds = np.where(valid, since_1970 // _MICRO, 0)
         return _little(seconds, 4) if column.type is Type.TIMESTAMP else _with_fraction(column, seconds, 4, micros)
     date, clock = whole >> 17, whole & 0x1FFFF
     year, month, day = (date >> 5) // 13, (date >> 5) % 13, date & 31

@@ -40,13 +40,13 @@ class Bytes:
 
     def u8(self, at: Offsets) -> npt.NDArray[np.uint8]:
         """The byte at each offset."""
-        found: npt.NDArray[np.uint8] = self.u8s[at]
-        return found
+        values: npt.NDArray[np.uint8] = self.u8s[at]
+        return values
 
     def u64(self, at: Offsets) -> npt.NDArray[np.uint64]:
         """The eight bytes at each offset."""
-        found: npt.NDArray[np.uint64] = self._u64[at]
-        return found
+        values: npt.NDArray[np.uint64] = self._u64[at]
+        return values
 
     def number(self, at: Offsets, width: int) -> npt.NDArray[Any]:
         """The unsigned little-endian number of `width` bytes (1 to 8) at each offset, in some unsigned dtype."""

@@ -204,18 +204,18 @@ class Query:
 def _variables(data: bytes) -> dict[int, bytes]:
     """The session's variables that go with a statement, up to the first that is not of interest."""
     reader = Reader(data)
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     while reader.rest:
         code = reader.number(1)
         if code in _VARIABLE_BYTES:
-            found[code] = reader.take(_VARIABLE_BYTES[code])
+            values[code] = reader.take(_VARIABLE_BYTES[code])
         elif code in _TEXT_VARIABLES:
-            found[code] = reader.take(reader.number(1))
+            values[code] = reader.take(reader.number(1))
         elif code == _CATALOG:
-            found[code] = reader.take(reader.number(1) + 1)
+            values[code] = reader.take(reader.number(1) + 1)
         else:
             break
-    return found
+    return values
 
 
 @dataclass(frozen=True, slots=True)

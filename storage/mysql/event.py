@@ -89,9 +89,9 @@ ROWS: Final = WRITE_ROWS | UPDATE_ROWS | DELETE_ROWS
 
 
 def _table(types: Iterable[EventType]) -> npt.NDArray[np.bool_]:
-    found = np.zeros(256, np.bool_)
-    found[list(types)] = True
-    return found
+    is_member = np.zeros(256, np.bool_)
+    is_member[list(types)] = True
+    return is_member
 
 
 _IS_ROWS = _table(ROWS)
@@ -121,20 +121,20 @@ class Events:
     @property
     def timestamps(self) -> npt.NDArray[np.uint32]:
         """Seconds since the Unix epoch at which each statement began; 0 for events made for one reader only."""
-        found: npt.NDArray[np.uint32] = self.data.number(self.begin, 4)
-        return found
+        seconds: npt.NDArray[np.uint32] = self.data.number(self.begin, 4)
+        return seconds
 
     @property
     def next_positions(self) -> npt.NDArray[np.uint32]:
         """The offset in the log file after each event; 0 where it has none."""
-        found: npt.NDArray[np.uint32] = self.data.number(self.begin + 13, 4)
-        return found
+        positions: npt.NDArray[np.uint32] = self.data.number(self.begin + 13, 4)
+        return positions
 
     @property
     def flags(self) -> npt.NDArray[np.uint16]:
         """The flags of each header."""
-        found: npt.NDArray[np.uint16] = self.data.number(self.begin + 17, 2)
-        return found
+        flags: npt.NDArray[np.uint16] = self.data.number(self.begin + 17, 2)
+        return flags
 
     def check_known(self) -> None:
         """See that what each event does is known, or that its writer says it may be left out.
@@ -178,8 +178,8 @@ def split_events(data: Buffer, *, checksums: bool, begin: int = 0, end: int | No
         CorruptError: an event is shorter than its header.
     """
     stop = len(data) if end is None else end
-    found: list[int] = []
-    unpack, append, at, last = _SIZE.unpack_from, found.append, begin, stop - HEADER_BYTES
+    offsets: list[int] = []
+    unpack, append, at, last = _SIZE.unpack_from, offsets.append, begin, stop - HEADER_BYTES
     shortest = HEADER_BYTES + CHECKSUM_BYTES * checksums
     while at <= last:
         (size,) = unpack(data, at)
@@ -189,7 +189,7 @@ def split_events(data: Buffer, *, checksums: bool, begin: int = 0, end: int | No
             break
         append(at)
         at += size
-    return _events(data, found, checksums=checksums), at
+    return _events(data, offsets, checksums=checksums), at
 
 
 def split_packets(data: Buffer, *, checksums: bool, begin: int = 0, end: int | None = None) -> tuple[Events, int]:
@@ -203,8 +203,8 @@ def split_packets(data: Buffer, *, checksums: bool, begin: int = 0, end: int | N
         CorruptError: a packet's size is not that of its event.
     """
     stop = len(data) if end is None else end
-    found: list[int] = []
-    unpack, append, at = _PACKET.unpack_from, found.append, begin
+    offsets: list[int] = []
+    unpack, append, at = _PACKET.unpack_from, offsets.append, begin
     last = stop - PACKET_PREFIX_BYTES
     while at <= last:
         head, status = unpack(data, at)
@@ -213,7 +213,7 @@ def split_packets(data: Buffer, *, checksums: bool, begin: int = 0, end: int | N
             break
         append(at + PACKET_PREFIX_BYTES)
         at += 4 + size
-    events = _events(data, found, checksums=checksums)
+    events = _events(data, offsets, checksums=checksums)
     ends = np.append(events.begin[1:] - PACKET_PREFIX_BYTES, at) - CHECKSUM_BYTES * checksums
     if len(events) and not np.array_equal(events.end, ends):
         raise CorruptError("a packet's size is not that of the event in it")
@@ -247,7 +247,7 @@ def join_events(parts: Sequence[bytes]) -> Events:
     return Events(Bytes.padded(b"".join(parts)), begin, end)
 
 
-def _events(data: Buffer, found: list[int], *, checksums: bool) -> Events:
-    content, begin = Bytes(data), np.array(found, np.int64)
+def _events(data: Buffer, offsets: list[int], *, checksums: bool) -> Events:
+    content, begin = Bytes(data), np.array(offsets, np.int64)
     end = begin + content.number(begin + 9, 4).astype(np.int64) - CHECKSUM_BYTES * checksums
     return Events(content, begin, end)

@@ -79,7 +79,7 @@ class MysqlGtidSet:
         Raises:
             InvalidError: it has another form.
         """
-        found: dict[Source, list[tuple[int, int]]] = {}
+        intervals: dict[Source, list[tuple[int, int]]] = {}
         for part in filter(None, ("".join(part.split()) for part in text.split(","))):
             server, *rest = part.split(":")
             tag = ""
@@ -94,8 +94,8 @@ class MysqlGtidSet:
                     raise InvalidError(f"{part!r} is not a set of MySQL's GTIDs, like uuid:1-5:tag:1-2") from err
                 if not 1 <= pair[0] <= pair[1]:
                     raise InvalidError(f"{part!r} holds an empty interval")
-                found.setdefault(source, []).append(pair)
-        return cls({source: _merged(pairs) for source, pairs in found.items()})
+                intervals.setdefault(source, []).append(pair)
+        return cls({source: _merged(pairs) for source, pairs in intervals.items()})
 
     @classmethod
     def decode(cls, data: bytes) -> "MysqlGtidSet":

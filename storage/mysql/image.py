@@ -47,18 +47,18 @@ class Shape:
         """The size of a null bitmap."""
         return (len(self.columns) + 7) // 8
 
-    def find(self, data: Bytes, at: Offsets, wanted: Collection[int]) -> dict[int, Cells]:
+    def find(self, data: Bytes, at: Offsets, places: Collection[int]) -> dict[int, Cells]:
         """The cells of the columns `wanted`, by place, in the images that begin at `at`."""
-        return self._walk(data, at, wanted, max(wanted, default=-1) + 1)[1]
+        return self._walk(data, at, places, max(places, default=-1) + 1)[1]
 
     def ends(self, data: Bytes, at: Offsets) -> Offsets:
         """Where the images that begin at `at` end."""
         return self._walk(data, at, (), len(self.columns))[0]
 
-    def _walk(self, data: Bytes, at: Offsets, wanted: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
+    def _walk(self, data: Bytes, at: Offsets, places: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
         """Go over the first `count` columns; gives the offset behind them, and the cells `wanted`."""
         nulls = Nulls(data, at)
-        found: dict[int, Cells] = {}
+        cells: dict[int, Cells] = {}
         at, ahead = at + self.bitmap_bytes, 0  # the next cell is at `at + ahead`
         for place, (size, before, nullable) in enumerate(self.columns[:count]):
             null = nulls.of(place) if nullable else None
@@ -71,9 +71,9 @@ class Shape:
                 begin, ahead = at + ahead, ahead + size
             else:
                 begin, at, ahead = at + ahead, at + (np.where(null, 0, size) + ahead), 0
-            if place in wanted:
-                found[place] = Cells(begin, at + ahead, None if null is None else ~null)
-        return at + ahead, found
+            if place in places:
+                cells[place] = Cells(begin, at + ahead, None if null is None else ~null)
+        return at + ahead, cells
 
     def step(self, data: memoryview, at: int) -> int:
         """Where the one image that begins at `at` ends.
@@ -98,15 +98,15 @@ class Shape:
         """The cells of the one image that begins at `at`, without their lengths; None where null."""
         nulls = int.from_bytes(data[at : at + self.bitmap_bytes], "little")
         at += self.bitmap_bytes
-        found: list[bytes | None] = []
+        cells: list[bytes | None] = []
         for place, (fixed, before, _) in enumerate(self.columns):
             if nulls >> place & 1:
-                found.append(None)
+                cells.append(None)
                 continue
             begin = at + before
             at = begin + (int.from_bytes(data[at:begin], "little") if before else fixed)
-            found.append(bytes(data[begin:at]))
-        return found
+            cells.append(bytes(data[begin:at]))
+        return cells
 
 
 class Nulls:

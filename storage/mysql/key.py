@@ -75,12 +75,12 @@ def sized(piece: pa.Array) -> pa.Array:
 
 def without_pad(data: Bytes, begin: Offsets, end: Offsets, pad: bytes) -> Offsets:
     """Where the values end if nothing pads them."""
-    width, wanted = len(pad), int.from_bytes(pad, "little")
+    width, pad_number = len(pad), int.from_bytes(pad, "little")
     end = end.copy()
     padded = np.arange(len(end)) if width else np.zeros(0, np.int64)
     while len(padded):
         padded = padded[end[padded] - begin[padded] >= width]
-        padded = padded[data.number(end[padded] - width, width) == wanted]
+        padded = padded[data.number(end[padded] - width, width) == pad_number]
         end[padded] -= width
     return end
 

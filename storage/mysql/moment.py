@@ -90,8 +90,8 @@ def _pack(year: Packed, month: Packed, day: Packed, hour: Packed, minute: Packed
 
 
 def _byte(word: Packed, number: int) -> Packed:
-    found: Packed = word >> np.uint64(8 * number) & np.uint64(0xFF)
-    return found
+    value: Packed = word >> np.uint64(8 * number) & np.uint64(0xFF)
+    return value
 
 
 def _fraction(column: Column, data: Bytes, at: Offsets) -> npt.NDArray[np.uint64]:
@@ -157,13 +157,13 @@ def _unpacked(column: Column, packed: Packed, cells: Cells) -> pa.Array:
     if column.as_text:
         return _written(column, packed, cells)
     if column.type is Type.DATE:
-        days, known = unpack_days(packed)
-        return _array(column, days.astype(np.int32), known, cells)
+        days, valid = unpack_days(packed)
+        return _array(column, days.astype(np.int32), valid, cells)
     return _array(column, *unpack_micros(packed), cells)
 
 
-def _array(column: Column, values: npt.NDArray[np.int64 | np.int32], known: Mask, cells: Cells) -> pa.Array:
-    present = known if cells.present is None else known & cells.present
+def _array(column: Column, values: npt.NDArray[np.int64 | np.int32], valid: Mask, cells: Cells) -> pa.Array:
+    present = valid if cells.present is None else valid & cells.present
     return pa.array(values, mask=~present).cast(MOMENT_TYPES[column.type])
 
 

@@ -104,14 +104,14 @@ _Groups = list[tuple[int, npt.NDArray[np.uint64]]]
 def _groups(precision: int, scale: int, data: Bytes, at: Offsets) -> tuple[Mask, _Groups]:
     """Which values are negative, and each group's digits: as the first bit is flipped, it is set in positive ones."""
     negative = (data.u8(at) & np.uint8(0x80)) == 0
-    found: _Groups = []
+    groups: _Groups = []
     flipped = 0x80
     for digits, width in digit_groups(precision, scale):
         ones = np.uint64((1 << 8 * width) - 1)
         group = data.number_be(at, width) ^ np.where(negative, ones, np.uint64(0))
-        found.append((digits, group ^ np.uint64(flipped << 8 * (width - 1))))
+        groups.append((digits, group ^ np.uint64(flipped << 8 * (width - 1))))
         flipped, at = 0, at + width
-    return negative, found
+    return negative, groups
 
 
 def _wide(negative: Mask, groups: _Groups) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -130,6 +130,6 @@ def _wide(negative: Mask, groups: _Groups) -> tuple[npt.NDArray[np.int64], npt.N
 
 def _long_decimals(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     head, scale = bytes((column.meta >> 8, column.meta & 0xFF)), column.meta & 0xFF
-    found = data.slices(cells.begin, cells.end, cells.present).to_pylist()
-    texts = [None if cell is None else f"{decode_decimal(head + cell)[0]:.{scale}f}" for cell in found]
+    contents = data.slices(cells.begin, cells.end, cells.present).to_pylist()
+    texts = [None if cell is None else f"{decode_decimal(head + cell)[0]:.{scale}f}" for cell in contents]
     return pa.array(texts, pa.string())

@@ -65,17 +65,17 @@ class Reader:
 
     def bits(self, count: int) -> tuple[bool, ...]:
         """A bitmap of `count` bits, the least significant bit of each byte first."""
-        found = int.from_bytes(self.take((count + 7) // 8), "little")
-        return tuple(bool(found >> place & 1) for place in range(count))
+        number = int.from_bytes(self.take((count + 7) // 8), "little")
+        return tuple(bool(number >> place & 1) for place in range(count))
 
     def bits_be(self, count: int) -> tuple[bool, ...]:
         """A bitmap of `count` bits, the most significant bit of each byte first."""
-        found = self.take((count + 7) // 8)
-        return tuple(bool(found[place // 8] << place % 8 & 0x80) for place in range(count))
+        content = self.take((count + 7) // 8)
+        return tuple(bool(content[place // 8] << place % 8 & 0x80) for place in range(count))
 
     def packed_list(self) -> list[int]:
         """All length-encoded numbers up to the end."""
-        found = []
+        numbers = []
         while self.at < len(self.data):
-            found.append(self.packed())
-        return found
+            numbers.append(self.packed())
+        return numbers

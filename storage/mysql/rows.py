@@ -77,11 +77,11 @@ class TableMaps:
                 "the changefeed after that"
             )
         maps = events.of(EventType.TABLE_MAP)
-        found: list[TableRows] = []
+        groups: list[TableRows] = []
         for first, last in self._stretches(events, maps):
             self._learn(events, maps[(maps >= first) & (maps < last)])
-            found += self._grouped(events, events.rows, first, last)
-        return found
+            groups += self._grouped(events, events.rows, first, last)
+        return groups
 
     def _stretches(self, events: Events, maps: Offsets) -> Iterator[tuple[int, int]]:
         """Parts of `events` within which a number has one meaning: nearly always one part."""
@@ -91,13 +91,13 @@ class TableMaps:
     def _new_meanings(self, events: Events, maps: Offsets) -> list[int]:
         """The numbers of the TABLE_MAP events that say of a table_id something else than what was said before."""
         ids = _table_ids(events, maps)
-        found: list[int] = []
+        offsets: list[int] = []
         for table_id in np.unique(ids).tolist():
             mine = maps[ids == table_id]
             if table_id in self._tables and self._tables[table_id] != events.body(int(mine[0])):
-                found.append(int(mine[0]))
-            found += mine[1:][_differs(events, mine)].tolist()
-        return sorted(found)
+                offsets.append(int(mine[0]))
+            offsets += mine[1:][_differs(events, mine)].tolist()
+        return sorted(offsets)
 
     def _learn(self, events: Events, maps: Offsets) -> None:
         ids = _table_ids(events, maps)
@@ -157,9 +157,11 @@ def _waves(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, wave_rows_min:
 
 def _one_by_one(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, going: Offsets) -> _Wave:
     view, step = data.u8s.data, shape.step
-    found = [list(_of_event(view, step, *each)) for each in zip(at[going].tolist(), stop[going].tolist(), strict=True)]
-    bounds = np.array(list(itertools.chain.from_iterable(found)), np.int64).reshape(-1, 2)
-    return bounds[:, 0], bounds[:, 1], np.repeat(going, [len(images) for images in found])
+    images_by_event = [
+        list(_of_event(view, step, *each)) for each in zip(at[going].tolist(), stop[going].tolist(), strict=True)
+    ]
+    bounds = np.array(list(itertools.chain.from_iterable(images_by_event)), np.int64).reshape(-1, 2)
+    return bounds[:, 0], bounds[:, 1], np.repeat(going, [len(images) for images in images_by_event])
 
 
 def _of_event(

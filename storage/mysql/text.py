@@ -45,9 +45,9 @@ def geometries(column: Column, data: Bytes, cells: Cells) -> pa.Array:
 
 def json_texts(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     """MySQL's binary JSON as text."""
-    found = raw(data, cells).to_pylist()
+    contents = raw(data, cells).to_pylist()
     try:
-        return pa.array([None if cell is None else decode_json(cell) for cell in found], pa.string())
+        return pa.array([None if cell is None else decode_json(cell) for cell in contents], pa.string())
     except CorruptError as err:
         raise CorruptError(f"column {column.name}: {err.message}") from err
 
@@ -78,20 +78,20 @@ def _names(column: Column, number: int) -> str:
     return ",".join(name for bit, name in enumerate(column.elems) if number >> bit & 1)
 
 
-def _decoded(column: Column, found: pa.Array) -> pa.Array:
+def _decoded(column: Column, contents: pa.Array) -> pa.Array:
     charset = column.charset
-    if charset in UTF8 or (charset in _ASCII_TOO and _is_ascii(found)):
+    if charset in UTF8 or (charset in _ASCII_TOO and _is_ascii(contents)):
         try:
-            return found.cast(pa.string())
+            return contents.cast(pa.string())
         except pa.ArrowInvalid:  # not UTF-8 somewhere: find the nearest text, value by value
             charset = "utf8mb4"
-    distinct = found.dictionary_encode()
+    distinct = contents.dictionary_encode()
     names = [decode_text(charset, value) for value in distinct.dictionary.to_pylist()]
     return pa.array(names, pa.string()).take(distinct.indices)
 
 
-def _is_ascii(found: pa.Array) -> bool:
-    content = found.buffers()[2]
+def _is_ascii(texts: pa.Array) -> bool:
+    content = texts.buffers()[2]
     return content is None or not bool((np.frombuffer(content, np.uint8) & 0x80).any())
 
 

@@ -104,9 +104,9 @@ def _as_stored(_table: SourceTable, keys: pa.Array) -> pa.Array:
 class LocalChunks:
     """Implements `Chunks` for the tables of this process."""
 
-    def __init__(self, held: PulledTables, store: ClusterStore, keys_of: KeysOf = _as_stored) -> None:
+    def __init__(self, tables: PulledTables, store: ClusterStore, keys_of: KeysOf = _as_stored) -> None:
         """`keys_of` gives the keys under which the changes of a table tell its rows."""
-        self._held = held
+        self._held = tables
         self._store = store
         self._keys_of = keys_of
 
@@ -117,33 +117,36 @@ class LocalChunks:
 
     def tables(self) -> Mapping[int, Pulled]:
         """See `Chunks.tables`."""
-        return {key: Pulled(it.table, it.generation, it.rows.promised_ts) for key, it in self._held.all().items()}
+        return {
+            key: Pulled(pulled.table, pulled.generation, pulled.rows.promised_ts)
+            for key, pulled in self._held.all().items()
+        }
 
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
         """See `Chunks.read`; rounds of one table come one after the other. Not to be cancelled: a hold would stay."""
-        held = self._held.all().get(table_id)
-        if held is None:
+        table = self._held.all().get(table_id)
+        if table is None:
             raise TableAwayError(f"table {table_id} is not pulled here now; its chunk is read later")
-        async with held.rounds:
-            found = await self._round(held, pages)
-        if self._held.all().get(table_id) is not held:
+        async with table.rounds:
+            answer = await self._round(table, pages)
+        if self._held.all().get(table_id) is not table:
             raise TableAwayError(f"table {table_id} was pulled anew while it was read; its chunk is read again")
-        return found
+        return answer
 
-    async def _round(self, held: HoldableTable, pages: Sequence[Page]) -> RoundRead:
-        loop, rows = asyncio.get_running_loop(), held.rows
+    async def _round(self, table: HoldableTable, pages: Sequence[Page]) -> RoundRead:
+        loop, rows = asyncio.get_running_loop(), table.rows
         await loop.run_in_executor(rows.executor, rows.hold)
         try:
             ts = await self._store.now()
             await loop.run_in_executor(rows.executor, rows.hold_below, ts)
-            found = await together(self._page(held.table, page, ts) for page in pages)
+            page_rows = await together(self._page(table.table, page, ts) for page in pages)
             await self._store.check_kept(ts)
-            batches = [batch for _, batch in found if batch.num_rows]
+            batches = [batch for _, batch in page_rows if batch.num_rows]
             await loop.run_in_executor(rows.executor, rows.add_held, batches)
         except TidemarkError:
             await loop.run_in_executor(rows.executor, rows.let_go)
             raise
-        return RoundRead(ts, held.generation, tuple(page for page, _ in found))
+        return RoundRead(ts, table.generation, tuple(page for page, _ in page_rows))
 
     async def _page(self, table: SourceTable, page: Page, ts: int) -> tuple[PageRead, pa.RecordBatch]:
         began = time.monotonic()

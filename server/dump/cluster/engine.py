@@ -180,11 +180,11 @@ class ClusterDump:
         self._forget_lost(here)
         ready = [self._dumps[table_id] for table_id in self._surveyed if self._keeps_up(table_id, here[table_id])]
         dumps = job.foremost(ready)[: job.parallel]
-        found = [(dump, self._surveyed[dump.durable.table_id]) for dump in dumps]
+        chosen = [(dump, self._surveyed[dump.durable.table_id]) for dump in dumps]
         most = max(job.parallel // max(len(dumps), 1), 1)
         return [
             _Pick(dump.durable.table_id, dump.durable.name, dump, surveyed, _places(dump, most))
-            for dump, surveyed in found
+            for dump, surveyed in chosen
         ]
 
     def _keeps_up(self, table_id: int, pulled: Pulled) -> bool:
@@ -213,12 +213,12 @@ class ClusterDump:
         if self._surveyed.get(pick.table_id) is not surveyed or read.generation != surveyed.generation:
             metrics.AGAIN.inc(len(pages))
         else:
-            for (place, _, epoch), page, found in zip(at, pages, read.pages, strict=True):
-                last = cursor_of(found.last) if found.rows else None
-                chunk = Read(place, epoch, last, found.ends, found.rows, found.size_bytes)
+            for (place, _, epoch), page, page_read in zip(at, pages, read.pages, strict=True):
+                last = cursor_of(page_read.last) if page_read.rows else None
+                chunk = Read(place, epoch, last, page_read.ends, page_read.rows, page_read.size_bytes)
                 dump.read(chunk)
                 dump.closed(chunk, read.ts)
-                surveyed.saw(place, page, found)
+                surveyed.saw(place, page, page_read)
             dump.expected(dump.rows_ahead + surveyed.left(dump))
         return self._counted(read)
 

@@ -122,7 +122,7 @@ class PulledTables:
 
     def all(self) -> dict[int, HoldableTable]:
         """By table id; of a table that goes from one span to another, the new one."""
-        return {span.table_id: held for span, held in self._pulled.items()}
+        return {span.table_id: table for span, table in self._pulled.items()}
 
     @contextmanager
     def pulled(self, table: SourceTable, rows: HoldableRows) -> Iterator[None]:
@@ -187,13 +187,13 @@ class HoldableLogRows:
 
     def change(self, change: TableChange) -> None:
         """A schema change has come in force."""
-        now = {held.table.span: held for held in self.held.all().values()}
+        now = {pulled.table.span: pulled for pulled in self.held.all().values()}
         brought = {table.span: table for table in change.tables}
         gone = {*change.dropped, *(table.name for table in change.tables)}
-        for span, held in now.items():
+        for span, pulled in now.items():
             if span in brought:
-                held.table = brought[span]
-            elif held.table.name in gone:
+                pulled.table = brought[span]
+            elif pulled.table.name in gone:
                 self.held.end(span)
                 del self._by_span[span]
         for span in brought.keys() - now.keys():
@@ -227,8 +227,8 @@ class HoldableLogCatalog:
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
         async with AsyncExitStack() as stack:
-            for held in self._rows.held.all().values():
-                await stack.enter_async_context(held.rounds)
+            for pulled in self._rows.held.all().values():
+                await stack.enter_async_context(pulled.rounds)
             await self._catalog.change(change)
             self._rows.change(change)
 

@@ -32,8 +32,8 @@ class ChunkPace:
         if rows == 0:
             return
         self.row_bytes = size_bytes / rows
-        wanted = min(rows * _TARGET_S / max(seconds, 1e-4), _TARGET_BYTES / max(self.row_bytes, 1))
-        self.rows = int(min(max(wanted, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
+        target_rows = min(rows * _TARGET_S / max(seconds, 1e-4), _TARGET_BYTES / max(self.row_bytes, 1))
+        self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 
     def failed(self) -> None:
         """A page was not to be had: it may have been too large."""

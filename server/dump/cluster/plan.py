@@ -56,7 +56,7 @@ def planned_ranges(extents: Sequence[Extent]) -> tuple[Range, ...]:
 
 def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange] | None:
     """Where ranges as progress has them lie in the parts, both in key order; None: they are of other parts."""
-    found: list[KeyRange] = []
+    key_spans: list[KeyRange] = []
     left = list(ranges)
     for part in parts:
         begin = part.start_key
@@ -65,9 +65,9 @@ def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange]
             end = until[0].data if until else b""
             if not begin < end <= part.end_key:
                 return None
-            found.append(KeyRange(begin, end))
+            key_spans.append(KeyRange(begin, end))
             begin = end
-    return None if left else found
+    return None if left else key_spans
 
 
 def cuts(scale: "KeyScale", bounds: Iterable[bytes], pieces: int) -> list[bytes]:
@@ -77,10 +77,10 @@ def cuts(scale: "KeyScale", bounds: Iterable[bytes], pieces: int) -> list[bytes]
         return [inner[number * len(inner) // pieces] for number in range(1, pieces)]
     anchors = [scale.first, *inner, scale.last]
     steps = pieces // (len(anchors) - 1)
-    found = set(inner)
+    keys = set(inner)
     for begin, end in itertools.pairwise(map(scale.at, anchors)):
-        found |= {scale.key(begin + number * (end - begin) // steps) for number in range(1, steps)}
-    return sorted(key for key in found if scale.first < key < scale.last)
+        keys |= {scale.key(begin + number * (end - begin) // steps) for number in range(1, steps)}
+    return sorted(key for key in keys if scale.first < key < scale.last)
 
 
 class KeyScale:
@@ -129,7 +129,7 @@ class Outlook:
 
     def __init__(self, ranges: Sequence[KeyRange], extents: Sequence[Extent]) -> None:
         self._ranges = ranges
-        parts = [next(each for each in extents if _within(it, each.part)) for it in ranges]
+        parts = [next(each for each in extents if _within(key_range, each.part)) for key_range in ranges]
         self._scales = [each.scale for each in parts]
         self._seen: dict[int, tuple[int, int]] = {}
         self.counted: frozenset[int] = frozenset()

@@ -65,8 +65,8 @@ class ClusterStore:
     async def region_bounds(self, begin: bytes, end: bytes) -> list[bytes]:
         """Where regions begin within `(begin, end)`; none if these are more than can be asked for at once."""
         routes = await self._pd.scan_regions(encode_bytes(begin), encode_bytes(end), _REGIONS_MAX)
-        found = [region_start(route) for route in routes] if len(routes) < _REGIONS_MAX else []
-        return [key for key in found if begin < key < end]
+        starts = [region_start(route) for route in routes] if len(routes) < _REGIONS_MAX else []
+        return [key for key in starts if begin < key < end]
 
     def parts(self, table: SourceTable) -> Sequence[Span]:
         """Where the rows of a table lie, in key order: its own span, or those of its partitions."""

@@ -93,10 +93,10 @@ class Surveyor:
             ranges = key_ranges(planned, parts)
             assert ranges is not None, "ranges of these parts"
             dump.planned(planned, 0)
-        found = Surveyed(pulled.generation, ranges, Outlook(ranges, extents))
-        await self._sample(found, dump, ts)
-        dump.expected(dump.rows_ahead + found.left(dump))
-        return found
+        surveyed = Surveyed(pulled.generation, ranges, Outlook(ranges, extents))
+        await self._sample(surveyed, dump, ts)
+        dump.expected(dump.rows_ahead + surveyed.left(dump))
+        return surveyed
 
     async def _extent(self, part: Span, ts: int) -> Extent:
         keys = await self._store.keys(part.start_key, part.end_key, ts, SMALL_ROWS)

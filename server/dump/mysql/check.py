@@ -62,10 +62,10 @@ class Digests:
     def differing(self, other: "Digests") -> pa.Array:
         """The keys that not both have, or with another digest."""
         place = pc.index_in(other.keys, value_set=self.keys)
-        known = np.asarray(place.is_valid())
+        present = np.asarray(place.is_valid())
         mine = np.zeros(len(other.keys), np.uint64)
-        mine[known] = self.digests[np.asarray(place.drop_null())]
-        theirs = other.keys.filter(pa.array(~known | (mine != other.digests)))
+        mine[present] = self.digests[np.asarray(place.drop_null())]
+        theirs = other.keys.filter(pa.array(~present | (mine != other.digests)))
         return pa.concat_arrays([theirs, self.keys.filter(pc.invert(pc.is_in(self.keys, value_set=other.keys)))])
 
 
@@ -86,8 +86,8 @@ class Check:
         self._query = query
         self._table = query.table
         self._taken = [each for each in enumerate(query.table.columns) if each[1].name not in query.left_out]
-        found = [(place, canonical(column, stored(column))) for place, column in self._taken]
-        self._columns: list[tuple[int, Canonical]] = [(place, each) for place, each in found if each is not None]
+        candidates = [(place, canonical(column, stored(column))) for place, column in self._taken]
+        self._columns: list[tuple[int, Canonical]] = [(place, each) for place, each in candidates if each is not None]
         texts = ", ".join(["','", *(each.sql for _, each in self._columns)]) if self._columns else "',', ''"
         self._digest = f"CRC32(CONCAT_WS({texts})) * {FACTOR}"
 
@@ -133,8 +133,8 @@ class Check:
         answer = Table(self._table.id, self._table.name, tuple(columns), self._table.primary_key)
         keys = binary_keys(data, at, columns, key_columns(answer))
         last = len(columns) - 1
-        found = data.number(BinaryShape.of(columns).find(data, at, (last,))[last].begin, 8)
-        return Digests(keys, found.astype(np.uint64))
+        digests = data.number(BinaryShape.of(columns).find(data, at, (last,))[last].begin, 8)
+        return Digests(keys, digests.astype(np.uint64))
 
     def _of(self, part: Range) -> str:
         return self._query.of(after=part.after is not None, until=part.until is not None)
@@ -166,9 +166,9 @@ class Repairs:
 
     def again(self, keys: pa.Array) -> bool:
         """A chunk differs at these keys; returns whether reading it again may help: not if one of them did before."""
-        found = set(keys.to_pylist())
-        helps = not found & self._keys
-        self._keys |= found
+        new_keys = set(keys.to_pylist())
+        helps = not new_keys & self._keys
+        self._keys |= new_keys
         return helps
 
 
@@ -195,5 +195,5 @@ def unexplained(doubt: Doubt | None, changed: Sequence[pa.Array]) -> pa.Array | 
     """The keys of a doubt that the log did not change in the window; None if there are none."""
     if doubt is None or not changed:
         return None if doubt is None else doubt.keys
-    found = doubt.keys.filter(pc.invert(pc.is_in(doubt.keys, value_set=pa.concat_arrays(changed))))
-    return found if len(found) else None
+    keys = doubt.keys.filter(pc.invert(pc.is_in(doubt.keys, value_set=pa.concat_arrays(changed))))
+    return keys if len(keys) else None

@@ -49,10 +49,10 @@ class Canonical:
 
 def canonical(column: Column, name: str) -> Canonical | None:
     """How a column, by its quoted name, is compared; None: it cannot be, as both sides write it differently."""
-    found = _of_type(column, name)
-    if found is None:
+    rule = _of_type(column, name)
+    if rule is None:
         return None
-    sql, text = found
+    sql, text = rule
     return Canonical(f"IFNULL({sql}, '-')", lambda values: pc.fill_null(text(values), b"-"))
 
 
@@ -148,8 +148,8 @@ def _floats(values: pa.Array) -> pa.Array:
     )
     ends = pa.py_buffer(np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(_FLOAT_BYTES + 1))
     content = pa.py_buffer(np.ascontiguousarray(marked))
-    found = pa.Array.from_buffers(pa.binary(), len(numbers), [None, ends, content])
-    return pc.if_else(values.is_valid(), found, None)
+    cells = pa.Array.from_buffers(pa.binary(), len(numbers), [None, ends, content])
+    return pc.if_else(values.is_valid(), cells, None)
 
 
 def _decimals(precision: int, scale: int) -> Text:

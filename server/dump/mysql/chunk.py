@@ -84,11 +84,11 @@ class ChunkQuery:
         """The key of a row, which is behind its format byte."""
         data, columns = Bytes.padded(row), self.table.columns
         cells = BinaryShape.of(columns).find(data, np.ones(1, np.int64), set(self.table.key_places))
-        found = []
+        values = []
         for place in self.table.key_places:
             content = row[int(cells[place].begin[0]) : int(cells[place].end[0])]
-            found.append(_cell(columns[place], content))
-        return tuple(found)
+            values.append(_cell(columns[place], content))
+        return tuple(values)
 
     def _side(self, place: int) -> tuple[str, str]:
         """A key column, and what a value of it is compared as."""
@@ -109,8 +109,8 @@ class ChunkSize:
         if rows == 0:
             return
         in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)  # a slow server gets no easier with few rows
-        wanted = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
-        self.rows = int(min(max(wanted, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
+        target_rows = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
+        self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 
     def halve(self) -> None:
         """A chunk was lost: to too many keys in its window, or to a fault."""
@@ -138,8 +138,8 @@ def quoted(name: str) -> str:
 
 def last_row(rows: pa.Array) -> bytes:
     """The last one."""
-    found: bytes = rows[len(rows) - 1].as_py()
-    return found
+    row: bytes = rows[len(rows) - 1].as_py()
+    return row
 
 
 def _beyond(key: Sequence[tuple[str, str]], strict: str, last: str) -> str:

@@ -129,8 +129,8 @@ class DumpEngine:
         """The job, looked up now and then: a round may be shorter than a look."""
         now = time.monotonic()
         if self._job is None or now >= self._looked_at + _LOOK_S:
-            self._looked_at, found = now, await self._records.job()
-            return found
+            self._looked_at, job = now, await self._records.job()
+            return job
         return self._job
 
     async def _taken_up(self, job: Job | None) -> Job | None:
@@ -168,19 +168,19 @@ class DumpEngine:
     async def _plan_waiting(self, job: Job) -> bool:
         """All tables soon, as only then it is known how much there is; returns whether one was refused."""
         with self._listener.looking():
-            known = [each.durable for each in self._listener.all_dumps()]
-        waiting = [each for each in known if each.state is TableState.WAITING]
+            tables = [each.durable for each in self._listener.all_dumps()]
+        waiting = [each for each in tables if each.state is TableState.WAITING]
         waiting.sort(key=lambda each: -job.priority_of(each.name))
         planned = [await self._plan(job, each.table_id) for each in waiting[:_PLANS_MAX]]
         return not all(planned)
 
     async def _plan(self, job: Job, table_id: int) -> bool:
         """Returns False if that was refused."""
-        known = self._listener.known(table_id)
-        if known is None:
+        described = self._listener.known(table_id)
+        if described is None:
             self._fail(table_id, TableState.DROPPED, "")
             return True
-        table, version = known
+        table, version = described
         where = self._where(job, table_id)
         server = await self._threads.connected()  # if that is refused, it is no fault of the table
         try:
@@ -219,11 +219,11 @@ class DumpEngine:
             with metrics.ROUND_SECONDS.time():
                 await self._marks.write(low, LOW)
                 xa_prepared = await self._threads.call(server.xa_prepared)
-                found = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
-                taken = [each for each in found if isinstance(each, Taken)]
-                self._forgive(each for each in found if isinstance(each, Refused))
+                outcomes = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
+                taken = [each for each in outcomes if isinstance(each, Taken)]
+                self._forgive(each for each in outcomes if isinstance(each, Refused))
                 self._listener.fill(high, [each.chunk for each in taken], xa_prepared)
-                for each in found:
+                for each in outcomes:
                     if isinstance(each, MySqlUnavailableError):
                         raise each
                 await self._marks.write(high, HIGH)
@@ -239,10 +239,10 @@ class DumpEngine:
 
     async def _read(self, job: Job, server: Server, pick: Pick) -> Taken | Refused | MySqlUnavailableError | None:
         """One chunk of a round; anything else: there is none."""
-        known = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
-        if known is None:
+        described = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
+        if described is None:
             return None
-        table, version = known
+        table, version = described
         try:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:

@@ -106,8 +106,8 @@ class Lags:
 
     def taken(self) -> dict[str, float]:
         """The lags known since the last call, each once."""
-        found, self._found = self._found, {}
-        return found
+        lags, self._found = self._found, {}
+        return lags
 
     def _match(self, unique_identifier: str) -> None:
         written, arrived = self._written[unique_identifier], self._arrived.get(unique_identifier)

@@ -61,18 +61,18 @@ class DumpListener:
         with self._lock:
             self._lags.arrived(unique_identifier, time.monotonic())
             closed = self._windows.watermark(unique_identifier, int(str(values["event_type"])), commit_ts)
-            found = []
+            batches = []
             for each in closed:
                 dump = self._dumps.get(each.chunk.table_id)
                 if dump is None or each.rows is None:
                     self._reread(each)
                 elif dump.closed(each.chunk.read, commit_ts):
-                    found.append((self._tables[each.chunk.table_id].span, each.rows))
+                    batches.append((self._tables[each.chunk.table_id].span, each.rows))
                     metrics.VERIFIED.inc(each.chunk.read.checked)
                     metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
             self._end_again(commit_ts)
         self.on_news()
-        return [(span, rows) for span, rows in found if rows.num_rows]
+        return [(span, rows) for span, rows in batches if rows.num_rows]
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
         """See `LogListener.xa_moved`."""

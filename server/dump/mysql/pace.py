@@ -73,13 +73,13 @@ class Refusals:
 
     def last(self, refused: Iterable[Refused]) -> list[Refused]:
         """Count those of one round; gives tables for which it was the last attempt in this version."""
-        found = []
+        final = []
         for each in {each.table_id: each for each in refused}.values():
             version, count = self._found.get(each.table_id, (each.version, 0))
             count = count + 1 if version == each.version else 1
             self._found[each.table_id] = each.version, count
-            found += [each] if count >= ATTEMPTS else []
-        return found
+            final += [each] if count >= ATTEMPTS else []
+        return final
 
     def over(self, table_id: int) -> None:
         """It was read."""

@@ -92,8 +92,8 @@ class Server:
         """How a table is read, in which ranges, and about how many rows it has."""
         name = (table.record.schema_name, table.record.table_name)
         query = self.query(table, where)
-        found = self._ask(_ROWS, *name)
-        rows = int(found[0][0] or 0) if found else 0
+        answer = self._ask(_ROWS, *name)
+        rows = int(answer[0][0] or 0) if answer else 0
         rows = self._matching(query, rows) if where else rows
         key = [query.table.columns[place] for place in query.table.key_places]
         if rows < SPLIT_ROWS_MIN or len(key) != 1 or key[0].type not in INTEGERS:
@@ -110,10 +110,10 @@ class Server:
     def _matching(self, query: ChunkQuery, rows: int) -> int:
         """About how many rows the condition takes, as the server's optimizer thinks; of a refused one all."""
         with self._asking, suppress(InvalidError):
-            told = self._session.named(f"{self._session.flavor.explain} SELECT 1 {query.of(after=False, until=False)}")[
-                0
-            ]
-            return int(float(told["rows"] or 0) * float(told.get("filtered") or 100) / 100)
+            estimate = self._session.named(
+                f"{self._session.flavor.explain} SELECT 1 {query.of(after=False, until=False)}"
+            )[0]
+            return int(float(estimate["rows"] or 0) * float(estimate.get("filtered") or 100) / 100)
         return rows
 
     def _ask(self, query: str, *values: str) -> list[tuple[Any, ...]]:

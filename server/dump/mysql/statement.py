@@ -127,28 +127,28 @@ class _Packets:
 
     def rows(self) -> tuple[pa.Array, bytes]:
         """The packets of rows up to the one that ends them, which is the second."""
-        found: list[int] = []
+        bounds: list[int] = []
         parts: list[pa.Array] = []
         while True:
-            self._whole_rows(found)
+            self._whole_rows(bounds)
             begin, end = self._next()
             if self._data[begin] != _OK:
-                parts.append(self._array(found))
+                parts.append(self._array(bounds))
                 return pa.concat_arrays(parts), self.one()
             if end - begin == _PACKET_BYTES_MAX:
-                parts += [self._array(found), _formatted(pa.array([self.one()], pa.binary()))]
-                found = []
+                parts += [self._array(bounds), _formatted(pa.array([self.one()], pa.binary()))]
+                bounds = []
 
     def pieces(self) -> Generator[pa.Array, None, bytes]:
         """The same packets, some `_PIECE_BYTES` at a time; returns the one that ends them."""
-        found: list[int] = []
+        bounds: list[int] = []
         while True:
-            self._whole_rows(found)
+            self._whole_rows(bounds)
             begin, end = self._next()
             ends = self._data[begin] != _OK
-            if found and (ends or self._at > _PIECE_BYTES or end - begin == _PACKET_BYTES_MAX):
-                yield self._array(found)
-                found = []
+            if bounds and (ends or self._at > _PIECE_BYTES or end - begin == _PACKET_BYTES_MAX):
+                yield self._array(bounds)
+                bounds = []
                 del self._data[: self._at]
                 self._at = 0
             elif ends:
@@ -156,10 +156,10 @@ class _Packets:
             elif end - begin == _PACKET_BYTES_MAX:
                 yield _formatted(pa.array([self.one()], pa.binary()))
 
-    def _whole_rows(self, found: list[int]) -> None:
+    def _whole_rows(self, bounds: list[int]) -> None:
         """Note where each row lies that has arrived, up to the first packet that is something else."""
         data, at, last = self._data, self._at, len(self._data) - _HEAD.size - 1
-        unpack, append = _HEAD.unpack_from, found.append
+        unpack, append = _HEAD.unpack_from, bounds.append
         while at <= last:
             size = unpack(data, at)[0] & _PACKET_BYTES_MAX
             begin = at + _HEAD.size

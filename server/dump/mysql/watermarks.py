@@ -96,13 +96,13 @@ class Marks:
         """The lag of a watermark of no round."""
         mark, began = uuid.uuid4().hex, time.monotonic()
         await self.write(mark, LOW)
-        found = self._listener.lags()
-        while mark not in found and time.monotonic() < began + _QUIET_S:
+        lags = self._listener.lags()
+        while mark not in lags and time.monotonic() < began + _QUIET_S:
             await self._wait(_QUIET_S)
-            found |= self._listener.lags()
-        self.guard.quiet(found.pop(mark, _QUIET_S), time.monotonic())
+            lags |= self._listener.lags()
+        self.guard.quiet(lags.pop(mark, _QUIET_S), time.monotonic())
         self._listener.forget(mark)
-        self._busy(found.values())  # of a round that the log passed just before
+        self._busy(lags.values())  # of a round that the log passed just before
 
     def _busy(self, lags_s: Iterable[float]) -> None:
         for lag_s in lags_s:
