@@ -6,6 +6,9 @@ ROWS = Counter("tidemark_puller_rows_total", "committed row changes received, be
 BYTES = Counter("tidemark_puller_received_bytes_total", "size of the event messages received")
 FAULTS = Counter("tidemark_puller_region_faults_total", "region subscriptions that ended", ["reason"])
 EMPTY_DELETES = Counter("tidemark_puller_empty_deletes_total", "deletes left out because they found no row to delete")
+UNWRITTEN_ROWS = Counter(
+    "tidemark_puller_unwritten_rows_total", "rows that a TiDB DDL changed beside all transactions, read from the store"
+)
 LOCKS_RESOLVED = Counter("tidemark_puller_stuck_locks_total", "locks met in regions whose resolved_ts stood still")
 SILENT_STREAMS = Counter(
     "tidemark_puller_silent_streams_total", "streams that were opened again because nothing came on them", ["peer"]

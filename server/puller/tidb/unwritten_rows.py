@@ -8,8 +8,10 @@ comes after it.
 from collections.abc import AsyncIterator, Sequence
 
 import pyarrow as pa
+import structlog
 
 from server.changefeed.table import SourceTable
+from server.puller import metrics
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import Removed, part_spans, physical_spans, removed_from, reread_of
 from server.rpc.tikv_reads import Pairs
@@ -18,6 +20,8 @@ from storage.tidb.key import record_prefix
 
 _ID_END = len(record_prefix(0))
 _LOOKED_AT_ONCE = 16  # partitions, of a page's keys
+
+_log = structlog.get_logger(__name__)
 
 
 async def unwritten_rows(
@@ -30,13 +34,17 @@ async def unwritten_rows(
     """
     table_id = int(table.record.table_info["id"]) if own_keys else None
     removed, reread = removed_from(table.record), reread_of(table.record).ts
+    if (removed.partition_ids and start_ts <= removed.ts) or (reread and start_ts <= reread):
+        _log.info("rows that a DDL changed are read from the store", table=table.name, ddl_ts=max(removed.ts, reread))
     if start_ts <= removed.ts:
         rewritten_in = part_spans(table.record) if own_keys else ()
         async for batch in _removed(schemas, removed, table_id, [span.table_id for span in rewritten_in]):
+            metrics.UNWRITTEN_ROWS.inc(batch.num_rows)
             yield batch
     if reread and start_ts <= reread:
         for span in physical_spans(table.record):
             async for batch in _reread(schemas, span.table_id, reread + 1, table_id):
+                metrics.UNWRITTEN_ROWS.inc(batch.num_rows)
                 yield batch
 
 

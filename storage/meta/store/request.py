@@ -4,6 +4,7 @@ The checks have etcd's order and etcd's texts, which its clients compare.
 """
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -121,7 +122,7 @@ def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_p
         or request.max_create_revision
     )
     if request.limit > 0 and not filtered and request.sort_order == rpc_pb2.RangeRequest.NONE:
-        pairs = list(islice(pairs, request.limit + 1))
+        pairs = list(islice(pairs, min(request.limit, sys.maxsize - 1) + 1))
     chosen = _sorted(request, [pair for pair in pairs if _passes(request, pair)] if filtered else pairs)
     response.more = 0 < request.limit < len(chosen)
     response.kvs.extend(chosen[: request.limit] if request.limit > 0 else chosen)

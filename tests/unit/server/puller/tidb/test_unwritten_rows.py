@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.changefeed.table import SourceTable, TableRecord
+from server.puller import metrics
 from server.puller.tidb.table import tidb_table
 from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.rpc.tikv_reads import Pairs
@@ -52,7 +53,9 @@ async def rows(source: SourceTable, start_ts: int, *, own_keys: bool = False) ->
 
 async def test_a_table_that_is_read_again_has_all_its_rows_as_updates_right_behind_the_ddl() -> None:
     reread = table(tidemark_reread={"ts": 100, "emptied": False})
+    counted = metrics.UNWRITTEN_ROWS._value.get()
     found = await rows(reread, 100)
+    assert metrics.UNWRITTEN_ROWS._value.get() == counted + 2
     assert [row["key"] for row in found] == [record_key(7, 1), record_key(7, 2)]
     assert [row["value"] for row in found] == [b"row 1", b"row 2"]
     assert {(row["commit_ts"], row["start_ts"], row["op"], row["old_value"]) for row in found} == {

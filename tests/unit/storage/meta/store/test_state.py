@@ -165,7 +165,7 @@ class StateMachine(RuleBasedStateMachine):
         self.kv.delete_range(*record.events_before(revision))
         self.compacted = revision
 
-    @rule(data=st.data(), key=KEYS, end=ENDS, limit=st.integers(0, 3))
+    @rule(data=st.data(), key=KEYS, end=ENDS, limit=st.integers(0, 3) | st.just(2**63 - 1))
     def read(self, data: st.DataObject, key: bytes, end: bytes, limit: int) -> None:
         revision = data.draw(st.integers(0, self.revision + 1))
         asked = rpc_pb2.RangeRequest(key=key, range_end=end, revision=revision, limit=limit)
