@@ -1,4 +1,4 @@
-"""Sources by the scheme of their URI; each scheme has one line here."""
+"""Sources by the scheme of their URI. docs/ARCHITECTURE.md lists what else a new source needs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -80,6 +80,7 @@ def open_target(arguments: Arguments, spark: SparkSession) -> Target:
         return IcebergTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
     if arguments.target.is_database:
         return JdbcTarget(database(arguments.target), changefeed, mode=mode)
+    assert arguments.target.format == "parquet", f"no target writes {arguments.target.format}"
     if arguments.target.is_remote:
         return RemoteChangelog(spark, root, arguments.checkpoint_dir)
     return ChangelogTarget(spark, root)
